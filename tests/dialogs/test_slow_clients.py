@@ -165,7 +165,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
     monkeypatch.setattr(transport, "LINGER", 0.1)
     async with listening(replace(ANYWHERE, max_commands=10_000_000)) as house, await house.connect() as talk:
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         for _ in range(400):
             talk.send(b"VRFY x\r\n" * 5_000)
             if session._blocked:

@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from zonerelay.inbound.access.strangers import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.limits.connections import client_key
+from zonerelay.inbound.limits.srs_recipients import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.policy import Mail, Rcpt
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.conversation import Conversation
@@ -30,9 +30,9 @@ from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import ServerReply, Then, refused
 from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import Transaction, recipient_key
+from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.message.srs import Srs, SrsError
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient, Ret
 from zonerelay.smtp.server.bdat import parse_bdat
 from zonerelay.smtp.server.params import MailCommand, parse_mail, parse_rcpt
@@ -142,7 +142,7 @@ def _perhaps_a_report(
 ) -> ServerReply:
     """To a sender that SRS has made here: it is for the one that is in it."""
     given, context = recipient.address, conversation.context
-    strangers, client = context.strangers, client_key(conversation.client_state.client.address)
+    strangers, client = context.srs_recipients, client_key(conversation.client_state.client.address)
 
     def no(detail: str) -> ServerReply:
         return conversation.refuse(replies.NOT_OF_OURS, "RCPT", mailbox=given, detail=detail)

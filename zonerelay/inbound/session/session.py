@@ -43,8 +43,8 @@ from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session import commands
+from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.conversation import Conversation
-from zonerelay.inbound.session.house import House
 from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
@@ -71,12 +71,14 @@ class Session(SMTP):
 
     transport: Transport  # type: ignore[assignment]  # aiosmtpd assigns its own only in methods that do not run
 
-    def __init__(self, context: ListenerContext, house: House, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, context: ListenerContext, admission: Admission[Session], loop: asyncio.AbstractEventLoop
+    ) -> None:
         # Not super().__init__(): nothing that it prepares is used, and it costs more than a message.
         settings = context.settings
         self.loop = loop
         self.context = context
-        self._house = house
+        self._admission = admission
         self.lines = LineReader(MAX_LINE)
         self.deadlines = Deadlines(
             loop.time(),
@@ -95,7 +97,7 @@ class Session(SMTP):
         self._asking: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # of the account of all sessions: TLS, and lines that wait
-        self._welcome = False
+        self._admitted = False
         self._closing = False
         self._draining = False
         self._ended = False  # the client sends nothing more
@@ -107,12 +109,12 @@ class Session(SMTP):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods, but not the base class.
         self.transport = Transport(transport, self.loop)  # type: ignore[arg-type]
-        self.client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
+        self.client, refusal = self._admission.welcome(self, transport.get_extra_info("peername"))
         self.conversation = Conversation(self.context, self.client)
         if refusal is not None:
             self._say_goodbye(refusal)
             return
-        self._welcome = True
+        self._admitted = True
         context = self.context
         self._timer = self.loop.call_at(self.deadlines.heard + context.first_look, self._look_at_time)
         if self.client.proxies:
@@ -165,10 +167,10 @@ class Session(SMTP):
             self._asking.cancel()
         self._abort_bodies(left=left)
         self._hold_nothing()
-        if self._welcome:
-            self._house.farewell(self, self.client)
+        if self._admitted:
+            self._admission.farewell(self, self.client)
         if not self._running:
-            self._house.forget(self)
+            self._admission.forget(self)
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -297,7 +299,7 @@ class Session(SMTP):
 
     def _is_now(self, address: str, port: int) -> bool:
         """Count the connection as another client's. False: that client is refused, and the session ends."""
-        self.client, refusal = self._house.readmit(self.client, address, port)
+        self.client, refusal = self._admission.readmit(self.client, address, port)
         if refusal is not None:
             self._say_goodbye(refusal)
         return refusal is None
@@ -601,7 +603,7 @@ class Session(SMTP):
     def _one_less(self, _: asyncio.Task[None]) -> None:
         self._running -= 1
         if not self._running and self.transport.is_lost:
-            self._house.forget(self)
+            self._admission.forget(self)
 
     def _charge(self) -> None:
         """Keep the account of all sessions' memory, and relieve it when it is full."""

@@ -14,9 +14,8 @@ Late clients get 421 4.4.2; inside a TLS handshake nobody could read that.
 from __future__ import annotations
 
 from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import HANDSHAKE
 from zonerelay.inbound.state.replies import ServerReply
-
-HANDSHAKE = 30.0  # seconds: what Haraka gives a PROXY header; a TLS handshake is two round trips
 
 
 class Deadlines:

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zonerelay.config.tables.models import RewriteSettings, RewriteWhere
-from zonerelay.inbound.state.transaction import Transaction, recipient_key
+from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.message.header.address_fields import change_addresses
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Origin, Recipient
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressTable

@@ -107,11 +107,5 @@ class Transaction:
         )
 
 
-def recipient_key(mailbox: Mailbox) -> str:
-    """What a recipient has in common with the same one in another spelling."""
-    local, at, domain = mailbox.rpartition("@")
-    return f"{local}{at}{domain.lower()}"
-
-
 def mailboxes(recipients: Iterable[Recipient]) -> tuple[Mailbox, ...]:
     return tuple(recipient.address for recipient in recipients)

@@ -19,9 +19,8 @@ from collections import OrderedDict
 
 from zonerelay.inbound.limits.auth_failures import Attempts
 from zonerelay.inbound.limits.connections import Key
-from zonerelay.inbound.state.transaction import recipient_key
 from zonerelay.message.srs import Srs, SrsError, SrsFault
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Reply
 
@@ -50,7 +49,7 @@ class WrongHashError(Exception):
         self.delay = delay
 
 
-class Strangers:
+class SrsRecipients:
     def __init__(self) -> None:
         self._wrong = Attempts(max_failures=MAX_OLD, window=HOUR)
         self._old = Attempts(max_failures=MAX_OLD_IN_ALL, window=HOUR)
