@@ -14,9 +14,8 @@ from tests.dialogs.staging import listening_with_tls
 from tests.support.inbound import Talk, listening, until
 from tests.support.tls_client import trusting
 from zonerelay.config.tables.models import ListenerSettings, ListenerTls
-from zonerelay.inbound.session import timeouts as deadlines
-from zonerelay.inbound.session import transport
-from zonerelay.inbound.state import replies
+from zonerelay.inbound.session import timeouts, transport
+from zonerelay.inbound.state import context, replies
 
 pytestmark = pytest.mark.alone  # tenths of a second are to be told from each other
 
@@ -27,7 +26,8 @@ TIMEOUT = b"421 4.4.2 Timeout waiting for the client"
 
 @pytest.fixture
 def short_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "HANDSHAKE", 0.15)
+    for module in (context, timeouts):
+        monkeypatch.setattr(module, "HANDSHAKE", 0.15)
 
 
 # Before the greeting, and STARTTLS.
