@@ -164,9 +164,9 @@ class Listener:
             self._socket_path.unlink(missing_ok=True)
 
     async def drain(self, timeout: float) -> None:
-        """421 to idle clients now, to the others after their transaction; after `timeout` close hard. Who
-        spoke just now has a moment for what he came for: connecting before the drain must not end in a
-        refusal.
+        """Send 421 to idle clients now, to the others after their transaction; after `timeout` close hard.
+
+        A client that has just sent something gets a moment to begin its transaction.
 
         Returns when no session is left. A message whose end of data has arrived is committed first,
         however long the store takes.

@@ -1,11 +1,11 @@
 """All listeners of a worker, and what they share: users, access rules, DNS for senders, memory.
 
-Owns building them from the settings, and taking up other settings: a listener whose address stays keeps its
-connections, which end by the settings they began with; one that goes is drained; one that comes is
-started. What cannot be taken up (a certificate that is not there, a policy that cannot be loaded) leaves
-that listener as it was and is reported.
+Builds them from the settings and takes up other settings: a listener whose address stays keeps its
+connections, which end by the settings they began with; a listener that is gone is drained; a new one is
+started. A change that cannot be taken up (a certificate that is missing, a policy that cannot be loaded)
+leaves that listener as it was and is reported.
 
-Failure at start: ListenError or ValueError with a text for the operator, before anybody is greeted.
+Failure at start: ListenError or ValueError with a text for the operator, before the first greeting.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""AUTH (RFC 4954). The passwords are checked elsewhere; here are its rules in the conversation.
+"""The AUTH command (RFC 4954): its rules in the session. `access/auth` checks the passwords.
 
 Refused without TLS unless the listener says otherwise in words. Failed attempts are counted per connection
-here, and per client where the passwords are checked. A wrong name and a wrong password get the same
-answer. A check that could not be made is 454, never 535: a client gives up for good on that.
+here, and per client where the passwords are checked. A wrong name and a wrong password get the same reply. A
+check that could not be made is answered 454, never 535, which makes a client give up for good.
 """
 
 from __future__ import annotations

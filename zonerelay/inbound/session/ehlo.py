@@ -1,4 +1,4 @@
-"""The commands by which a client says who it is: EHLO, HELO, STARTTLS, XCLIENT.
+"""The commands that identify a client: EHLO, HELO, STARTTLS, XCLIENT.
 
 EHLO and HELO may come again and reset the transaction (RFC 5321 4.1.4). XCLIENT, from listed peers only,
 makes the session that of another client; what that client may do is decided anew.

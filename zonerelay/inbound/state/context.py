@@ -1,4 +1,7 @@
-"""What sessions share: the context of all listeners of a worker, and that of one listener."""
+"""What sessions share: the context of all listeners of a worker, and that of one listener.
+
+A context is immutable. A reload makes a new one for new sessions; open sessions keep the one they began with.
+"""
 
 from __future__ import annotations
 
