@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import importlib.util
 import statistics
 import sys
@@ -121,9 +122,11 @@ def make_listener() -> Any:
     clock = SystemClock()
     told: dict[str, Any] = {}
     if importlib.util.find_spec("zonerelay.inbound.listen.unix_sockets"):
-        from zonerelay.inbound.listen.unix_sockets import Shared
+        told["shared"] = importlib.import_module("zonerelay.inbound.listen.unix_sockets").Shared()
+    else:
+        from zonerelay.inbound.state.context import SharedContext
 
-        told["shared"] = Shared()
+        told["shared"] = SharedContext()
     store: Any = Store()
     # Any: older trees ask for a name, newer ones for a function that gives it.
     choose_zone: Any = lambda *_, **__: "default"  # noqa: E731
@@ -159,7 +162,10 @@ class Path4KiB:
 
         made: list[Any] = []
         listener = self._listener
-        around("init", lambda: made.append(Session(listener._reception, listener, self._loop)))
+        # Any: older trees have other names, and the listener itself admits connections.
+        context: Any = getattr(listener, "_context", None) or getattr(listener, "_reception", None)
+        admission: Any = getattr(listener, "_admission", listener)
+        around("init", lambda: made.append(Session(context, admission, self._loop)))
         (session,) = made
         transport = Transport()
         around("connect", lambda: session.connection_made(transport))

@@ -39,8 +39,8 @@ from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.listen.unix_sockets import Shared
 from zonerelay.inbound.policy.runner import PolicyRunner
+from zonerelay.inbound.state.context import SharedContext
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.message.srs import Srs
@@ -99,7 +99,7 @@ async def staged(
             stack.callback(users.close)
         if runner is not None:
             stack.push_async_callback(runner.close)
-        shared = Shared(
+        shared = SharedContext(
             memory=_memory(steps),
             access=access_rules(steps),
             users=users,
@@ -187,7 +187,7 @@ async def _sender_domains(steps: Sequence[Step], stack: AsyncExitStack) -> Sende
 
 def _memory(steps: Sequence[Step]) -> SessionMemory:
     limits = [int(step.rest) for step in steps if step.kind == "memory"]
-    return SessionMemory(*limits) if limits else Shared().memory
+    return SessionMemory(*limits) if limits else SharedContext().memory
 
 
 def _values(steps: Sequence[Step], kind: str, table: type) -> dict[str, object]:

@@ -15,7 +15,6 @@ from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, Listen
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.cleanup.intake import BACKLOG
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
-from zonerelay.inbound.listen.unix_sockets import Shared
 from zonerelay.inbound.policy import (
     ACCEPT,
     Connect,
@@ -30,6 +29,7 @@ from zonerelay.inbound.policy import (
     refuse,
 )
 from zonerelay.inbound.session.session import MAX_PIPELINED
+from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
 PLAIN = b"AUTH PLAIN " + base64.b64encode(b"\0app\0secret")
@@ -98,7 +98,7 @@ async def leave(talk: Talk, abruptly: bool) -> None:
 @pytest.mark.parametrize("abruptly", [False, True])
 async def test_leaving_while_a_password_is_checked(abruptly: bool) -> None:
     gate = Gate()
-    async with listening(with_auth(), shared=Shared(users=gate)) as house:
+    async with listening(with_auth(), shared=SharedContext(users=gate)) as house:
         talk = await house.connect()
         await talk.ask(b"EHLO x")
         talk.send(PLAIN + b"\r\n")
@@ -108,7 +108,7 @@ async def test_leaving_while_a_password_is_checked(abruptly: bool) -> None:
             # It has only said that it will say no more, as far as anybody can see.
             gate.open()
         await gone(house)
-        await until(lambda: not house.listener._sessions)
+        await until(lambda: not house.listener._admission.sessions)
         assert gate.cancelled == abruptly
         assert house.log.named("trouble") == []
 
@@ -127,7 +127,7 @@ async def test_leaving_while_the_policy_thinks_about_a_command(event: type[Event
         if not abruptly:
             gate.open()
         await gone(house)
-        await until(lambda: not house.listener._sessions)
+        await until(lambda: not house.listener._admission.sessions)
         assert house.store.begun == 0
         assert house.log.named("trouble") == []
 
@@ -180,7 +180,7 @@ async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
     settings = ListenerSettings(
         address="127.0.0.1:0", auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS
     )
-    async with listening(settings, shared=Shared(users=gate)) as house:
+    async with listening(settings, shared=SharedContext(users=gate)) as house:
         talk = await house.connect()
         await talk.ask(b"EHLO client")
         talk.send(PLAIN + b"\r\n")
@@ -242,7 +242,10 @@ async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
 async def test_a_command_behind_auth_waits_when_it_came_later() -> None:
     """In one packet it would have been refused; here the client did not wait, but nobody is harmed."""
     gate = Gate()
-    async with listening(with_auth(), shared=Shared(users=gate)) as house, await house.connect() as talk:
+    async with (
+        listening(with_auth(), shared=SharedContext(users=gate)) as house,
+        await house.connect() as talk,
+    ):
         await talk.ask(b"EHLO x")
         talk.send(PLAIN + b"\r\n")
         await gate.reached()
@@ -260,7 +263,7 @@ async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> Non
         talk.send(b"MAIL FROM:<a@example.org>\r\n")
         await gate.reached()
         talk.send(b"NOOP\r\n" * 50_000 + b"QUIT\r\n")
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
         assert session.lines.waiting < MAX_PIPELINED + 256 * 1024
         gate.open()
@@ -273,9 +276,9 @@ async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bou
         await talk.begin()
         body = b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n"
         talk.send(body + b".\r\n")
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
-        intake = session.bodies.current
+        intake = session.intake
         assert intake is not None
         assert intake.backlog <= BACKLOG + 512 * 1024
         await silent(talk)
@@ -289,7 +292,7 @@ async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same()
     async with listening(policy=gate) as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\nNOOP\r\n")
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
         gate.open()
         assert await talk.line() == b"550 5.7.1 No"
@@ -310,7 +313,7 @@ async def test_a_store_that_fails_while_much_waits_for_it_is_answered_at_the_end
     async with listening(store=store) as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\n")
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
         go.set()
         assert await talk.line() == b"451 4.3.0 Local error, try again later"
@@ -349,7 +352,10 @@ async def test_drain_lets_who_is_asked_answer_first() -> None:
 
 async def test_drain_lets_a_log_in_end() -> None:
     gate = Gate()
-    async with listening(with_auth(), shared=Shared(users=gate)) as house, await house.connect() as talk:
+    async with (
+        listening(with_auth(), shared=SharedContext(users=gate)) as house,
+        await house.connect() as talk,
+    ):
         await talk.ask(b"EHLO x")
         talk.send(PLAIN + b"\r\n")
         await gate.reached()
@@ -375,7 +381,10 @@ async def test_drain_does_not_wait_longer_than_told_for_an_answer() -> None:
 async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> None:
     gate = Gate([Mail])
     memory = SessionMemory(SESSION_COST + 30_000)
-    async with listening(policy=gate, shared=Shared(memory=memory)) as house, await house.connect() as talk:
+    async with (
+        listening(policy=gate, shared=SharedContext(memory=memory)) as house,
+        await house.connect() as talk,
+    ):
         await talk.ask(b"EHLO x")
         talk.send(b"MAIL FROM:<a@example.org>\r\n")
         await gate.reached()
@@ -393,12 +402,12 @@ async def test_what_a_leaving_client_held_leaves_the_account(leaving: Callable[[
     store = RememberingStore()
     go = asyncio.Event()
     store.before_write = lambda: _waited(go)
-    async with listening(store=store, shared=Shared(memory=memory)) as house:
+    async with listening(store=store, shared=SharedContext(memory=memory)) as house:
         talk = await house.connect()
         await talk.begin(*(f"b{number}@example.com".encode() for number in range(10)))
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 200_000)
         await until(lambda: memory.used > 200_000)
-        assert memory.used == sum(session.held for session in house.listener._sessions)
+        assert memory.used == sum(session.held for session in house.listener._admission.sessions)
         leaving(talk)
         await gone(house)
         await until(lambda: memory.total == 0)

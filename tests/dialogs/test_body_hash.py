@@ -13,9 +13,9 @@ from dkim.canonicalization import Relaxed
 from tests.dialogs.staging import Step, staged
 from tests.support.feeding import cuts
 from tests.support.inbound import House, Stored, Talk, listening
-from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.state.context import SharedContext
 
-HASHING = Shared(hash_bodies=True)
+HASHING = SharedContext(hash_bodies=True)
 
 SHORT = [
     b"A: b\r\nBcc: c\r\n\r\n.x  y\r\n\r\n",

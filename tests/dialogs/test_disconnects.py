@@ -279,7 +279,7 @@ async def test_chunks_wait_while_the_store_is_behind(size: int) -> None:
     async with listening(store=store) as house, await house.connect() as talk:
         await begin_chunks(talk)
         talk.send((b"BDAT %d\r\n" % size + b"z" * size) * count)
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
         await asyncio.sleep(0.05)
         assert session.transport.is_paused
@@ -302,7 +302,7 @@ async def test_a_client_that_waits_for_each_chunk_is_held_up_too() -> None:
     store.before_write = slowly
     async with listening(store=store) as house, await house.connect() as talk:
         await begin_chunks(talk)
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         taken = 0
         for _ in range(40):
             talk.send(b"BDAT 100000\r\n" + b"z" * 100_000)

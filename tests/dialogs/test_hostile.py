@@ -18,7 +18,7 @@ from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits import error_delay as errors
 from zonerelay.inbound.limits.large_bodies import FAST, LARGE
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
-from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
 HERE = ListenerSettings(address="127.0.0.1:0")
@@ -32,7 +32,7 @@ def reset(talk: Talk) -> None:
 
 
 async def nobody_left(house: House) -> None:
-    await until(lambda: not house.listener._sessions)
+    await until(lambda: not house.listener._admission.sessions)
     await asyncio.sleep(0.01)
 
 
@@ -40,7 +40,7 @@ async def nobody_left(house: House) -> None:
 
 
 async def test_leaving_with_commands_that_wait_for_their_turn_gives_back_what_they_held_once() -> None:
-    shared = Shared(memory=SessionMemory(1 << 30))
+    shared = SharedContext(memory=SessionMemory(1 << 30))
     async with listening(shared=shared) as house:
         for _ in range(3):
             talk = await house.connect()
@@ -52,7 +52,7 @@ async def test_leaving_with_commands_that_wait_for_their_turn_gives_back_what_th
 
 
 async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_once() -> None:
-    store, shared = RememberingStore(), Shared(memory=SessionMemory(1 << 30))
+    store, shared = RememberingStore(), SharedContext(memory=SessionMemory(1 << 30))
     go = asyncio.Event()
 
     async def slowly() -> None:
@@ -64,8 +64,8 @@ async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_o
         await talk.begin()
         talk.send(b"Subject: x\r\n.\r\n" + b"NOOP\r\n" * 1000)
         talk.writer.write_eof()
-        session = next(iter(house.listener._sessions))
-        await until(lambda: session.ended)
+        session = next(iter(house.listener._admission.sessions))
+        await until(lambda: session._ended)
         session.transport._transport.abort()  # type: ignore[union-attr]
         await until(lambda: house.listener.connections == 0)
         go.set()
@@ -78,7 +78,7 @@ async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_o
 @pytest.mark.parametrize("what", ["header", "recipients"])
 async def test_a_message_that_waits_for_the_store_does_not_keep_others_from_being_shed(what: str) -> None:
     """It is the heaviest and cannot go; whoever makes the memory full goes instead."""
-    store, shared = RememberingStore(), Shared(memory=SessionMemory(200_000 + 3 * SESSION_COST))
+    store, shared = RememberingStore(), SharedContext(memory=SessionMemory(200_000 + 3 * SESSION_COST))
     go, committing = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> None:
@@ -150,7 +150,7 @@ async def test_a_refused_chunk_has_no_more_time_than_any(limits: dict[str, float
 async def test_a_body_in_pieces_of_two_octets_takes_the_memory_that_is_accounted() -> None:
     async with listening() as house, await house.connect() as talk:
         await talk.begin()
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         # As the loop would hand them over, from a client that sends them slowly.
         session.data_received(b"Subject: x\r\n\r\n")
         tracemalloc.start()
@@ -207,7 +207,7 @@ async def test_a_password_is_in_no_log_and_in_no_reply(
     lines: list[bytes], words: str, users: Trouble | Nobody | None
 ) -> None:
     settings = replace(HERE, auth=ListenerAuth.OPTIONAL, cleartext_auth=words)
-    async with listening(settings, shared=Shared(users=users)) as house, await house.connect() as talk:
+    async with listening(settings, shared=SharedContext(users=users)) as house, await house.connect() as talk:
         said = await talk.ask(b"EHLO client")
         for line in lines:
             talk.send(line + b"\r\n")
@@ -225,7 +225,7 @@ async def test_a_password_is_in_no_log_and_in_no_reply(
 async def test_a_client_that_is_being_closed_gives_its_turn_away() -> None:
     async with listening() as house, await house.connect() as talk:
         await talk.begin()
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         turns = house.listener._context.large_bodies
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
@@ -238,10 +238,10 @@ async def test_a_client_that_is_being_closed_gives_its_turn_away() -> None:
 async def test_a_client_that_does_not_take_replies_does_not_keep_its_turn() -> None:
     async with listening() as house, await house.connect() as talk:
         await talk.begin()
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
-        await until(lambda: session.bodies.current is not None and session.bodies.current.backlog == 0)
+        await until(lambda: session.intake is not None and session.intake.backlog == 0)
         session.pause_writing()
         assert session.transport.is_paused
         assert not session.held_up, "that is no reason of ours"
@@ -358,7 +358,7 @@ async def test_the_delay_of_one_stranger_holds_up_no_other_and_ends_the_session_
 
 
 async def test_errors_of_clients_that_may_relay_have_no_delay() -> None:
-    shared = Shared()
+    shared = SharedContext()
     settings = replace(HERE, max_errors=1000)
     async with listening(settings, shared=shared) as house, await house.connect() as talk:
         talk.send(b"FOO\r\n" * 100)

@@ -148,9 +148,9 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
         body = b"Subject: x\r\n\r\n" + b"y" * (24 * MB) + b"\r\n.\r\n"
         talk.send(body)
         await writing.wait()
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
-        transport, intake = session.transport._transport, session.bodies.current
+        transport, intake = session.transport._transport, session.intake
         assert transport is not None
         assert not transport.is_reading()
         assert intake is not None
@@ -166,7 +166,7 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
 async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
     async with listening() as house, await house.connect() as talk:
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         chunk = b"VRFY x\r\n" * 5_000
         for _ in range(400):
             talk.send(chunk)

@@ -30,9 +30,9 @@ async def test_ipv6_and_its_mapped_ipv4_clients() -> None:
     """A dual-stack socket shows IPv4 clients as ::ffff:127.0.0.1: they are in 127.0.0.0/8 all the same."""
     settings = ListenerSettings(address="127.0.0.1:0", allow_networks=(ipaddress.ip_network("127.0.0.0/8"),))
     async with listening(settings) as house:
-        client = house.listener._access.identify(("::ffff:127.0.0.1", 4711, 0, 0))
+        client = house.listener._admission._access.identify(("::ffff:127.0.0.1", 4711, 0, 0))
         assert (client.address, client.may_relay) == ("127.0.0.1", True)
-        assert not house.listener._access.identify(("::1", 4711, 0, 0)).may_relay
+        assert not house.listener._admission._access.identify(("::1", 4711, 0, 0)).may_relay
 
 
 async def test_the_ipv6_wildcard_is_every_address_of_the_machine() -> None:
@@ -256,7 +256,7 @@ def test_the_same_under_uvloop() -> None:
 def test_small_replies_are_not_delayed_by_nagle(run: object) -> None:
     async def look() -> int:
         async with listening() as house, await house.connect():
-            transport = next(iter(house.listener._sessions)).transport._transport
+            transport = next(iter(house.listener._admission.sessions)).transport._transport
             assert transport is not None
             wire: socket.socket = transport.get_extra_info("socket")
             option: int = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -286,7 +286,7 @@ async def test_commands_that_pile_up_behind_a_slow_commit_stop_the_reading() -> 
     async with listening(store=store) as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b".\r\n" + b"NOOP\r\n" * 90_000)
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
         assert session.lines.waiting < 512 * 1024
         go.set()

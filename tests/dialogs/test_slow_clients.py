@@ -14,9 +14,8 @@ from tests.dialogs.staging import listening_with_tls
 from tests.support.inbound import Talk, listening, until
 from tests.support.tls_client import trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
-from zonerelay.inbound.session import timeouts as deadlines
-from zonerelay.inbound.session import transport
-from zonerelay.inbound.state import replies
+from zonerelay.inbound.session import timeouts, transport
+from zonerelay.inbound.state import context, replies
 
 pytestmark = pytest.mark.alone  # tenths of a second are to be told from each other
 
@@ -27,7 +26,8 @@ TIMEOUT = b"421 4.4.2 Timeout waiting for the client"
 
 @pytest.fixture
 def short_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "HANDSHAKE", 0.15)
+    for module in (context, timeouts):
+        monkeypatch.setattr(module, "HANDSHAKE", 0.15)
 
 
 # Before the greeting, and STARTTLS.
@@ -165,7 +165,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
     monkeypatch.setattr(transport, "LINGER", 0.1)
     async with listening(replace(ANYWHERE, max_commands=10_000_000)) as house, await house.connect() as talk:
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         for _ in range(400):
             talk.send(b"VRFY x\r\n" * 5_000)
             if session._blocked:
@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
             await asyncio.sleep(0.001)
         await until(lambda: session._blocked)
         house.listener.stop_accepting()
-        session.say_goodbye(replies.IDLE)
+        session._say_goodbye(replies.IDLE)
         await until(lambda: house.listener.connections == 0)
 
 

@@ -132,7 +132,7 @@ async def test_reading_stops_in_tls_too_while_the_store_is_behind(tmp_path: Path
         await talk.begin()
         body = b"Subject: x\r\n\r\n" + b"y" * 8_000_000 + b"\r\n"
         talk.send(body + b".\r\n")
-        session = next(iter(house.listener._sessions))
+        session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
         assert session.held < 1_500_000
         go.set()
@@ -154,7 +154,7 @@ async def test_many_sessions_in_tls_are_all_forgotten(tmp_path: Path) -> None:
                 assert await talk.closed() == b""
                 await talk.close()
         await gone(house)
-        await until(lambda: not house.listener._sessions)
+        await until(lambda: not house.listener._admission.sessions)
 
 
 class RawTls:

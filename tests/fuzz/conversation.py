@@ -16,12 +16,11 @@ from tests.support.inbound import HOSTNAME, EventLog, RememberingStore, one_zone
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
-from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.limits.memory import SessionMemory
+from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import Consultants
-from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
@@ -37,26 +36,6 @@ PASSWORD = "secret"
 TURNS_PER_PACKET = 12
 
 _METRICS = Metrics()
-
-
-class Doorman:
-    """The listener's part: lets in whom the settings let in, and counts nobody."""
-
-    def __init__(self, settings: ListenerSettings) -> None:
-        self._access = AccessPolicy(settings)
-        self.forgotten = False
-
-    def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
-        return self._access.identify(peer), None
-
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
-        return self._access.named(address, port, by=client), None
-
-    def farewell(self, session: Session, client: Client) -> None:
-        return
-
-    def forget(self, session: Session) -> None:
-        self.forgotten = True
 
 
 class AnyUser:
@@ -96,8 +75,9 @@ async def converse(
         access=None,
         certificates=certificates,
     )
-    wire, doorman = Wire(), Doorman(settings)
-    session = Session(context, doorman, asyncio.get_running_loop())
+    wire = Wire()
+    admission = Admission[Session](settings, memory=context.memory, metrics=_METRICS)
+    session = Session(context, admission, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
     for packet in packets:
         if wire.closed:
@@ -111,7 +91,7 @@ async def converse(
     session.connection_lost(None)
     await _settle()
     assert bytes(wire.out) == out, "nobody is there to be told"
-    assert doorman.forgotten, "nothing of a session is left when it is over"
+    assert not admission.sessions, "nothing of a session is left when it is over"
     assert context.memory.used == 0
     return Conversation(out, closed, log, store)
 

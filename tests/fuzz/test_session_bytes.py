@@ -22,6 +22,7 @@ from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, Event
+from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import Consultants
@@ -74,13 +75,11 @@ OPENING = st.sampled_from([
 ])  # fmt: skip
 
 
-class Doorman:
-    """The listener's part: lets everybody in."""
-
-    def __init__(self) -> None:
-        self.forgotten = False
+class Doorman(Admission[Session]):
+    """Admits every connection, and trusts it."""
 
     def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
+        self.sessions.add(session)
         return Client("192.0.2.1", 4711, may_relay=True), None
 
     def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
@@ -88,9 +87,6 @@ class Doorman:
 
     def farewell(self, session: Session, client: Client) -> None:
         return
-
-    def forget(self, session: Session) -> None:
-        self.forgotten = True
 
 
 class Everybody:
@@ -132,7 +128,7 @@ async def converse(
         memory=memory,
         access=AccessRules(()),
     )
-    wire, doorman = Wire(), Doorman()
+    wire, doorman = Wire(), Doorman(settings, memory=memory, metrics=METRICS)
     session = Session(context, doorman, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
     await settled(session)
@@ -147,7 +143,7 @@ async def converse(
     assert session.lines.waiting <= MAX_LINE
     session.connection_lost(None)
     await settled(session)
-    assert doorman.forgotten, "nothing of a session is left when it is over"
+    assert not doorman.sessions, "nothing of a session is left when it is over"
     assert memory.used == 0, "nor in the account of memory"
     return wire, log, store
 
@@ -156,7 +152,7 @@ async def settled(session: Session) -> None:
     """Everything has been answered that can be."""
     for _ in range(5):
         await asyncio.sleep(0)
-    while session._asking or session.bodies.wait_for_store or session._yielded:
+    while session._asking or session._waits_for_store or session._yielded:
         await asyncio.sleep(0)
 
 

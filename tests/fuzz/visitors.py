@@ -21,9 +21,9 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.listener import Listener
-from zonerelay.inbound.listen.unix_sockets import Shared
 from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
 from zonerelay.inbound.session.session import Session
+from zonerelay.inbound.state.context import SharedContext
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.smtp.server.sasl import Credentials
@@ -78,7 +78,7 @@ class Client:
     """One connection. `said` is what the server has said, without its TLS."""
 
     def __init__(self, listener: Listener, address: str) -> None:
-        self.session = Session(listener._context, listener, asyncio.get_running_loop())
+        self.session = Session(listener._context, listener._admission, asyncio.get_running_loop())
         self.wire = Wire(address)
         self.said = b""
         self.lost = False
@@ -172,14 +172,14 @@ class Crowd:
             notify=lambda zone, due: None,
             events=events_into(self.log, clock),
             clock=clock,
-            shared=Shared(memory=self.memory, users=Users(self.dice)),
+            shared=SharedContext(memory=self.memory, users=Users(self.dice)),
             certificates=OneCertificate(),
             policy=Moods(self.dice) if asks else None,
         )
         self.clients: list[Client] = []
 
     def reload(self, settings: ListenerSettings, *, asks: bool) -> None:
-        shared = Shared(memory=self.memory, users=Users(self.dice))
+        shared = SharedContext(memory=self.memory, users=Users(self.dice))
         self.listener.configure(settings, shared, OneCertificate(), Moods(self.dice) if asks else None)
 
     async def _store_something(self) -> None:
@@ -193,7 +193,7 @@ class Crowd:
         return client
 
     def check(self) -> None:
-        assert self.memory.used == sum(session.held for session in self.listener._sessions)
+        assert self.memory.used == sum(session.held for session in self.listener._admission.sessions)
         assert self.log.named("trouble") == []
 
     async def over(self) -> None:
@@ -205,10 +205,10 @@ class Crowd:
         for _ in range(MOST_TURNS):
             await asyncio.sleep(0)
         self.check()
-        limits = self.listener._limits
+        limits = self.listener._admission._limits
         assert (self.memory.used, self.memory.holders) == (0, set())
         assert (limits.count, limits._clients, limits._networks) == (0, {}, {})
-        assert not self.listener._sessions, "nothing of a session is left when it is over"
+        assert not self.listener._admission.sessions, "nothing of a session is left when it is over"
         assert self.store.begun == self.store.aborted + len(self.store.stored)
         self._check_mail()
 

@@ -13,8 +13,7 @@ from typing import Any, Self, cast
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
-from zonerelay.inbound.listen.unix_sockets import Shared
-from zonerelay.inbound.state.context import ChooseZone, Notify
+from zonerelay.inbound.state.context import ChooseZone, NotifyQueue, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.header.headers import Fields
@@ -259,8 +258,8 @@ async def listening(
     *,
     store: RememberingStore | None = None,
     choose_zone: ChooseZone = one_zone,
-    notify: Notify | None = None,
-    shared: Shared | None = None,
+    notify: NotifyQueue | None = None,
+    shared: SharedContext | None = None,
     certificates: TlsContexts | None = None,
     policy: AskedPolicy | None = None,
     log: EventLog | None = None,
@@ -279,7 +278,7 @@ async def listening(
         notify=notify or (lambda zone, due: notified.append(zone)),
         events=events_into(log, clock),
         clock=clock,
-        shared=shared or Shared(),
+        shared=shared or SharedContext(),
         certificates=certificates,
         policy=policy,
     )

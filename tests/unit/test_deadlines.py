@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.session.timeouts import HANDSHAKE, Deadlines
+from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import HANDSHAKE
 
 IDLE, TRANSACTION, RATE = 10.0, 100.0, 50
 # Sums of the same seconds in another order; the session looks again after at least as much.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from zonerelay.config.settings import RewriteSettings, RewriteWhere
 from zonerelay.inbound.state.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting, notes_of, wishes_of_both
-from zonerelay.inbound.state.transaction import NO_EDITS, Transaction, recipient_key
-from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
+from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Origin, Recipient
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 from zonerelay.smtp.server.params import MailCommand

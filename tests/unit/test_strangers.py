@@ -8,9 +8,13 @@ import pytest
 
 from tests.support.inbound import listening
 from zonerelay.config.settings import ListenerSettings, SrsSettings
-from zonerelay.inbound.access import strangers
-from zonerelay.inbound.access.strangers import Strangers, TooManyGuessesError, WrongHashError
-from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.limits import srs_recipients
+from zonerelay.inbound.limits.srs_recipients import (
+    SrsRecipients,
+    TooManyGuessesError,
+    WrongHashError,
+)
+from zonerelay.inbound.state.context import SharedContext
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
@@ -23,7 +27,7 @@ OLD = Mailbox(f"SRS0=6AcJ=G3=first.example=ann@{OURS}")
 OLD_WRONG = Mailbox(f"SRS0=6AcK=G3=first.example=ann@{OURS}")
 
 
-def guess(book: Strangers, address: Mailbox, clock: ManualClock, client: str = "192.0.2.1") -> float:
+def guess(book: SrsRecipients, address: Mailbox, clock: ManualClock, client: str = "192.0.2.1") -> float:
     """How long the answer waits."""
     with pytest.raises(WrongHashError) as wrong:
         book.reverse(SRS, address, client, clock)
@@ -31,7 +35,7 @@ def guess(book: Strangers, address: Mailbox, clock: ManualClock, client: str = "
 
 
 def test_each_wrong_hash_waits_longer_and_the_first_two_do_not() -> None:
-    book, clock = Strangers(), ManualClock()
+    book, clock = SrsRecipients(), ManualClock()
     wrong = Mailbox(f"SRS0=AYRW2KZA=G3=first.example=ann@{OURS}")
     waits = [guess(book, wrong, clock) for _ in range(8)]
     assert waits == [0.0, 0.0, 1.0, 3.0, 7.0, 9.0, 9.0, 9.0]
@@ -43,8 +47,8 @@ def test_each_wrong_hash_waits_longer_and_the_first_two_do_not() -> None:
 
 
 def test_of_the_old_form_a_client_has_some_guesses_in_an_hour() -> None:
-    book, clock = Strangers(), ManualClock()
-    for _ in range(strangers.MAX_OLD):
+    book, clock = SrsRecipients(), ManualClock()
+    for _ in range(srs_recipients.MAX_OLD):
         guess(book, OLD_WRONG, clock)
     for address in (OLD_WRONG, OLD):
         with pytest.raises(TooManyGuessesError):
@@ -52,13 +56,13 @@ def test_of_the_old_form_a_client_has_some_guesses_in_an_hour() -> None:
     assert book.reverse(SRS, OLD, "192.0.2.2", clock) == ANN
     assert book.reverse(SRS, SRS.forward(ANN, clock.now()), "192.0.2.1", clock) == ANN
     assert book.reverse(SRS, ANN, "192.0.2.1", clock) is None
-    clock.advance(strangers.HOUR)
+    clock.advance(srs_recipients.HOUR)
     assert book.reverse(SRS, OLD, "192.0.2.1", clock) == ANN
 
 
 def test_all_clients_together_have_few_more() -> None:
-    book, clock = Strangers(), ManualClock()
-    for number in range(strangers.MAX_OLD_IN_ALL):
+    book, clock = SrsRecipients(), ManualClock()
+    for number in range(srs_recipients.MAX_OLD_IN_ALL):
         guess(book, OLD_WRONG, clock, f"192.0.2.{number}")
     with pytest.raises(TooManyGuessesError):
         book.reverse(SRS, OLD, "198.51.100.1", clock)
@@ -66,35 +70,35 @@ def test_all_clients_together_have_few_more() -> None:
 
 
 def test_where_the_old_form_is_not_read_nothing_is_answered_and_nothing_counts() -> None:
-    book, clock = Strangers(), ManualClock()
+    book, clock = SrsRecipients(), ManualClock()
     srs = Srs(SrsSettings(domain=OURS), ("0123456789abcdef",))
     for address in (OLD, OLD_WRONG):
-        for _ in range(strangers.MAX_OLD_IN_ALL + 1):
+        for _ in range(srs_recipients.MAX_OLD_IN_ALL + 1):
             with pytest.raises(SrsError, match="old form"):
                 book.reverse(srs, address, "192.0.2.1", clock)
     assert book.reverse(SRS, OLD, "192.0.2.1", clock) == ANN
 
 
 def test_what_is_known_of_a_recipient_is_known_for_an_hour() -> None:
-    book, now = Strangers(), 5.0
+    book, now = SrsRecipients(), 5.0
     book.refused(ANN, Reply(550, "1.1", "no such user ann@first.example"), now)
     assert book.refusal(Mailbox("ann@FIRST.example"), now) == "550 5.1.1"
     assert book.refusal(Mailbox("bob@first.example"), now) == ""
-    assert book.refusal(ANN, now + strangers.REMEMBERED) == ""
+    assert book.refusal(ANN, now + srs_recipients.REMEMBERED) == ""
 
 
 @pytest.mark.parametrize(
     "reply", [Reply(550, "7.1", "spam"), Reply(550, "", "no"), Reply(552, "2.2", "full")]
 )
 def test_what_is_about_the_message_is_not_held_against_the_next_one(reply: Reply) -> None:
-    book = Strangers()
+    book = SrsRecipients()
     book.refused(ANN, reply, 0.0)
     assert book.refusal(ANN, 1.0) == ""
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "MAX_REMEMBERED", 3)
-    book = Strangers()
+    monkeypatch.setattr(srs_recipients, "MAX_REMEMBERED", 3)
+    book = SrsRecipients()
     for number in range(5):
         book.refused(Mailbox(f"{number}@first.example"), Reply(550, "1.1", "no"), 0.0)
     known = [number for number in range(5) if book.refusal(Mailbox(f"{number}@first.example"), 1.0)]
@@ -104,10 +108,10 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_client_hears_it_later_each_time_and_in_the_old_form_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(strangers, "AT_ONCE", 0.8)
-    monkeypatch.setattr(strangers, "MAX_OLD", 2)
+    monkeypatch.setattr(srs_recipients, "AT_ONCE", 0.8)
+    monkeypatch.setattr(srs_recipients, "MAX_OLD", 2)
     settings = ListenerSettings(address="127.0.0.1:0", allow_networks=())
-    shared = Shared(srs=SRS, strangers=Strangers())
+    shared = SharedContext(srs=SRS, srs_recipients=SrsRecipients())
     async with listening(settings, shared=shared) as house, await house.connect() as talk:
         began = time.monotonic()
         wrong = b"RCPT TO:<%b>\r\n" % OLD_WRONG.encode()

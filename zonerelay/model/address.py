@@ -32,3 +32,9 @@ def domain_of(mailbox: Mailbox) -> str:
 def path(mailbox: Mailbox) -> str:
     """The RFC 5321 path form, with angle brackets."""
     return f"<{mailbox}>"
+
+
+def recipient_key(mailbox: Mailbox) -> str:
+    """The mailbox with its domain in lower case: equal for spellings of the same mailbox."""
+    local, at, domain = mailbox.rpartition("@")
+    return f"{local}{at}{domain.lower()}"

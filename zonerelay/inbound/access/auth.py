@@ -1,20 +1,20 @@
-"""Who a client is: credentials in, a `Login` out. One for all listeners of a worker.
+"""Checks log-ins: takes credentials and returns a `Login`. One object serves all listeners of a worker.
 
 - OK: the user, as the credentials file has it.
-- WRONG: no such user, or not this password. Which of them is nobody's business: the same hash is computed.
-  The answer waits longer each time (`attempts`), without holding a thread.
-- LOCKED: too many failures. Nothing is looked at, also not what was right a minute ago: a lock that opens for
-  the right password is a way to look for it.
-- BROKEN: the file cannot be used, too much is waiting, or something unexpected. Never the client's fault, so
-  the answer is temporary, and nothing is counted against it.
+- WRONG: no such user, or another password. The client cannot tell which: the same hash is computed. The reply
+  waits longer each time (`limits/auth_failures`), without holding a thread.
+- LOCKED: too many failures. No password is looked at, not even one that was right a minute ago: a lock that
+  opens for the right password is a way to look for it.
+- BROKEN: the file cannot be used, too much is waiting, or an unexpected error occurred. It is never the
+  client's fault, so the reply is temporary, and nothing is counted against it.
 
-Failures count against the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account, be
-there one or not. None of these counts for regulars, so that the guesses of others lock no user out of a
-network from which that user has logged in lately: there the user has counters of its own, for client and
-network, and a lane of its own (`password_check`).
+Failures count against the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account,
+whether or not the account exists. None of these counts for regulars, so that other clients' guesses lock no
+user out of a network from which that user has logged in lately: there the user has separate counters, for
+client and network, and a separate queue (`password_check`).
 
-A failure counts when its hash is done, whether or not the client is still there to hear of it. Where the
-client has left before it was begun there is no hash, and nothing to count.
+A failure counts when its hash is done, whether or not the client is still connected. When the client leaves
+before the hash is begun there is no hash, and nothing to count.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Authenticator:
         self._clients, self._networks, self._accounts = (
             Attempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
         )
-        self._regulars: dict[tuple[str, Key], float] = {}  # since when; who was seen last is last
+        self._regulars: dict[tuple[str, Key], float] = {}  # since when; the latest is last
         self._file = self._watch(settings.credentials)
         self._tasks: set[asyncio.Task[tuple[Login, float]]] = set()
 
@@ -128,16 +128,16 @@ class Authenticator:
             self._file = self._watch(settings.credentials)
 
     def close(self) -> None:
-        """Nobody can log in any more; who waits for an answer gets BROKEN."""
+        """Refuse every later log-in; those that wait get BROKEN."""
         self._checks.close()
 
     @property
     def problem(self) -> str:
-        """Why nobody can log in, as far as the last log-in showed; `""` when all is well."""
+        """Why no user can log in, as the last log-in showed; `""` without a problem."""
         return self._file.problem
 
     async def check(self, credentials: Credentials, client_address: str) -> Login:
-        """Never raises but when cancelled, which is what a session does whose client has left."""
+        """Return the result. Raises only CancelledError: a session cancels when its client has left."""
         attempt = _Attempt(credentials, client_address, *client_and_network(client_address))
         attempt.regular = self._is_regular(attempt)
         known = self._at_once(attempt)
@@ -272,7 +272,7 @@ class Authenticator:
 
     def _report(self, attempt: _Attempt, login: Login) -> None:
         name = attempt.credentials.user
-        # A name that is nobody's is not shown: people type their password there.
+        # The name of no user is not shown: people type their password there.
         known = self._file.users is not None and name in self._file.users
         self._events.login(login.kind, attempt.address, user=name if known else "")
 

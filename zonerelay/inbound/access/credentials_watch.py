@@ -1,7 +1,7 @@
-"""The credentials file as it is now: looked at for every log-in, read again when it has changed.
+"""Keeps the credentials file in memory: looks at it for every log-in, reads it again when it has changed.
 
-`users` is `None` while the file is missing, unreadable or malformed: then nobody can log in, and nobody is
-told that a password is wrong. That is said once per change, and ends by itself when the file is right.
+`users` is `None` while the file is missing, unreadable or malformed: then no user can log in, and no client
+is told that a password is wrong. Each change is logged once, and the state ends when the file is right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CredentialsWatch:
         self.users: Mapping[str, User] | None = None
         self.problem = ""
         self.nobodys_hash = passwords.nobodys_hash(())
-        """For users who are not there: as expensive as those who are."""
+        """The hash to check for users that do not exist: as expensive as those of users that do."""
         self._events = events
         self._changed = changed
         self._seen: _Look | None = None

@@ -1,10 +1,10 @@
 """Which client an address is, and what the listener lets that address do.
 
 Closed by default (rule 6): by its address a client relays when it is in the listener's `allow_networks`, when
-it came over the listener's Unix socket (file permissions decide who can), or when the
-configuration says the exact words that open the listener to anybody. Passwords and certificates come on
-top of that, in the conversation. Whom a PROXY header or XCLIENT names is judged by its own address alone: the
-balancer's never makes its clients trusted.
+it came over the listener's Unix socket (file permissions decide who can), or when the configuration says the
+exact words that open the listener to every client. Passwords and certificates come on top of that, in the
+conversation. A client that a PROXY header or XCLIENT names is judged by its own address alone: the balancer's
+never makes its clients trusted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A connected client: `address` is `""` on a Unix socket, and where nobody has said it.
+    """A connected client: `address` is `""` on a Unix socket, and where it is unknown.
 
-    `proxies`: it must begin with a PROXY header. `may_xclient`: it may say who the client is.
+    `proxies`: it must begin with a PROXY header. `may_xclient`: it may name another client.
     """
 
     address: str
@@ -50,7 +50,7 @@ class AccessPolicy:
         return self._client(str(peer[0]), int(peer[1]))
 
     def named(self, address: str, port: int, *, by: Client) -> Client:
-        """Whom a PROXY header or XCLIENT names. No address: nobody we know."""
+        """Return the client that a PROXY header or XCLIENT names; without an address it is an unknown one."""
         # A server that says XCLIENT may say it again. Behind a balancer the client itself is talking.
         again = by.may_xclient and not by.proxies
         if not address:
@@ -69,7 +69,7 @@ class AccessPolicy:
 
     def _decide(self, host: str) -> tuple[str, bool, bool, bool]:
         address: ipaddress.IPv4Address | ipaddress.IPv6Address
-        # The scope of a link-local address says which wire it came by, not who it is.
+        # The scope of a link-local address names the interface it came by, not the client.
         address = ipaddress.ip_address(host.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             # An IPv4 client on a dual-stack socket is an IPv4 client.

@@ -1,16 +1,17 @@
-"""Passwords against hashes: a lane for regulars, one for strangers, and a memory for what was right.
+"""Checks passwords against hashes in threads: one queue for regulars, one for strangers, and a memory of
+matches.
 
 argon2 is slow on purpose, so it never runs on the event loop, and an application that logs in for every
-message must not pay for it each time. What is remembered is a keyed hash over user, password and
-stored hash: without the process's secret it says nothing, and a changed password is another key.
-Only right passwords are remembered.
+message must not pay for it each time. The memory holds a keyed hash over user, password and stored hash:
+without the process's secret it says nothing, and a changed password has another key. Only right passwords are
+remembered.
 
-Each lane computes one hash at a time, so that guessing takes one core at most, and nothing from regulars:
-users who have logged in lately from the network that they come from now (`auth` knows them). The strangers
-with the fewest failures in their network come first, so that many addresses that guess do not keep out one
-that has not failed. Too many waiting raise `BusyError`, of one client sooner than of all; of all strangers it
-meets the one with the most failures. Equal checks at the same time (a pool of connections that opens) are one
-check. A check whose clients have left is not computed, unless it was begun.
+Each queue computes one hash at a time, so guessing takes one core at most, and takes nothing from regulars:
+users who have logged in lately from the network that they come from now (`access/auth` knows them). Strangers
+with the fewest failures in their network come first, so that many guessing addresses do not keep out one that
+has not failed. Too many waiting checks raise `BusyError`, for one client sooner than for all; among all
+strangers it meets the one with the most failures. Equal checks at the same time (a pool of connections that
+opens) are one check. A check whose clients have left is not computed, unless it has begun.
 """
 
 from __future__ import annotations

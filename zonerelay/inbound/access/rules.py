@@ -1,8 +1,7 @@
-"""The [[access]] rules: who is refused, put off or let through, whatever else they may.
+"""The [[access]] rules: which clients, users and addresses are refused, deferred or accepted.
 
-The first rule whose every given condition matches decides; accept means that no later rule is asked.
-What a rule costs does not grow with the number of its networks and address patterns.
-Patterns: `routing.address_patterns`.
+The first rule decides whose every given condition matches; after `accept` no later rule is asked. The cost of
+a rule does not grow with the number of its networks and address patterns (`routing/zones/address_patterns`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""check_sender_domain: is a sender's domain one that could be answered?
+"""Checks whether mail could be sent to a sender's domain (`check_sender_domain`).
 
-Refused for good is only what the domain's own DNS settles: it takes no mail (null MX, RFC 7505 4.2), it does
-not exist, it has neither MX nor address, or it is no domain at all. A name server that fails or is silent
-costs a 451, and so does anything unexpected. The null sender and address literals are nobody's domain: they
-pass.
+A sender is refused for good only for what the domain's own DNS settles: it takes no mail (null MX, RFC 7505
+4.2), it does not exist, it has neither MX nor address, or it is not a domain. A name server that fails or is
+silent costs a 451, and so does any unexpected error. The null sender and address literals name no domain:
+they pass.
 
 Nothing is remembered here: the resolver caches, within bounds, and joins equal questions.
 """

@@ -1,10 +1,10 @@
-"""From a message to one delivery for each recipient, in the zone that somebody chose for it. No I/O.
+"""Makes one delivery for each recipient of a message, in the recipient's zone. No I/O.
 
-The policy's choice comes first, then the message's own (a zone header), then the routes'.
+The policy's choice of a zone comes first, then the message's own (a zone header), then the routes'.
 
 Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
-The queue takes fresh and due mail by turns, so a list of a million does not stand before everybody's mail.
-The same holds for senders of very many messages while the queue is long (`bursts.py`).
+The queue alternates between fresh and due mail, so a list of a million recipients does not delay all other
+mail. The same holds for senders of very many messages while the queue is long (`limits/bursts`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BY_POLICY = "policy"
 
 
 def first_due(envelope: Envelope, release: float = 0.0) -> float:
-    """When its deliveries are due for the first time, 0.0: at once and before what has been put off."""
+    """Return the Unix time of the first attempt; 0.0 means at once, before deferred mail."""
     if release:
         return release
     return envelope.created if len(envelope.recipients) > MANY else 0.0
@@ -29,9 +29,9 @@ def first_due(envelope: Envelope, release: float = 0.0) -> float:
 def deliveries_of(
     envelope: Envelope, transaction: Transaction, zone_of: ZoneOf, bursts: Bursts | None = None
 ) -> tuple[list[Delivery], tuple[str, ...]]:
-    """And notes for the trace on who chose which zone.
+    """Return the deliveries, and notes for the trace that say what chose which zone.
 
-    A message with a time of release is born then: retries and reports count from it.
+    The age of a message with a time of release counts from that time, for retries and reports.
     """
     born = max(envelope.created, transaction.release)
     due = first_due(envelope, transaction.release)

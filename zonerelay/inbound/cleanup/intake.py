@@ -1,19 +1,19 @@
-"""One message on its way from the wire to the store.
+"""One message on its way from the connection to the store.
 
-Owns the body between DATA (or the first BDAT) and the answer: its end, its header, our fields in front, what
-the policy changes, and the store's writer. The session feeds bytes in (synchronously, as they arrive) and
-runs `store` in a task of its own, which waits for the disk and for the policy; between the two are at most
-`BACKLOG` octets and one piece, for the session stops reading beyond that.
+Owns the body between DATA (or the first BDAT) and the reply: its end, its header, the fields of our own in
+front, the policy's changes, and the store's writer. The session feeds bytes in as they arrive, without
+waiting, and runs `store` in a task of its own, which waits for the disk and for the policy. Between the two
+are at most `BACKLOG` octets and one piece, because the session stops reading beyond that.
 
 Promises:
 
-- 250 is answered only after `commit` returned (rule 1). Whoever runs `store` must not cancel it
-  once `complete` is true: the client's leaving is no reason to forget a message that it has sent.
-- A refusal is remembered, and the body is read to its true end and dropped: an answer in the middle would
-  let the rest of the body run as commands. Memory stays flat. A client that does not stop
-  far beyond the limit is `hopeless`.
-- Unexpected errors are temporary (rule 3): 451, never the error's text.
-- What it holds in memory is in the account of all sessions (`SessionMemory`), and nothing else of it.
+- 250 is answered only after `commit` has returned (rule 1). The session must not cancel `store` once
+  `complete` is true: a client that leaves is no reason to forget a message that it has sent.
+- A refusal is remembered, and the body is read to its true end and dropped: a reply in the middle would let
+  the rest of the body run as commands. Memory stays flat. A client that does not stop far beyond the limit is
+  `hopeless`.
+- Unexpected errors are temporary (rule 3): the reply is 451 and never holds the error's text.
+- The memory of a message is in the account of all sessions (`SessionMemory`), and nothing else of it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Intake:
 
     @property
     def rest(self) -> bytes:
-        """What followed the end of data, or of the chunk: commands."""
+        """The octets that followed the end of data, or of the chunk: commands."""
         return self._body.rest
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
@@ -114,7 +114,7 @@ class Intake:
 
     @property
     def is_large(self) -> bool:
-        """Too much has come for it to be read beside any number of others."""
+        """So much has come that `LargeBodies` decides when to read on."""
         return self._wire > LARGE
 
     @property
@@ -124,7 +124,7 @@ class Intake:
 
     @property
     def worth_storing(self) -> bool:
-        """A chunk is waiting, or all there is."""
+        """A chunk of the store's size is waiting, or the whole rest."""
         return self.complete or self._ready_size >= CHUNK_SIZE or bool(self._undecided)
 
     def feed(self, data: bytes) -> None:
@@ -145,7 +145,7 @@ class Intake:
             self._wake()
 
     async def store(self) -> ServerReply:
-        """Carry the body to the store; the answer to the client. Raises only CancelledError."""
+        """Carry the body to the store and return the reply. Raises only CancelledError."""
         try:
             async with self._context.store.begin(self.envelope) as writer:
                 while self.refusal is None:
@@ -210,7 +210,7 @@ class Intake:
             self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
 
     def _open(self, held: bytes) -> None:
-        """Nothing is wrong with the header: ours go first, then what came."""
+        """Accept the header: our own fields go first, then the octets that came."""
         if Headers in self._context.consultants.asked:
             self._undecided = held
             self.backlog += len(held)
@@ -221,7 +221,7 @@ class Intake:
             self._append(held)
 
     def _rewritten(self, rewrites: Rewrites, held: bytes, size: int) -> bytes:
-        """Other addresses in the first `size` octets, which are the header."""
+        """Rewrite addresses in the first `size` octets, which are the header."""
         block = with_other_addresses(rewrites, self._header.lead, held[:size])
         if block is None:
             return held
@@ -229,7 +229,7 @@ class Intake:
         return block + held[size:]
 
     def _dropped_from(self, header: Header) -> Header:
-        """The message may name its zone, if whoever sent it is trusted; the field goes in any case."""
+        """Drop fields that no message keeps. A zone header counts if its client is trusted."""
         client_state, origin, context = self._client_state, self.envelope.origin, self._context
         zone_header = context.zone_header
         if (
@@ -246,7 +246,7 @@ class Intake:
         return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
 
     async def _decide_header(self) -> None:
-        """What the policy says about the header; what came meanwhile waits behind it."""
+        """Ask the policy about the header; octets that come meanwhile wait behind it."""
         envelope, header = self.envelope, self._header
         event = Headers(
             client=self._client_state.info,
@@ -299,7 +299,7 @@ class Intake:
             self.held = held
 
     def release(self) -> None:
-        """Nothing of it is in memory any more, or will be soon."""
+        """Take this message out of the account of memory."""
         self._context.memory.used -= self.held
         self.held = 0
 
@@ -335,7 +335,7 @@ class Intake:
         deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of, self._context.bursts)
         sizes = self._context.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
-            # Too large for some of its zones only, it would be returned from those alone.
+            # A message too large for only some of its zones bounces from those.
             self._refuse(replies.TOO_BIG, "larger than its zones send")
             assert self.refusal is not None
             return self.refusal
@@ -369,7 +369,7 @@ class Intake:
         return False
 
     def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
-        """The message is durable: whatever goes wrong now, the client must hear 250."""
+        """Tell the log and the queue. The message is durable: the client gets 250 even on an error here."""
         context = self._context
         try:
             context.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)

@@ -1,9 +1,9 @@
-"""Failed log-ins by a key: how long each answer waits, and when there is no look at a password any more.
+"""Counts failed log-ins by key: how long each reply waits, and when a key is locked.
 
-The keys are those of `auth`: clients, their networks, accounts. Loopback counts like any other client: it is
-where an application with an old password is most often found.
+The keys are those of `access/auth`: clients, their networks, accounts. Loopback counts like any other client:
+it is where an application with an old password is most often found.
 
-A success takes the delay away, not the failures: they age out, so that somebody with one good password
+A success takes the delay away but not the failures: they age out, so that a client with one good password
 cannot guess others without end. Nothing here awaits; time is passed in.
 """
 
@@ -15,7 +15,7 @@ FIRST_DELAY = 0.5
 MAX_DELAY = 10.0
 
 MAX_KEYS = 10_000
-"""Keys remembered; beyond it the one whose last failure is longest ago is forgotten."""
+"""Keys remembered; beyond it the key with the oldest last failure is forgotten."""
 
 MAX_COUNTED = 1000
 """Failures remembered per key, whatever the configuration says."""
@@ -54,7 +54,7 @@ class Attempts:
         return 0 if found is None else len(self._recent(found, now))
 
     def failed(self, key: Hashable, now: float) -> float:
-        """Count a failure; how long its answer has to wait."""
+        """Count a failure, and return how many seconds its reply has to wait."""
         found = self._keys.pop(key, None) or _Failures()
         if not self._recent(found, now):
             found.in_a_row = 0
@@ -73,7 +73,7 @@ class Attempts:
             found.in_a_row = 0
 
     def _recent(self, found: _Failures, now: float) -> list[float]:
-        """What still counts; the rest is forgotten here."""
+        """Drop the failures that have aged out, and return the others."""
         times = found.times
         old = 0
         while old < len(times) and times[old] <= now - self._window:

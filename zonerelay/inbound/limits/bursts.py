@@ -1,14 +1,15 @@
-"""Who sends so much, while the queue is long, that its mail takes turns with everybody else's. No I/O.
+"""Finds senders whose mail would delay all other mail while the queue is long. No I/O.
 
 While a queue holds more than `LONG` fresh deliveries, each sender has `MANY` fresh recipients, and `RATE`
-more in each second (a leaky bucket); what it sends beyond is stored as mail that has come due, as a list is
-(`deliveries.py`), until the bucket is no longer full, also when the queue is short by then: or it would keep
-it just so long. So a sender of a hundred thousand single messages does not stand before another's, one that
-sends a few in a second all the time is never put behind, and nobody pays anything while the queue is short.
-What was sent in a flood is remembered for `TIME` after its end. A sender is an envelope sender of one user or
-client; addresses that name the recipient or count (VERP: `bounce-1234@`, `list+ann=example.com@`) are one.
+more in each second (a leaky bucket). Mail beyond that is stored as if it had come due, as a list is
+(`cleanup/deliveries`), until the bucket is no longer full, even if the queue is short by then: otherwise the
+sender would keep the queue just that short. A sender of a hundred thousand single messages thus does not
+delay the others, a sender of a few messages a second is never delayed, and there is no cost while the queue
+is short. A flood is remembered for `TIME` after its end. A sender is an envelope sender of one user or
+client; addresses that name the recipient or count (VERP: `bounce-1234@`, `list+ann=example.com@`) are one
+sender.
 
-Forgotten at a restart. Bounded: `MAX_SENDERS`, those that sent last.
+Counts are lost at a restart, and bounded by `MAX_SENDERS`, the latest ones.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class Bursts:
         self._is_long = False
         self._senders: OrderedDict[tuple[str, str], _Sender] = OrderedDict()
         self._active_until = 0.0
-        """Until then there may be a sender that is over."""
+        """Until this time (monotonic) a sender may be over its limit."""
 
     def is_over(self, envelope: Envelope) -> bool:
-        """This message is beyond what its sender has."""
+        """Count the message; true when its sender is over the limit."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
@@ -80,6 +81,6 @@ class Bursts:
 
 
 def _general(sender: str) -> str:
-    """Without what tells one message's sender from the next one's."""
+    """Remove the parts of an address that differ from one message to the next."""
     local, _, domain = sender.rpartition("@")
     return f"{_NUMBERS.sub('#', local.partition('+')[0])}@{domain.lower()}"

@@ -1,10 +1,9 @@
-"""How many connections a listener holds: in total, from one client, and from one network.
+"""Counts a listener's connections: in total, from one client, and from one network.
 
-A client is an IPv4 address or an IPv6 /64 (what one household or one machine is given); a network is an
-IPv4 /24 or an IPv6 /48 (what one customer is given). Counts live here and nowhere else; `enter` and
-`leave` come in pairs. The address `""` counts in the total only: clients on a Unix socket are the
-operator's own processes, and who comes through a load balancer is nobody until its header is read; then
-`move` counts it as whom it really is.
+A client is an IPv4 address or an IPv6 /64 (the prefix of one household or machine); a network is an IPv4 /24
+or an IPv6 /48 (the prefix of one customer). `enter` and `leave` come in pairs. The address `""` counts in the
+total only: clients on a Unix socket are the operator's own processes, and a client behind a load balancer is
+unknown until its header is read; then `move` counts it by its own address.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Key = str | bytes
 
 
 def client_key(address: str) -> Key:
-    """What counts as one client. `address` as AccessPolicy spells it."""
+    """Return the key of a client; `address` is spelled as AccessPolicy does."""
     return inet_pton(AF_INET6, address)[:8] if ":" in address else address
 
 
@@ -45,7 +44,7 @@ class ConnectionLimits:
         self._per_network = per_network
 
     def enter(self, address: str) -> Reason | None:
-        """Count the connection, unless a limit says no: then the reason, and nothing is counted."""
+        """Count the connection; at a limit count nothing and return the reason."""
         if self.count >= self._total:
             return Reason.CONNECTIONS
         reason = self._add(address) if address else None

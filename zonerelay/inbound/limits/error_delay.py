@@ -1,7 +1,7 @@
-"""The latest errors of strangers, by client, and how long the answer to the next one waits.
+"""Counts the latest errors of clients that may not relay, and says how long the reply to the next one waits.
 
-Postfix's smtpd_error_sleep_time, carried over from one connection to the next: a client that guesses
-addresses gets some answers a second, however many connections it opens. Each error ages by itself.
+This is Postfix's smtpd_error_sleep_time, carried over from one connection to the next: a client that guesses
+addresses gets a few replies a second, however many connections it opens. Each error ages by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AGE = 6.0
 """Seconds after which one error is forgotten."""
 
 MAX_CLIENTS = 10_000
-"""Clients remembered; beyond it the one whose last error is longest ago is forgotten."""
+"""Clients remembered; beyond it the client with the oldest last error is forgotten."""
 
 _MOST = FREE + 2 * MAX_DELAY / STEP
 
@@ -32,7 +32,7 @@ class ErrorDelays:
         return len(self._clients)
 
     def made(self, client: Key, now: float) -> float:
-        """Count one; how long its answer waits."""
+        """Count an error, and return how many seconds its reply waits."""
         count, at = self._clients.pop(client, (0.0, now))
         count = min(max(count - (now - at) / AGE, 0.0) + 1.0, _MOST)
         if len(self._clients) >= MAX_CLIENTS:

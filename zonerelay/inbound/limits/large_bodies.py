@@ -1,14 +1,14 @@
-"""Large bodies take turns: a few are read at full speed, the others wait in their own socket buffers.
+"""Reads a few large bodies at a time at full speed; the others wait in their socket buffers.
 
-Fifty uploads that are read side by side all end late, fill the memory with their halves, and have left
-the store's cache when they are delivered. Read a few at a time, the first are on their way out while the
-last come in.
+Fifty uploads that are read side by side all end late, fill the memory with their halves, and have left the
+store's cache when they are delivered. Read a few at a time, the first are on their way out while the last
+come in.
 
-Policy: a body of more than `LARGE` octets needs a turn while it comes faster than we read it, which shows in
-pieces of `FAST` octets or more. `AT_ONCE` have a turn at the same time; the others are not read and get
-theirs first come, first served. A turn ends with the body, with the first small piece (we have caught up
-with the client), or, while others wait, after `PATIENCE` seconds without any. So small messages and slow
-clients never wait and never keep others waiting.
+Policy: a body of more than `LARGE` octets needs a slot while it comes faster than it is read, which shows in
+pieces of `FAST` octets or more. `AT_ONCE` bodies have a slot at the same time; the others are not read and
+get theirs first come, first served. A slot ends with the body, with the first small piece (we have caught up
+with the client), or, while others wait, after `PATIENCE` seconds without any octet. So small messages and
+slow clients never wait and never delay others.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Reader(Protocol):
 
     @property
     def held_up(self) -> bool:
-        """We are not reading from it, for a reason of ours."""
+        """The relay does not read from it, for a reason of its own."""
 
     def resume_reading(self) -> None:
-        """It may read now."""
+        """It has a slot now."""
 
 
 class LargeBodies:
@@ -39,7 +39,7 @@ class LargeBodies:
     def __init__(self, at_once: int = AT_ONCE, patience: float = PATIENCE) -> None:
         self._at_once = at_once
         self._patience = patience
-        self._heard: dict[Reader, float] = {}  # who has a turn, and when octets came last
+        self._heard: dict[Reader, float] = {}  # those with a slot, and when octets came last
         self._waiting: dict[Reader, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -58,7 +58,7 @@ class LargeBodies:
         return True
 
     def leave(self, reader: Reader) -> None:
-        """Its body has ended, or it is gone. Harmless for one that never asked."""
+        """Its body has ended, or the session has. Does nothing for a session without a slot."""
         self._waiting.pop(reader, None)
         if self._heard.pop(reader, None) is not None:
             self._hand_out()
@@ -75,7 +75,7 @@ class LargeBodies:
             self._timer = asyncio.get_running_loop().call_later(self._patience, self._look)
 
     def _look(self) -> None:
-        """Take the turns of those whose clients do not use them."""
+        """Take the slots that clients do not use."""
         self._timer = None
         before = asyncio.get_running_loop().time() - self._patience
         for reader in [each for each, heard in self._heard.items() if heard < before and not each.held_up]:

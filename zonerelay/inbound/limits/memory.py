@@ -1,12 +1,12 @@
-"""How much memory all client connections of a worker hold together, and what is to give when it is too much.
+"""Accounts for the memory that all client connections of a worker hold together, and bounds it.
 
-One account for all listeners. Sessions write what they hold into `used` themselves (waiting input, headers
-that are being read, bodies that wait for the store; `TLS_COST` while they have TLS): an integer add where
-octets arrive and leave. Each open connection is charged `SESSION_COST` on top for its objects.
+One account serves all listeners. Sessions add to `used` what they hold and take it away again (waiting input,
+headers that are being read, bodies that wait for the store; `TLS_COST` while they have TLS): an integer add
+where octets arrive and leave. Each open connection costs `SESSION_COST` on top for its objects.
 
-Policy: from `TIGHT` of the limit new connections are refused (they can come back; what has begun should end
-well); at the limit the session that holds most is ended, for that frees most with the least harm. Not one
-whose message is here whole: it gets its answer, and ending it would free nothing.
+Policy: from `TIGHT` of the limit new connections are refused, because they can come back while mail in
+progress should end well. At the limit the session that holds most is ended, which frees most with the least
+harm; a session whose message is here whole is spared: it gets its reply, and ending it would free nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Holder(Protocol):
 
 
 class SessionMemory:
-    """`used` is the sessions' own to change; what they add they take away again. `holders` are they."""
+    """`used` is in octets. Sessions change it themselves; `holders` are the open sessions."""
 
     __slots__ = ("_limit", "_tight", "holders", "used")
 
@@ -64,11 +64,11 @@ class SessionMemory:
 
     @property
     def full(self) -> bool:
-        """Somebody has to go."""
+        """A session has to end."""
         return self.used + len(self.holders) * SESSION_COST >= self._limit
 
     def relieve(self) -> None:
-        """The session that holds most is ended, of whatever listener; none when none would free anything."""
+        """End the session that holds most, of any listener; none when that would free nothing."""
         most = max((each for each in self.holders if not each.must_stay), key=_held, default=None)
         if most is not None and most.held > 0:
             most.shed()

@@ -1,4 +1,4 @@
-"""A socket for an address to listen on: made, bound, and every refusal in words."""
+"""Makes and binds the socket for an address to listen on, and explains every refusal in words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explained(error: OSError) -> str:
 
 
 def bound_group(address: ListenAddress, count: int) -> list[socket.socket]:
-    """As many sockets for one IP address, among which the kernel deals out clients. Raises OSError."""
+    """Return `count` sockets bound to one IP address; the kernel spreads clients. Raises OSError."""
     # Without this look another relay of the same user could be listening there, and would share ours.
     bound(address).close()
     group = [bound(address, shared=True)]
@@ -41,7 +41,7 @@ def bound_group(address: ListenAddress, count: int) -> list[socket.socket]:
 
 
 def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
-    """An IP address. `shared`: others may be bound to it too. Raises OSError."""
+    """Return a socket bound to an IP address, which others may share with `shared`. Raises OSError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     # The protocol is named because asyncio sends small replies at once only on sockets that say TCP.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -50,7 +50,7 @@ def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
         if shared:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # The loops' own servers take "::" for IPv6 alone; who writes [::]:25 means everybody.
+            # The loops' own servers take "::" for IPv6 alone; [::]:25 in the configuration means IPv4 too.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.host == "::" else 1)
         made.bind((address.host, address.port))
     except OSError:
@@ -60,7 +60,7 @@ def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
 
 
 def bound_path(path: Path) -> socket.socket:
-    """A Unix socket; one that nobody listens on any more is replaced. Raises OSError."""
+    """Return a bound Unix socket; a dead one in the way is replaced. Raises OSError."""
     refuse_live_socket(path)
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

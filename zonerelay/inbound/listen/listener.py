@@ -1,8 +1,8 @@
 """A listening socket and the sessions it has made.
 
-Owns the server socket, the connection limits and the set of live sessions. `start` says in words why an
-address cannot be used. Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a
-transaction the time to finish it and never leaves a commit behind.
+Owns the server socket and what its sessions share. `start` says in words why an address cannot be used.
+Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a transaction the time to
+finish it and never leaves a commit behind.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ from pathlib import Path
 
 from zonerelay.config.options.endpoints import ListenAddress, join_port, parse_listen
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.access.networks import AccessPolicy, Client
-from zonerelay.inbound.limits.connections import ConnectionLimits
 from zonerelay.inbound.listen.binding import BACKLOG, bound, explained, refuse_live_socket
 from zonerelay.inbound.listen.sibling_sockets import SiblingSockets
-from zonerelay.inbound.listen.unix_sockets import Shared
-from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.context import ChooseZone, ListenerContext, Notify
+from zonerelay.inbound.state.context import ChooseZone, ListenerContext, NotifyQueue, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy, Consultants
-from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
@@ -50,10 +45,10 @@ class Listener:
         store: QueueStore,
         ids: MessageIdSource,
         choose_zone: ChooseZone,
-        notify: Notify,
+        notify: NotifyQueue,
         events: Events,
         clock: Clock,
-        shared: Shared,
+        shared: SharedContext,
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
         inherited: Inherited = NOTHING,
@@ -63,6 +58,7 @@ class Listener:
         self._events = events
         self._shared = shared
         self._context = ListenerContext(
+            **shared.fields(),
             settings=settings,
             hostname=hostname,
             store=store,
@@ -72,34 +68,18 @@ class Listener:
             events=events,
             clock=clock,
             consultants=self._consultants(settings, shared, policy),
-            memory=shared.memory,
-            error_delays=shared.error_delays,
-            access=shared.access,
-            bursts=shared.bursts,
-            rewriting=shared.rewriting,
-            srs=shared.srs,
-            strangers=shared.strangers,
-            hash_bodies=shared.hash_bodies,
-            zone_sizes=shared.zone_sizes,
             certificates=certificates,
         )
-        self._metrics = events.metrics
-        self._access = AccessPolicy(settings)
-        self._limits = ConnectionLimits(
-            total=settings.max_connections,
-            per_client=settings.max_connections_per_client,
-            per_network=settings.max_connections_per_network,
+        self._admission: Admission[Session] = Admission(
+            settings, memory=shared.memory, metrics=events.metrics
         )
-        self._sessions: set[Session] = set()
         self._server: asyncio.Server | None = None
         self._siblings: SiblingSockets | None = None
         self._socket_path: Path | None = None
-        self._draining = False
-        self._empty: asyncio.Future[None] | None = None
 
     @property
     def connections(self) -> int:
-        return self._limits.count
+        return self._admission.count
 
     @property
     def addresses(self) -> list[str]:
@@ -123,7 +103,7 @@ class Listener:
         loop = asyncio.get_running_loop()
 
         def session() -> Session:
-            return Session(self._context, self, loop)
+            return Session(self._context, self._admission, loop)
 
         handed = self._inherited.take(self.settings.address)
         if handed is not None:
@@ -140,7 +120,7 @@ class Listener:
         return await loop.create_server(session, sock=bound(address), backlog=BACKLOG)
 
     def _consultants(
-        self, settings: ListenerSettings, shared: Shared, policy: AskedPolicy | None
+        self, settings: ListenerSettings, shared: SharedContext, policy: AskedPolicy | None
     ) -> Consultants:
         return Consultants(
             events=self._events,
@@ -152,7 +132,7 @@ class Listener:
     def configure(
         self,
         settings: ListenerSettings,
-        shared: Shared,
+        shared: SharedContext,
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
     ) -> None:
@@ -161,25 +141,16 @@ class Listener:
         self._shared = shared
         self._context = replace(
             self._context,
+            **shared.fields(),
             settings=settings,
             consultants=self._consultants(settings, shared, policy),
-            access=shared.access,
-            rewriting=shared.rewriting,
-            srs=shared.srs,
-            hash_bodies=shared.hash_bodies,
-            zone_sizes=shared.zone_sizes,
             certificates=certificates,
         )
-        self._access = AccessPolicy(settings)
-        self._limits.change(
-            total=settings.max_connections,
-            per_client=settings.max_connections_per_client,
-            per_network=settings.max_connections_per_network,
-        )
+        self._admission.configure(settings)
 
     def asks(self, policy: AskedPolicy) -> bool:
         """A session that is open asks this policy, which may have been replaced since it began."""
-        return any(session.context.consultants.policy is policy for session in self._sessions)
+        return any(session.context.consultants.policy is policy for session in self._admission.sessions)
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""
@@ -193,68 +164,25 @@ class Listener:
             self._socket_path.unlink(missing_ok=True)
 
     async def drain(self, timeout: float) -> None:
-        """421 to idle clients now, to the others after their transaction; after `timeout` close hard. Who
-        spoke just now has a moment for what he came for: connecting before the drain must not end in a
-        refusal.
+        """Send 421 to idle clients now, to the others after their transaction; after `timeout` close hard.
+
+        A client that has just sent something gets a moment to begin its transaction.
 
         Returns when no session is left. A message whose end of data has arrived is committed first,
         however long the store takes.
         """
-        self._draining = True
+        self._admission.draining = True
         loop = asyncio.get_running_loop()
-        for session in tuple(self._sessions):
+        for session in tuple(self._admission.sessions):
             moment = min(session.deadlines.heard + TALKING - loop.time(), timeout / 2)
             if moment > 0:
                 loop.call_later(moment, session.drain)
             else:
                 session.drain()
-        if not await self._emptied(timeout):
-            for session in tuple(self._sessions):
+        if not await self._admission.emptied(timeout):
+            for session in tuple(self._admission.sessions):
                 session.abort()
-            await self._emptied(None)
-
-    async def _emptied(self, timeout: float | None) -> bool:
-        if not self._sessions:
-            return True
-        self._empty = asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait([self._empty], timeout=timeout)
-        self._empty = None
-        return bool(done)
-
-    # What sessions ask of their house.
-
-    def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
-        client = self._access.identify(peer)
-        self._sessions.add(session)
-        if not client.address and not self.settings.address.startswith("unix:"):
-            # Gone before we looked: HAProxy's checks do that.
-            return client, replies.NOBODY
-        if self._draining:
-            return client, replies.SHUTTING_DOWN
-        memory = self._shared.memory
-        if memory.tight:
-            return client, replies.TOO_MUCH_MEMORY
-        reason = self._limits.enter(_counted_as(client))
-        if reason is not None:
-            return client, _TOO_MANY[reason]
-        memory.holders.add(session)
-        self._metrics.inbound_opened()
-        return client, None
-
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
-        named = self._access.named(address, port, by=client)
-        reason = self._limits.move(_counted_as(client), _counted_as(named))
-        return (named, None) if reason is None else (client, _TOO_MANY[reason])
-
-    def farewell(self, session: Session, client: Client) -> None:
-        self._limits.leave(_counted_as(client))
-        self._shared.memory.holders.discard(session)
-        self._metrics.inbound_closed()
-
-    def forget(self, session: Session) -> None:
-        self._sessions.discard(session)
-        if not self._sessions and self._empty is not None and not self._empty.done():
-            self._empty.set_result(None)
+            await self._admission.emptied(None)
 
 
 async def _serve(
@@ -264,15 +192,3 @@ async def _serve(
     if handed.family == socket.AF_UNIX:
         return await loop.create_unix_server(session, sock=handed, backlog=BACKLOG)
     return await loop.create_server(session, sock=handed, backlog=BACKLOG)
-
-
-_TOO_MANY = {
-    Reason.CONNECTIONS: replies.TOO_MANY_CONNECTIONS,
-    Reason.CLIENT_CONNECTIONS: replies.TOO_MANY_FROM_CLIENT,
-    Reason.NETWORK_CONNECTIONS: replies.TOO_MANY_FROM_NETWORK,
-}
-
-
-def _counted_as(client: Client) -> str:
-    """A load balancer is not a client: who comes through it is counted once that is known."""
-    return "" if client.proxies else client.address

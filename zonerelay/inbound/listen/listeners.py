@@ -1,11 +1,11 @@
 """All listeners of a worker, and what they share: users, access rules, DNS for senders, memory.
 
-Owns building them from the settings, and taking up other settings: a listener whose address stays keeps its
-connections, which end by the settings they began with; one that goes is drained; one that comes is
-started. What cannot be taken up (a certificate that is not there, a policy that cannot be loaded) leaves
-that listener as it was and is reported.
+Builds them from the settings and takes up other settings: a listener whose address stays keeps its
+connections, which end by the settings they began with; a listener that is gone is drained; a new one is
+started. A change that cannot be taken up (a certificate that is missing, a policy that cannot be loaded)
+leaves that listener as it was and is reported.
 
-Failure at start: ListenError or ValueError with a text for the operator, before anybody is greeted.
+Failure at start: ListenError or ValueError with a text for the operator, before the first greeting.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.listener import Listener, ListenError
-from zonerelay.inbound.listen.unix_sockets import Shared
 from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy.loading import load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import ChooseZone, Notify
+from zonerelay.inbound.state.context import ChooseZone, NotifyQueue, SharedContext
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
@@ -66,7 +65,7 @@ class Listeners:
         ids: MessageIdSource,
         choose_zone: ChooseZone,
         zones: Callable[[], Collection[str]],
-        notify: Notify,
+        notify: NotifyQueue,
         resolver: Resolver,
         events: Events,
         clock: Clock,
@@ -86,7 +85,7 @@ class Listeners:
         self._secret = secret
         self._srs = srs
         self._users: Authenticator | None = None
-        self._shared = Shared(
+        self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(store.counts, clock),
@@ -117,7 +116,7 @@ class Listeners:
     @property
     def refused_stranger(self) -> Callable[[Mailbox, Reply, float], None]:
         """Takes what a next hop has refused of strangers' mail."""
-        return self._shared.strangers.refused
+        return self._shared.srs_recipients.refused
 
     @property
     def problems(self) -> tuple[str, ...]:

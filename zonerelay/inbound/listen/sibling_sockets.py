@@ -1,9 +1,9 @@
-"""Clients who wait at another worker's socket: taken in when that worker does not come for them.
+"""Accepts clients that wait at the socket of another worker, when that worker does not accept them.
 
 Each worker has a listening socket of its own for an address, and inherits those of the others. The kernel
-deals clients out to them evenly. One who is still waiting after `PATIENCE` waits for a worker that hangs, has
-died or is being replaced, and any other takes him. So nobody depends on one worker, and the usual client
-costs nothing here: a socket with somebody in it is looked at ten times a second at most.
+spreads clients over them evenly. A client that still waits after `PATIENCE` waits for a worker that hangs,
+has died or is being replaced, and any other worker accepts it. So no client depends on one worker, and
+ordinary clients cost nothing here: a socket with a client in it is looked at ten times a second at most.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 PATIENCE = 0.1
 """Seconds. A worker that is merely busy comes for its clients sooner."""
 AT_ONCE = 100
-"""Clients taken at one look, so that they are shared with those who look too."""
+"""Clients accepted at one look, so that the other workers get some."""
 
 
 class SiblingSockets:
     """`session` makes the protocol of a connection, as for the worker's own socket. `spare` are sockets of
-    workers that are no more, which are this one's own now: nobody waits there.
+    workers that no longer exist: their clients are accepted at once.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class SiblingSockets:
         self._coming: set[asyncio.Task[object]] = set()
         for each in self._sockets:
             each.setblocking(False)
-            self._loop.add_reader(each, self._somebody, each)
+            self._loop.add_reader(each, self._on_client, each)
 
     def close(self) -> None:
-        """Who has been taken in stays."""
+        """Close the sockets; accepted clients stay."""
         for each in self._sockets:
             wait = self._waits.pop(each, None)
             if wait is None:
@@ -52,7 +52,7 @@ class SiblingSockets:
             each.close()
         self._sockets.clear()
 
-    def _somebody(self, at: socket.socket) -> None:
+    def _on_client(self, at: socket.socket) -> None:
         self._loop.remove_reader(at)
         self._waits[at] = self._loop.call_later(self._patience[at], self._look, at)
 
@@ -62,10 +62,10 @@ class SiblingSockets:
             try:
                 client, _ = at.accept()
             except ConnectionAbortedError:
-                continue  # he has gone again
+                continue  # the client has gone again
             except BlockingIOError:
                 break
-            except OSError:  # no descriptors or memory: whoever waits would be seen again at once
+            except OSError:  # no descriptors or memory: the client would be seen again at once
                 self._waits[at] = self._loop.call_later(PATIENCE, self._look, at)
                 return
             client.setblocking(False)
@@ -74,9 +74,9 @@ class SiblingSockets:
             )
             self._coming.add(task)
             task.add_done_callback(self._came)
-        self._loop.add_reader(at, self._somebody, at)
+        self._loop.add_reader(at, self._on_client, at)
 
     def _came(self, task: asyncio.Task[object]) -> None:
         self._coming.discard(task)
         if not task.cancelled():
-            task.exception()  # the client has gone again: there is nobody to tell
+            task.exception()  # the client has gone again, which needs no report

@@ -1,10 +1,10 @@
-"""What an operator's own policy is written with: events, decisions and the class to derive from.
+"""The interface of an operator's own policy: events, decisions and the class to derive from.
 
-This is a public interface (docs/policy.md): names and fields here are kept. A policy is asked at the steps
-of a session whose methods it overrides, and answers with a `Decision` or `None`, which accepts. Decisions
-are checked when they are built, where the policy's author sees what is wrong: a reply that is no refusal,
-a header field that could end the header or forge another. What happens to a policy that raises or hangs
-is in `policy_runner`.
+This is a public interface (docs/policy.md): names and fields here are kept. A policy is asked at the steps of
+a session whose methods it overrides, and answers with a `Decision` or `None`, which accepts. Decisions are
+checked when they are built, where the policy's author sees what is wrong: a reply that is no refusal, a
+header field that could end the header or forge another. `runner` says what happens to a policy that raises or
+hangs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VALUE = re.compile(r"[ -~\t]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientInfo:
-    """Who is talking. `""` (0 for the port) is what is not known yet, or does not apply.
+    """The client of a session. `""` (0 for the port) means unknown so far, or not applicable.
 
     `address` is `""` on a Unix socket; `tls` is the version, such as "TLSv1.3"; `certificate` the SHA-256
     fingerprint of the client's certificate in hexadecimal; `listener` the listener's address as configured.

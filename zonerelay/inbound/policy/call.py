@@ -1,7 +1,7 @@
-"""One question to an operator's code, and what became of it.
+"""One call of an operator's code, and its result.
 
-Runs in the operator's threads. Nothing that the code raises leaves `run` and `run_async`, SystemExit and
-KeyboardInterrupt included; what it returns is looked at there as well, since even that may run its code.
+It runs in the operator's threads. No exception of that code leaves `run` and `run_async`, SystemExit and
+KeyboardInterrupt included; the result is checked there as well, since even that may run the operator's code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Call:
         self.answer: asyncio.Future[Result] = loop.create_future()
         self.asked = loop.time()
         self.started = False
-        self.given_up = False  # nobody waits any more
+        self.given_up = False  # the caller no longer waits
         self.task: asyncio.Task[None] | None = None
         self._loop = loop
 
@@ -68,7 +68,7 @@ class Call:
         self._reply(result)
 
     def _reply(self, result: Result) -> None:
-        # A closed loop means that nobody waits any more.
+        # A closed loop means that no caller waits any more.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_resolve, self.answer, result)
 

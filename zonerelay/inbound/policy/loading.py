@@ -1,4 +1,4 @@
-"""Finds the class that `policy = "module:Class"` names and makes one; ValueError says in words why not."""
+"""Imports the class that `policy = "module:Class"` names and makes an object of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from zonerelay.inbound.policy.api import EVENTS, Policy, PolicyContext
 
 
 def load_policy(name: str, context: PolicyContext) -> Policy:
-    """Imports and runs the operator's code, here and without a time limit: at a start or a reload."""
+    """Import and run the operator's code, without a time limit: at a start or a reload.
+
+    Raises ValueError with a text for the operator.
+    """
     module_name, _, class_name = name.partition(":")
     if not (module_name and class_name):
         raise ValueError(f'write it as "module:Class", not {name!r}')

@@ -1,12 +1,12 @@
-"""Asks an operator's policy, within a time limit and where it can hurt nobody.
+"""Asks an operator's policy, within a time limit and in threads of its own.
 
 Promises: `ask` and `close` end within the time limit and raise only CancelledError. A policy that raises, is
-late, has no thread left or answers what makes no sense costs the client a bland 451, the operator a log line
-and a count; the relay goes on, and a late answer is dropped. Events whose methods the policy does not
-override are not asked and cost nothing.
+late, has no thread left or gives an invalid answer costs the client a bland 451, the operator a log line and
+a count; the relay goes on, and a late answer is dropped. Events whose methods the policy does not override
+are not asked and cost nothing.
 
-What no thread can give: a policy in pure Python shares the interpreter with the relay, and C code that
-does not release it, or `os._exit`, stops everything.
+What no thread can give: a policy in pure Python shares the interpreter with the relay, and C code that does
+not release it, or `os._exit`, stops everything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The threads in which an operator's code runs, so that it can neither stop the event loop nor the process.
+"""The threads in which an operator's code runs, so that it can stop neither the event loop nor the process.
 
 `def` methods run in at most `MAX_THREADS` threads, `async def` methods on an event loop in a thread of its
-own. All threads are daemons, those behind `asyncio.to_thread` on that loop too: one that hangs for ever
-keeps nothing from exiting.
+own. All threads are daemons, those behind `asyncio.to_thread` on that loop too: a thread that hangs for ever
+does not keep the process from exiting.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class _Job(Generic[T]):
             return
         try:
             self.future.set_result(self._function())
-        except BaseException as error:  # noqa: BLE001 - handed to who waits
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting caller
             self.future.set_exception(error)
 
 

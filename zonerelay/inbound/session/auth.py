@@ -1,17 +1,16 @@
-"""AUTH (RFC 4954). The passwords are checked elsewhere; here are its rules in the conversation.
+"""The AUTH command (RFC 4954): its rules in the session. `access/auth` checks the passwords.
 
 Refused without TLS unless the listener says otherwise in words. Failed attempts are counted per connection
-here, and per client where the passwords are checked. A wrong name and a wrong password get the same
-answer. A check that could not be made is 454, never 535: a client gives up for good on that.
+here, and per client where the passwords are checked. A wrong name and a wrong password get the same reply. A
+check that could not be made is answered 454, never 535, which makes a client give up for good.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.policy import Auth
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import LogIn, Verdict
 from zonerelay.inbound.state.replies import ServerReply
@@ -20,9 +19,6 @@ from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.sasl import SaslExchange, parse_auth
 
 AUTH_FAILED = 535  # RFC 4954 6
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.session.commands import Conversation
 
 
 def auth(conversation: Conversation, argument: str) -> ServerReply:

@@ -1,4 +1,4 @@
-"""The commands by which a client says who it is: EHLO, HELO, STARTTLS, XCLIENT.
+"""The commands that identify a client: EHLO, HELO, STARTTLS, XCLIENT.
 
 EHLO and HELO may come again and reset the transaction (RFC 5321 4.1.4). XCLIENT, from listed peers only,
 makes the session that of another client; what that client may do is decided anew.
@@ -6,16 +6,12 @@ makes the session that of another client; what that client may do is decided ane
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zonerelay.inbound.policy import Helo
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.smtp.server.xclient import parse_xclient
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.session.commands import Conversation
 
 MAX_HELO = 255
 

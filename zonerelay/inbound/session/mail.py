@@ -3,16 +3,17 @@
 Policy, where the RFCs leave room:
 
 - MAIL needs EHLO or HELO first. A recipient named twice (domains compared without case) is one.
-- Who may not relay learns it at RCPT; who would have to log in for anything, at MAIL. Everybody may write to
-  a sender that SRS has made here (`message/srs.py`): its hash says that this relay sent that sender's mail
-  on. Not only from the null sender: answers that people have set up come with one, and who could misuse
-  the address could as well write from `<>`. Mail to it goes to that one sender, and for `max_age` only.
-- A stranger, who may do no more than that, gets no reports: the sender that a stranger names may be a third
-  person. Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is
-  offered because the client may still log in.
-- The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what
-  a client pipelines behind it must not run as commands. A BDAT without a size that can be
-  read ends the session, because nobody knows where its octets end.
+- A client that may not relay is refused at RCPT; one that has to log in for anything, at MAIL. Every client
+  may write to a sender that SRS has made here (`message/srs.py`): its hash proves that this relay sent that
+  sender's mail on. The envelope sender of such mail need not be the null sender: automatic answers come with
+  one, and an abuser of the address could write from `<>` as well. The mail goes to that one sender, and for
+  `max_age` only.
+- A stranger, which may do no more than that, gets no reports: the sender that it names may be a third person.
+  Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is offered
+  because the client may still log in.
+- The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what a
+  client pipelines behind it must not run as commands. A BDAT without a readable size ends the session,
+  because the end of its octets is unknown.
 - A time of release in the past means at once; one beyond `max_hold` is refused (RFC 4865).
 """
 
@@ -20,27 +21,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from zonerelay.inbound.access.strangers import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.limits.connections import client_key
+from zonerelay.inbound.limits.srs_recipients import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.policy import Mail, Rcpt
 from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import ServerReply, Then, refused
 from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import Transaction, recipient_key
+from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.message.srs import Srs, SrsError
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient, Ret
 from zonerelay.smtp.server.bdat import parse_bdat
 from zonerelay.smtp.server.params import MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.store.common import health
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.session.commands import Conversation
 
 REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
 RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for
@@ -50,7 +48,7 @@ _parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
 
 @lru_cache(maxsize=REMEMBERED)
 def _parse_rcpt(argument: str, smtputf8: bool, offered: frozenset[str]) -> tuple[str, Recipient]:
-    """A recipient, and what it has in common with the same one in another spelling."""
+    """Return the key of a recipient (see `recipient_key`), and the recipient."""
     rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=offered)
     recipient = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
     return recipient_key(rcpt.recipient), recipient
@@ -135,7 +133,7 @@ def rcpt(conversation: Conversation, argument: str) -> ServerReply:
 
 
 def _is_route(mailbox: Mailbox, hostname: str) -> bool:
-    """`user%domain@relay`: with our own name behind it, it asks for another way. Elsewhere % is a letter."""
+    """`user%domain@relay`: a source route when the domain is our own. Elsewhere % is a letter."""
     local, _, domain = mailbox.rpartition("@")
     return domain.lower() == hostname.lower() and "%" in local.strip("%") and not local.startswith('"')
 
@@ -143,9 +141,9 @@ def _is_route(mailbox: Mailbox, hostname: str) -> bool:
 def _perhaps_a_report(
     conversation: Conversation, transaction: Transaction, srs: Srs, recipient: Recipient, *, may_relay: bool
 ) -> ServerReply:
-    """To a sender that SRS has made here: it is for the one that is in it."""
+    """Take mail to a sender that SRS has made here for the sender that is in it."""
     given, context = recipient.address, conversation.context
-    strangers, client = context.strangers, client_key(conversation.client_state.client.address)
+    strangers, client = context.srs_recipients, client_key(conversation.client_state.client.address)
 
     def no(detail: str) -> ServerReply:
         return conversation.refuse(replies.NOT_OF_OURS, "RCPT", mailbox=given, detail=detail)
@@ -181,7 +179,7 @@ def _take(
     *,
     may_relay: bool,
 ) -> ServerReply:
-    """`given` is what the client said; rules and the policy are asked about that."""
+    """`given` is the address in RCPT: rules and the policy are asked about that one."""
     refusal = _rcpt_refusal(conversation, transaction, key, given) if may_relay else replies.RELAYING_DENIED
     if refusal is not None:
         return conversation.refuse(refusal, "RCPT", mailbox=given)

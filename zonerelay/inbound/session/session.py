@@ -1,25 +1,31 @@
-"""One client's connection: the only module that knows aiosmtpd.
+"""One SMTP session, from the connection to its end: the only module that knows aiosmtpd.
 
-Moves bytes between the link to the client and the parts that decide: `doorway` until the greeting,
-`LineReader` and `Conversation` for commands, `Bodies` for messages. Everything up to DATA is answered inside
-`data_received`, without a task, unless somebody has to be asked; a message costs one task, which waits for
-the store. Replies to a pipelined group leave in one write, in order.
+Owns the state of one connection: its handshakes (PROXY, TLS), the input that waits, the message being
+received, the reply that is pending, and the one timer. `transport` unwraps the bytes, `commands` answers
+lines, `Intake` carries a message to the store. Every command up to DATA is answered inside `data_received`,
+without a task, unless a question has to be asked; a message costs one task, which waits for the store.
+Replies to a pipelined group leave in one write, in order.
 
-What is replaced of aiosmtpd's SMTP, all of it with a reason: its constructor inspects every class on every
-connection; its reader ends lines at a bare LF and grows without bound when none comes; it holds
-whole bodies; a client that leaves cancels its handler, and a handler's exception becomes a permanent 500
-with the exception's text; its AUTH and STARTTLS do not know implicit TLS, and hash on the event loop. What
-remains is its place as the loop's SMTP protocol class.
+The order of a beginning: a PROXY header first and exactly once, from listed peers only; then, on a listener
+with implicit TLS, the handshake; then the greeting. After a handshake, and when the client turns out to be
+another one, a new `Conversation` begins: nothing that was said before counts.
+
+The session replaces these parts of aiosmtpd's SMTP: its constructor inspects every class on every connection;
+its reader ends lines at a bare LF and grows without bound when none comes; it holds whole bodies; a client
+that leaves cancels its handler, and a handler's exception becomes a permanent 500 with the exception's text;
+its AUTH and STARTTLS do not know implicit TLS, and hash on the event loop. What remains is its place as the
+loop's SMTP protocol class.
 
 Promises:
 
-- Nothing is read beyond what is bounded: reading pauses while the client does not take our replies,
-  while `BACKLOG` octets wait for the store, while more than `MAX_PIPELINED` octets of commands wait,
-  and while other large bodies have their turns. What is held is in the account of all sessions.
-- Once the end of data has arrived the message is carried to its answer, client or no client.
+- Input is bounded: reading pauses while the client does not take replies, while `BACKLOG` octets wait for the
+  store, while more than `MAX_PIPELINED` octets of commands wait, and while other large bodies are read. What
+  a session holds is in the account of all sessions.
+- Once the end of data has arrived the message is carried to its reply, whether or not the client stays. A
+  message that can no longer end is aborted in the store and leaves the account of memory.
 - Nothing said in clear text before a TLS handshake counts after it (RFC 3207 4.2).
-- Trouble in our own code is answered 451 and the session goes on.
-- Waiting for our own store, or for whom we ask, is not held against the client.
+- An error in our own code is answered 451 and the session goes on.
+- Time spent waiting for our store, or for a question, does not count against the client.
 """
 
 from __future__ import annotations
@@ -32,37 +38,47 @@ from typing import Any
 
 from aiosmtpd.smtp import SMTP
 
+from zonerelay.config.settings import ListenerTls
+from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.memory import TLS_COST
-from zonerelay.inbound.session import handshake
-from zonerelay.inbound.session.commands import Conversation
-from zonerelay.inbound.session.data import Bodies
-from zonerelay.inbound.session.house import House
+from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.session import commands
+from zonerelay.inbound.session.admission import Admission
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.timeouts import Deadlines
-from zonerelay.inbound.session.transport import Transport
+from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import LogIn
 from zonerelay.inbound.state.replies import ServerReply, Then
-from zonerelay.smtp.server.commands import MAX_LINE
+from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO
 from zonerelay.smtp.server.lines import LineFault, LineReader
+from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
 
 MAX_PIPELINED = 64 * 1024
-MAX_LINES_AT_ONCE = 500  # then other connections get their turn
+MAX_LINES_AT_ONCE = 500  # then other connections are served
 
-# It logs every command line with the addresses in it (rule 7).
+_FOREIGN = frozenset(b"\x16P\r")
+"""First octets of what is not SMTP: a TLS hello, PROXY headers of both versions."""
+
+# aiosmtpd logs every command line with the addresses in it (rule 7).
 logging.getLogger("mail.log").setLevel(logging.CRITICAL + 1)
 logging.getLogger("mail.debug").setLevel(logging.CRITICAL + 1)
 
 
 class Session(SMTP):
+    """`intake` is the message being read or stored, `parked` one between two of its chunks (BDAT)."""
+
     transport: Transport  # type: ignore[assignment]  # aiosmtpd assigns its own only in methods that do not run
 
-    def __init__(self, context: ListenerContext, house: House, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, context: ListenerContext, admission: Admission[Session], loop: asyncio.AbstractEventLoop
+    ) -> None:
         # Not super().__init__(): nothing that it prepares is used, and it costs more than a message.
         settings = context.settings
         self.loop = loop
         self.context = context
-        self._house = house
+        self._admission = admission
         self.lines = LineReader(MAX_LINE)
         self.deadlines = Deadlines(
             loop.time(),
@@ -70,169 +86,246 @@ class Session(SMTP):
             transaction=settings.transaction_timeout,
             min_rate=settings.min_data_rate,
         )
-        self.bodies: Bodies = Bodies(self, context)
-        self.greeted = False
+        self.intake: Intake | None = None
+        self.parked: Intake | None = None
+        self._discarding = 0  # octets of a refused chunk that are still to be dropped
+        self._owed = replies.OK  # the reply once these octets are dropped
+        self._behind_others = False  # other large bodies are read first
+        self._greeted = False
         self._running = 0  # tasks
-        # The next answer waits for it: a verdict, or a time.
+        # The next reply waits for it: a verdict, or a time.
         self._asking: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # of the account of all sessions: TLS, and lines that wait
-        self._welcome = False
+        self._admitted = False
         self._closing = False
         self._draining = False
-        self.ended = False  # the client has said all it will
+        self._ended = False  # the client sends nothing more
         self._blocked = False  # the client does not take our replies
-        self._yielded = False  # lines are waiting for their turn
+        self._yielded = False  # lines wait while other connections are served
 
-    # The loop calls these.
+    # The event loop calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods, but not the base class.
         self.transport = Transport(transport, self.loop)  # type: ignore[arg-type]
-        self.client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
+        self.client, refusal = self._admission.welcome(self, transport.get_extra_info("peername"))
         self.conversation = Conversation(self.context, self.client)
         if refusal is not None:
-            self.say_goodbye(refusal)
+            self._say_goodbye(refusal)
             return
-        self._welcome = True
+        self._admitted = True
         context = self.context
         self._timer = self.loop.call_at(self.deadlines.heard + context.first_look, self._look_at_time)
-        if context.greets_at_once and not self.client.proxies:
-            self.greeted = True
+        if self.client.proxies:
+            self.deadlines.began_handshake(self.loop.time())
+            self.transport.expect_proxy_header()
+        elif context.greets_at_once:
+            self._greeted = True
             self.transport.write(context.greeting.banner.wire)
         else:
-            handshake.open_to(self)
+            self._open()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
         if self.transport.is_wrapped:
-            data = handshake.unwrap(self, data)
+            data = self._unwrap(data)
             if not data or self._closing:
                 return
-        bodies = self.bodies
-        intake = bodies.current
+        intake = self.intake
         if intake is not None and not intake.complete:
             self.deadlines.heard = self.loop.time()
-            bodies.take(data)
+            self._take_body(intake, data)
             if self.lines.waiting:
                 self.advance()
             return
-        if (
-            data[0] in handshake.FOREIGN
-            and not self.conversation.commands
-            and handshake.turns_away(self, data)
-        ):
+        if data[0] in _FOREIGN and not self.conversation.commands and self._turns_away(data):
             return
         line = self.lines.only_line(data)
-        if line is None or intake is not None or self._blocked or self._asking or bodies.discarding:
+        if line is None or intake is not None or self._blocked or self._asking or self._discarding:
             self.lines.feed(data)
             self.advance()
             return
-        # The ordinary case: one command, nothing behind it, and nobody waits for anything.
+        # The ordinary case: one command, nothing behind it, and no reply waits.
         answer = self._answer(line)
-        self.reply(answer.wire, answer)
+        self._reply(answer.wire, answer)
         if self._draining:
             self._leave_if_done()
 
     def eof_received(self) -> bool:
-        """The client has said all it will, but may still be listening: answer what is owed first."""
-        self.ended = True
-        return self._owes_answers()
+        """The client sends nothing more, but may still be listening: say what is owed first."""
+        self._ended = True
+        return self._owes_replies()
 
     def connection_lost(self, error: Exception | None) -> None:
-        left, self._closing = self.ended or not self._closing, True
+        left, self._closing = self._ended or not self._closing, True
         self.transport.lost()
         if self._timer is not None:
             self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
-        self.bodies.lost(left=left)
+        self._abort_bodies(left=left)
         self._hold_nothing()
-        if self._welcome:
-            self._house.farewell(self, self.client)
+        if self._admitted:
+            self._admission.farewell(self, self.client)
         if not self._running:
-            self._over()
+            self._admission.forget(self)
 
     def pause_writing(self) -> None:
         self._blocked = True
-        self.regulate()
+        self._regulate()
 
     def resume_writing(self) -> None:
         self._blocked = False
         self.advance()
 
-    def is_now(self, address: str, port: int) -> bool:
-        self.client, refusal = self._house.readmit(self.client, address, port)
-        if refusal is not None:
-            self.say_goodbye(refusal)
-        return refusal is None
-
-    # Turns, and the account of memory, call these.
-
-    @property
-    def held_up(self) -> bool:
-        return self.bodies.are_behind
-
-    def resume_reading(self) -> None:
-        self.bodies.behind_others = False
-        self.regulate()
-
-    @property
-    def must_stay(self) -> bool:
-        return self._closing or self.bodies.wait_for_store
-
-    @property
-    def held(self) -> int:
-        transaction = self.conversation.transaction
-        return self._charged + self.bodies.held + (transaction.cost if transaction is not None else 0)
-
-    def charge(self) -> None:
-        """Keep the account of all sessions' memory, and relieve it when it is full."""
-        held = self.lines.waiting + (TLS_COST if self.transport.has_tls else 0)
-        if held == self._charged:
-            return
-        memory = self.context.memory
-        memory.used += held - self._charged
-        self._charged = held
-        if memory.full:
-            memory.relieve()
-
-    def _hold_nothing(self) -> None:
-        """But for a message that is here whole."""
-        self.lines.clear()
-        self.conversation.reset()
-        self.context.memory.used -= self._charged
-        self._charged = 0
-
     # The listener calls these.
 
     def drain(self) -> None:
-        """Finish the transaction at hand, then close: 421 at once to a client that is in none."""
+        """Finish the mail transaction at hand, then close; without one, close at once with 421."""
         self._draining = True
         self._leave_if_done()
 
-    def shed(self) -> None:
-        """End, for memory is short."""
-        self.bodies.give_up(replies.TOO_MUCH_MEMORY)
-
     def abort(self) -> None:
-        """Close now, whatever the client is doing. A message that arrived whole is still committed."""
+        """Close now. A message that arrived whole is still committed."""
         self._closing = True
         self.transport.abort()
+
+    # `SessionMemory` and `LargeBodies` call these.
+
+    @property
+    def held(self) -> int:
+        """Octets that this session holds in the account of all sessions."""
+        transaction = self.conversation.transaction
+        held = self._charged + (transaction.cost if transaction is not None else 0)
+        return held + sum(intake.held for intake in (self.intake, self.parked) if intake is not None)
+
+    @property
+    def must_stay(self) -> bool:
+        return self._closing or self._waits_for_store
+
+    def shed(self) -> None:
+        """End the session with 421, because memory is short."""
+        self._give_up(replies.TOO_MUCH_MEMORY)
+
+    @property
+    def held_up(self) -> bool:
+        """Reading stops for a reason of ours."""
+        intake = self.intake or self.parked
+        return self._behind_others or (intake is not None and intake.backlog > BACKLOG)
+
+    def resume_reading(self) -> None:
+        self._behind_others = False
+        self._regulate()
+
+    # Handshakes and the greeting.
+
+    def _open(self) -> None:
+        """The client is known: TLS is next, or the greeting."""
+        if self.context.settings.tls is ListenerTls.IMPLICIT:
+            self._start_tls()
+        else:
+            self._greet()
+
+    def _greet(self) -> None:
+        self._greeted = True
+        answer = self.conversation.greet()
+        self._reply(answer.wire, answer)
+
+    def _start_tls(self) -> None:
+        """Begin a handshake. Input in clear text that has not been answered is dropped (RFC 3207 4.2)."""
+        certificates = self.context.certificates
+        assert certificates is not None
+        self.lines.clear()
+        self.deadlines.began_handshake(self.loop.time())
+        self.transport.start_tls(certificates.channel())
+        self._charge()
+
+    def _unwrap(self, data: bytes) -> bytes:
+        """Return the SMTP in these bytes, once the PROXY header and TLS are off; act on what they say."""
+        transport = self.transport
+        named, secured = transport.named, transport.secured
+        try:
+            data = transport.receive(data)
+        except TransportFault as fault:
+            self._say_goodbye(replies.TLS_FAULT if fault.tls else replies.BAD_PROXY, detail=str(fault))
+            return b""
+        if transport.named is not named:
+            return self._named(data)
+        if transport.secured is not secured:
+            self._secured()
+        if transport.ended and not self._ended:
+            self._ended = True
+            self.loop.call_soon(self._leave_if_done)
+        return data
+
+    def _named(self, data: bytes) -> bytes:
+        """The PROXY header is complete; `data` follows it."""
+        header = self.transport.named
+        assert header is not None
+        self.deadlines.established(self.loop.time())
+        if not self._is_now(header.address, header.port):
+            return b""
+        self.conversation = Conversation(self.context, self.client)
+        self._open()
+        return self._unwrap(data) if data and self.transport.is_wrapped else data
+
+    def _secured(self) -> None:
+        """The TLS handshake is complete."""
+        info = self.transport.secured
+        assert info is not None
+        self.deadlines.established(self.loop.time())
+        self.context.events.metrics.inbound_tls(info.version)
+        before = self.conversation
+        self.conversation = Conversation(self.context, self.client, info)
+        self.conversation.go_on_from(before)
+        if not self._greeted:
+            self._greet()
+
+    def _readmit(self) -> None:
+        """Go on as the client that XCLIENT names; what it does not name stays (XCLIENT_README)."""
+        xclient, before = self.conversation.xclient, self.conversation.client_state
+        assert xclient is not None
+        client = self.client
+        address = client.address if xclient.address is None else xclient.address
+        port = client.port if xclient.port is None else xclient.port
+        if self._is_now(address, port):
+            # The certificate is that of the server in front, not of the client that it names.
+            tls = before.tls if before.tls is None else replace(before.tls, certificate="")
+            self.conversation = Conversation(self.context, self.client, tls)
+            self.conversation.client_state.take_over(before, xclient)
+            self._greet()
+
+    def _is_now(self, address: str, port: int) -> bool:
+        """Count the connection as another client's. False: that client is refused, and the session ends."""
+        self.client, refusal = self._admission.readmit(self.client, address, port)
+        if refusal is not None:
+            self._say_goodbye(refusal)
+        return refusal is None
+
+    def _turns_away(self, data: bytes) -> bool:
+        """End a session whose first bytes begin something else than SMTP."""
+        if data.startswith(TLS_HELLO):
+            self._say_goodbye(replies.NOT_SMTP)
+            return True
+        if looks_like_proxy(data):
+            self._say_goodbye(replies.NO_PROXY)
+            return True
+        return False
 
     # Commands.
 
     def advance(self) -> None:
-        """Go on with what has been received, as far as the order of replies allows."""
+        """Go on with the input that waits, as far as the order of replies allows."""
         self._yielded = False
         if self._closing:
             return  # what it held is out of the account
-        self.charge()
+        self._charge()
         left = MAX_LINES_AT_ONCE
         while self.lines.waiting and self._may_go_on():
-            if self.bodies.discarding:
-                self.bodies.discard()
+            if self._discarding:
+                self._discard()
                 continue
             answered = self._answer_lines(left)
             left -= answered
@@ -243,16 +336,16 @@ class Session(SMTP):
                 break
         if self._closing:
             return
-        self.charge()
-        self.regulate()
+        self._charge()
+        self._regulate()
         self._leave_if_done()
 
     def _may_go_on(self) -> bool:
-        busy = self.bodies.current is not None or self._asking is not None
+        busy = self.intake is not None or self._asking is not None
         return not (busy or self._closing or self._blocked)
 
     def _answer_lines(self, most: int) -> int:
-        """ServerReply up to so many lines in one write, up to the first that needs more than an answer."""
+        """Answer up to `most` lines in one write, up to the first that needs more than a reply."""
         octets: list[bytes] = []
         count = 0
         while count < most and (line := self.lines.next()) is not None:
@@ -260,16 +353,16 @@ class Session(SMTP):
             count += 1
             octets.append(answer.wire)
             if answer.then is not Then.GO_ON:
-                self.reply(b"".join(octets), answer)
+                self._reply(b"".join(octets), answer)
                 return count
         if octets:
-            self.reply(b"".join(octets), replies.OK)
+            self._reply(b"".join(octets), replies.OK)
         return count
 
     def _answer(self, line: bytes | LineFault) -> ServerReply:
         conversation = self.conversation
         try:
-            answer = conversation.answer(line, more=self.lines.waiting > 0)
+            answer = commands.answer(conversation, line, more=self.lines.waiting > 0)
             return conversation.slowed(answer) if conversation.delay else answer
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
             answer = self._trouble(error)
@@ -282,11 +375,13 @@ class Session(SMTP):
         self.conversation.reset()
         return replies.TROUBLE
 
-    def reply(self, octets: bytes, last: ServerReply) -> None:
-        """Write replies, and do what the last of the answers asks for."""
+    def _reply(self, octets: bytes, last: ServerReply) -> None:
+        """Write replies, and do what the last of them asks for."""
         self.deadlines.answered(self.loop.time(), self.conversation.transaction)
-        if self.bodies.parked is not None:
-            self.bodies.drop_parked()
+        parked = self.parked
+        if parked is not None and parked.transaction is not self.conversation.transaction:
+            # Commands have ended its transaction, and perhaps begun another one.
+            self._abort(parked)
         if octets:
             self.transport.write(octets)
         if last.then is not Then.GO_ON:
@@ -296,32 +391,30 @@ class Session(SMTP):
         """Comparisons, the usual ones first: an enumeration's hash is a Python function."""
         then = answer.then
         if then is Then.TAKE_BODY:
-            self.bodies.begin()
+            self.intake = self._new_intake()
+            self.deadlines.body_began(self.deadlines.heard)
         elif then is Then.CLOSE:
             self._close()
         elif then is Then.TAKE_CHUNK:
-            self.bodies.begin_chunk()
+            self._begin_chunk()
         elif then is Then.DISCARD:
-            self.bodies.discard_chunk(answer)
+            self._owed, self._discarding = answer, self.conversation.chunk[0]
+            self.deadlines.body_began(self.loop.time())
+            self._discard()
         elif then is Then.ASK:
-            self._asking = self.spawn(self._consult())
+            self._asking = self._spawn(self._ask())
             self.deadlines.paused(self.loop.time())
         elif then is Then.HOLD_BACK:
             delay, self.conversation.delay = self.conversation.delay, 0.0
             self._asking = self.loop.call_later(delay, self._say_held_back)
             self.deadlines.paused(self.loop.time())
         elif then is Then.HANDSHAKE:
-            handshake.start_tls(self)
+            self._start_tls()
         else:
-            handshake.readmit(self)
+            self._readmit()
 
-    def message_done(self) -> None:
-        """The answer to a message has been given; mostly the client has been waiting for it."""
-        if self.lines.waiting or self.transport.is_paused or self.ended or self._draining:
-            self.advance()
-
-    async def _consult(self) -> None:
-        """Somebody has to be asked before the command can be answered."""
+    async def _ask(self) -> None:
+        """Ask the question on which the reply to a command depends."""
         conversation = self.conversation
         question = conversation.question
         assert question is not None
@@ -336,7 +429,7 @@ class Session(SMTP):
                 answer = conversation.slowed(answer)
         except Exception as error:  # noqa: BLE001 - rule 3
             answer = self._trouble(error)
-        self.reply(answer.wire, answer)
+        self._reply(answer.wire, answer)
         self.advance()
 
     def _say_held_back(self) -> None:
@@ -345,16 +438,162 @@ class Session(SMTP):
         answer, self.conversation.held_back = self.conversation.held_back, None
         if self._closing or answer is None:
             return
-        self.reply(answer.wire, answer)
+        self._reply(answer.wire, answer)
         self.advance()
 
-    # Tasks, the end, reading, time.
+    # The message: from 354, or from BDAT, to its reply.
 
     @property
-    def now(self) -> float:
-        return self.loop.time()
+    def _waits_for_store(self) -> bool:
+        return self.intake is not None and self.intake.complete
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's own words
+    def _new_intake(self) -> Intake:
+        conversation, context = self.conversation, self.context
+        transaction, client_state = conversation.transaction, conversation.client_state
+        assert transaction is not None
+        origin = client_state.origin
+        if context.rewriting is not None:
+            context.rewriting.rewrite(transaction, origin)
+        envelope = transaction.envelope(
+            context.ids.next(),
+            context.clock.now(),
+            origin,
+            client_state.priority or context.settings.priority,
+        )
+        return Intake(envelope, transaction, client_state, context, self._regulate)
+
+    def _begin_chunk(self) -> None:
+        """The octets of a BDAT are next, and some of them may be here."""
+        intake, self.parked = self.parked or self._new_intake(), None
+        self.intake = intake
+        size, last = self.conversation.chunk
+        intake.begin_chunk(size, last=last)
+        self.deadlines.body_began(self.deadlines.heard)
+        self._take_body(intake, self.lines.take(size))
+
+    def _discard(self) -> None:
+        """Drop the octets of a refused BDAT; after the last one say why."""
+        dropped = len(self.lines.take(self._discarding))
+        self._discarding -= dropped
+        self.deadlines.body_came(dropped, self.loop.time())
+        if not self._discarding:
+            self.deadlines.complete()
+            self.transport.write(self._owed.reply.encode())
+
+    def _take_body(self, intake: Intake, data: bytes) -> None:
+        """Feed octets to the message; what follows its end goes to the lines."""
+        deadlines = self.deadlines
+        deadlines.octets += len(data)
+        intake.feed(data)
+        if intake.complete or intake.chunk_done:
+            self.context.large_bodies.leave(self)
+            self._behind_others = False
+            if intake.rest:
+                self.lines.feed(intake.rest)
+            if intake.complete:
+                deadlines.complete()
+        elif intake.hopeless:
+            self._give_up(replies.MUCH_TOO_BIG)
+            return
+        elif intake.is_large:
+            self._behind_others = not self.context.large_bodies.may_read(self, len(data), deadlines.heard)
+        if intake.task is None and intake.refusal is None and intake.worth_storing:
+            intake.task = self._spawn(self._store(intake))
+        if not intake.complete:
+            if intake.chunk_done:
+                self._park(intake)
+            if self.context.memory.full:
+                self.context.memory.relieve()
+        elif intake.refusal is not None and intake.task is None:
+            self._finish(intake, intake.refusal)
+        if not intake.complete or self.lines.waiting or self.transport.is_paused:
+            self._regulate()
+
+    def _park(self, intake: Intake) -> None:
+        """A chunk is here, and the message goes on in the next one."""
+        self.intake = None
+        self.deadlines.chunk_complete(self.loop.time())
+        if intake.refusal is None:
+            self.parked = intake
+            self.transport.write(replies.chunk_taken(self.conversation.chunk[0]).wire)
+        else:
+            self._finish(intake, intake.refusal)
+
+    async def _store(self, intake: Intake) -> None:
+        try:
+            answer = await intake.store()
+            intake.task = None
+            # A refusal in the middle of a body waits for its end.
+            if not intake.complete:
+                self._regulate()  # what was held back is dropped now, so there is room
+                return
+            self._finish(intake, answer)
+            # Mostly the client has been waiting for the reply.
+            if self.lines.waiting or self.transport.is_paused or self._ended or self._draining:
+                self.advance()
+        except Exception as error:  # noqa: BLE001 - no caller awaits this task
+            self.context.events.trouble("inbound", error, message_id=intake.envelope.id)
+            self.abort()
+        finally:
+            intake.task = None
+
+    def _finish(self, intake: Intake, answer: ServerReply) -> None:
+        """End the mail transaction with this reply."""
+        self.intake = None
+        if intake.held:
+            intake.release()
+        if answer.reason is not None:
+            self._refuse(intake, answer)
+        self.conversation.reset()
+        if not self.transport.is_open:
+            if answer.reason is None:
+                self.context.events.reply_lost(intake.envelope.id, intake.envelope.origin)
+            return
+        self.deadlines.answered(self.loop.time(), None)
+        self.transport.write(answer.wire)
+        if answer.then is Then.CLOSE:
+            self._say_goodbye(ServerReply(answer.reply, b""))
+
+    def _give_up(self, answer: ServerReply) -> None:
+        """End the session with this reply; a message that is here whole is still stored."""
+        intake = self.intake or self.parked
+        if intake is not None and not intake.complete:
+            self._refuse(intake, answer)
+            self._abort(intake)
+            answer = ServerReply(answer.reply, answer.wire)
+        self._say_goodbye(answer)
+
+    def _abort_bodies(self, *, left: bool) -> None:
+        """The connection is gone; `left`: because of the client."""
+        for intake in (self.intake, self.parked):
+            if intake is None or intake.complete:
+                continue
+            if left:
+                self._refuse(intake, ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
+            self._abort(intake)
+
+    def _abort(self, intake: Intake) -> None:
+        """No end of data will come: the message does not exist."""
+        self.intake = self.parked = None
+        self.context.large_bodies.leave(self)
+        if intake.task is not None:
+            intake.task.cancel()
+        intake.release()
+
+    def _refuse(self, intake: Intake, answer: ServerReply) -> None:
+        envelope = intake.envelope
+        self.conversation.refuse(
+            answer,
+            "BDAT" if intake.is_chunked else "DATA",
+            message_id=envelope.id,
+            mailbox=envelope.sender,
+            detail=intake.detail,
+        )
+
+    # Tasks, memory, the end, reading, time.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's own words
+        """Run it; the listener does not forget the session before it ends."""
         task = self.loop.create_task(work)
         self._running += 1
         # Not at the end of the work: a task that is cancelled before it began never gets there.
@@ -364,16 +603,32 @@ class Session(SMTP):
     def _one_less(self, _: asyncio.Task[None]) -> None:
         self._running -= 1
         if not self._running and self.transport.is_lost:
-            self._over()
+            self._admission.forget(self)
 
-    def _over(self) -> None:
-        self.bodies.part()
-        self._house.forget(self)
+    def _charge(self) -> None:
+        """Keep the account of all sessions' memory, and relieve it when it is full."""
+        held = self.lines.waiting + (TLS_COST if self.transport.has_tls else 0)
+        if held == self._charged:
+            return
+        memory = self.context.memory
+        memory.used += held - self._charged
+        self._charged = held
+        if memory.full:
+            memory.relieve()
 
-    def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
+    def _hold_nothing(self) -> None:
+        """Give back the memory of this session, except that of a message that is here whole."""
+        self.lines.clear()
+        self.conversation.reset()
+        self.context.memory.used -= self._charged
+        self._charged = 0
+
+    def _say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
         if answer.reason is not None:
             self.conversation.refuse(answer, detail=detail)
-        if answer.wire and handshake.is_heard(self):
+        # Before its handshake a client that expects TLS could not read the reply.
+        is_heard = self.transport.secured is not None or self.context.settings.tls is not ListenerTls.IMPLICIT
+        if answer.wire and is_heard:
             self.transport.write(answer.wire)
         self._close()
 
@@ -386,42 +641,42 @@ class Session(SMTP):
                 self._timer.cancel()
             self._timer = handle
 
-    def _owes_answers(self) -> bool:
+    def _owes_replies(self) -> bool:
         asking = self._asking is not None
-        if asking and self.ended and not self.lines.waiting and isinstance(self.conversation.question, LogIn):
+        if (
+            asking
+            and self._ended
+            and not self.lines.waiting
+            and isinstance(self.conversation.question, LogIn)
+        ):
             asking = False  # no command can follow the log-in, so its hash need not be computed
-        ours = self.bodies.wait_for_store or asking
-        return not self._closing and (ours or self._yielded or self._blocked)
-
-    def leave_soon(self) -> None:
-        self.ended = True
-        self.loop.call_soon(self._leave_if_done)
+        return not self._closing and (self._waits_for_store or asking or self._yielded or self._blocked)
 
     def _leave_if_done(self) -> None:
-        if self._closing or self._owes_answers():
+        if self._closing or self._owes_replies():
             return
-        if self.ended:
+        if self._ended:
             self._close()
         elif self._draining and self.conversation.transaction is None:
-            self.say_goodbye(replies.SHUTTING_DOWN)
+            self._say_goodbye(replies.SHUTTING_DOWN)
 
-    def regulate(self) -> None:
+    def _regulate(self) -> None:
         """Read only while there is room for what comes."""
-        ours = self.bodies.are_behind
+        ours = self.held_up
         if ours or self._asking is not None:
             self.deadlines.paused(self.loop.time())
         elif self.deadlines.is_paused:
             self.deadlines.resumed(self.loop.time())
         pause = ours or self._blocked or self.lines.waiting > MAX_PIPELINED
-        if pause is not self.transport.is_paused and not self.ended:
+        if pause is not self.transport.is_paused and not self._ended:
             self.transport.pause_reading(pause)
 
     def _look_at_time(self) -> None:
         now = self.loop.time()
-        if self._owes_answers() and not self._blocked:
+        if self._owes_replies() and not self._blocked:
             self.deadlines.heard = now
         late = self.deadlines.late(now)
         if late is None:
             self._timer = self.loop.call_at(self.deadlines.next_look(now), self._look_at_time)
         else:
-            self.bodies.give_up(late)
+            self._give_up(late)

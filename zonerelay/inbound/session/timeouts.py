@@ -1,22 +1,21 @@
-"""How long a client may take. No timers here: the session asks when its one timer fires.
+"""The deadlines of a client. No timers are here: the session asks when its one timer fires.
 
 - handshake: for a PROXY header, or for a TLS handshake, from its beginning to its end.
-- idle: between our answer and the client's next complete command (dribbling single octets does not help),
-  and between two pieces of a body (RFC 5321 4.5.3.2.7).
+- idle: between our reply and the client's next complete command (dribbling single octets does not help), and
+  between two pieces of a body (RFC 5321 4.5.3.2.7).
 - data rate: a body, or a BDAT chunk, that takes longer than the idle time must come with so many octets a
   second on average (Postfix's smtpd_min_data_rate): an octet a minute is not idle, but it is no mail.
-- transaction: from MAIL to the end of data, so that whatever trickles ends some day.
+- transaction: from MAIL to the end of data, so that every trickle ends some day.
 
-Time in which we do not read, or ask somebody before we answer, is not the client's: its clocks stand still.
-Late clients get 421 4.4.2; inside a TLS handshake nobody could read that.
+These clocks stand still while the relay does not read, or asks a question before it replies. Late clients get
+421 4.4.2; inside a TLS handshake the client could not read that.
 """
 
 from __future__ import annotations
 
 from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import HANDSHAKE
 from zonerelay.inbound.state.replies import ServerReply
-
-HANDSHAKE = 30.0  # seconds: what Haraka gives a PROXY header; a TLS handshake is two round trips
 
 
 class Deadlines:

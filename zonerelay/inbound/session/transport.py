@@ -1,11 +1,11 @@
-"""What lies between a session and its socket: a PROXY header, then TLS, then writing and closing.
+"""Unwraps the bytes between a session and its socket: a PROXY header, then TLS; writes and closes.
 
-Owns the transport. Bytes go through `receive` on their way in while `is_wrapped`, and through `write` on
-their way out. Clear text that came before a handshake can never reach the conversation after it: the
-session drops what it has, and everything that comes later is ciphertext.
+Owns asyncio's transport. Input goes through `receive` while `is_wrapped`, output through `write`. Clear text
+that came before a handshake never reaches the session after it: the session drops what it has, and everything
+later is ciphertext.
 
-Failure: `receive` raises `TransportFault` when the connection cannot be used any more; its text is for the
-operator. Nothing else raises; writing to a client that is gone does nothing.
+Failure: `receive` raises TransportFault when the connection cannot be used any more; its text is for the
+operator. Nothing else raises; a write to a client that is gone does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from zonerelay.inbound.tls.ports import Channel, TlsFault, TlsInfo
 from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyReader
 
-LINGER = 10.0  # seconds for a client to take our last words before it is cut off
+LINGER = 10.0  # seconds for a client to take the last reply before it is cut off
 
 
 class TransportFault(Exception):
@@ -66,7 +66,7 @@ class Transport:
 
     @property
     def is_lost(self) -> bool:
-        """The loop has said that it is gone."""
+        """The event loop has reported that the connection is gone."""
         return self._transport is None
 
     def expect_proxy_header(self) -> None:
@@ -134,7 +134,7 @@ class Transport:
             self._transport.resume_reading()
 
     def close(self) -> asyncio.TimerHandle | None:
-        """After what is written has gone out. The handle ends a client that does not take it."""
+        """Close once the output has gone out. The returned timer ends a client that does not take it."""
         transport = self._transport
         if transport is None:
             return None
@@ -144,7 +144,7 @@ class Transport:
         if transport.get_write_buffer_size():
             handle = self._loop.call_later(LINGER, transport.abort)
         transport.close()
-        self._say_no_more()
+        self._drop_output()
         return handle
 
     def abort(self) -> None:
@@ -152,15 +152,15 @@ class Transport:
             self._transport.abort()
 
     def lost(self) -> None:
-        """The loop says that the connection is gone."""
+        """The event loop reports that the connection is gone."""
         self._transport = None
-        self._say_no_more()
+        self._drop_output()
 
-    def _say_no_more(self) -> None:
-        # OpenSSL's part is tens of kilobytes, and a client may take its time to hear our last words.
+    def _drop_output(self) -> None:
+        # OpenSSL's part is tens of kilobytes, and a client may be slow to take the last reply.
         self._tls = None
-        self.write = _to_nobody
+        self.write = _discard
 
 
-def _to_nobody(data: bytes) -> None:
-    """What is said to a client that is gone."""
+def _discard(data: bytes) -> None:
+    """Write nothing: the client is gone."""

@@ -1,7 +1,7 @@
-"""Who the client is by now: its address, its TLS, its name, its user. No I/O.
+"""What is known of a client: its address, its TLS, its HELO name, its user. No I/O.
 
-What that lets it do is in `grants`; the protocol word of the Received field (RFC 3848), what a policy is
-told, and the addresses that the client may use as its own follow from the same facts.
+`grants` says what the client may do. The protocol word of the Received field (RFC 3848), the client that a
+policy sees, and the addresses that the client may use as its own follow from the same facts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.server.xclient import XClient
 
-MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and nobody writes them
+MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and are not legitimate
 
 
 class ClientState:
@@ -54,7 +54,7 @@ class ClientState:
         self.grants = self._weighed()
 
     def take_over(self, before: ClientState, xclient: XClient) -> None:
-        """What XCLIENT says of the client; what it does not say stays as it was before."""
+        """Take over the attributes that XCLIENT names, and keep the others from `before`."""
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended
         else:
@@ -80,12 +80,12 @@ class ClientState:
 
     @property
     def priority(self) -> Priority | None:
-        """The user's, `None` when the listener's counts."""
+        """The user's priority, `None` when the listener's counts."""
         return None if self.user is None else self.user.priority
 
     @property
     def info(self) -> ClientInfo:
-        """For the policy."""
+        """The client as a policy sees it."""
         tls = self.tls
         return ClientInfo(
             address=self.client.address,
@@ -106,11 +106,11 @@ class ClientState:
 
     @property
     def is_bound(self) -> bool:
-        """To some senders."""
+        """The user may send from listed addresses only."""
         return self.user is not None and bool(self.user.senders)
 
     def may_write_as(self, authors: Sequence[str]) -> bool:
-        """The same for From fields: every address in their values. What cannot be read is nobody's."""
+        """Check every address in the values of From fields. A value that cannot be parsed is refused."""
         if sum(map(len, authors)) > MAX_AUTHORS:
             return False
         try:

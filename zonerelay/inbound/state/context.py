@@ -1,24 +1,27 @@
-"""What all sessions of one listener share: settings, collaborators, and answers made from them once."""
+"""What sessions share: the context of all listeners of a worker, and that of one listener.
+
+A context is immutable. A reload makes a new one for new sessions; open sessions keep the one they began with.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.rules import AccessRules
-from zonerelay.inbound.access.strangers import Strangers
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.error_delay import ErrorDelays
 from zonerelay.inbound.limits.large_bodies import LargeBodies
 from zonerelay.inbound.limits.memory import SessionMemory
+from zonerelay.inbound.limits.srs_recipients import SrsRecipients
 from zonerelay.inbound.policy import Connect
-from zonerelay.inbound.session import timeouts as deadlines
 from zonerelay.inbound.state.ehlo_reply import Greeting
 from zonerelay.inbound.state.permissions import GrantTable
-from zonerelay.inbound.state.questions import Consultants
+from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, Users
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
@@ -31,28 +34,59 @@ from zonerelay.routing.zones.zones import ZoneOf
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
+HANDSHAKE = 30.0
+"""Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
+
 
 class ChooseZone(Protocol):
-    """Which zone delivers to each recipient; asked once the message is here whole.
+    """Returns the function that chooses a recipient's zone; called once a message is here whole.
 
-    `named` is the zone that the message names, by one who may, `""` for none.
+    `named` is the zone that the header of a trusted client names, `""` for none.
     """
 
     def __call__(self, envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf: ...
 
 
-class Notify(Protocol):
-    """Tell the queue that a zone has mail, not to be sent before `due` (Unix time, 0.0 for at once)."""
+NotifyQueue = Callable[[str, float], None]
+"""Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
 
-    def __call__(self, zone: str, due: float, /) -> None: ...
+
+def _no_limit() -> SessionMemory:
+    return SessionMemory(sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerContext:
-    """`certificates` is `None` when the listener has no TLS, `access`, `rewriting` and `srs` without rules.
+class SharedContext:
+    """What all listeners of a worker share besides the store.
 
-    `hash_bodies`: their hash for DKIM is wanted. `dropped` are fields that no message keeps, in lower case.
-    `zone_sizes`: the largest message of zones that limit it. `lists`: held to store one of many recipients.
+    `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
+    no listener offers AUTH. `hash_bodies`: mail may be signed (DKIM), and the hash of a body is cheapest
+    while it arrives. `zone_sizes` is the largest message, in octets, of each zone that limits it.
+    """
+
+    memory: SessionMemory = field(default_factory=_no_limit)
+    error_delays: ErrorDelays = field(default_factory=ErrorDelays)
+    access: AccessRules | None = None
+    users: Users | None = None
+    sender_domains: SenderDomainCheck | None = None
+    bursts: Bursts | None = None
+    rewriting: Rewriting | None = None
+    srs: Srs | None = None
+    srs_recipients: SrsRecipients = field(default_factory=SrsRecipients)
+    hash_bodies: bool = False
+    zone_sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:  # Any: values of every field's type
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerContext(SharedContext):
+    """What all sessions of a listener share, and what is derived from its settings once.
+
+    `certificates` is `None` when the listener has no TLS. `dropped` are the fields that no message keeps, in
+    lower case. `lists` is held while a message with many recipients is stored. `first_look` is the number of
+    seconds until a new session may be late for the first time.
     """
 
     settings: ListenerSettings
@@ -60,19 +94,10 @@ class ListenerContext:
     store: QueueStore
     ids: MessageIdSource
     choose_zone: ChooseZone
-    notify: Notify
+    notify: NotifyQueue
     events: Events
     clock: Clock
     consultants: Consultants
-    memory: SessionMemory
-    error_delays: ErrorDelays = field(default_factory=ErrorDelays)
-    access: AccessRules | None
-    bursts: Bursts | None = None
-    rewriting: Rewriting | None = None
-    srs: Srs | None = None
-    strangers: Strangers = field(default_factory=Strangers)
-    hash_bodies: bool = False
-    zone_sizes: Mapping[str, int] = field(default_factory=dict)
     certificates: TlsContexts | None = None
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     lists: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -81,7 +106,7 @@ class ListenerContext:
     zone_header: ZoneHeader | None = field(init=False)
     dropped: frozenset[str] = field(init=False)
     greets_at_once: bool = field(init=False)
-    first_look: float = field(init=False)  # seconds until a new session may be late for the first time
+    first_look: float = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -92,7 +117,7 @@ class ListenerContext:
             "zone_header": ZoneHeader.of(settings),
             "dropped": dropped_headers(settings),
             "greets_at_once": not implicit and Connect not in self.consultants.asked,
-            "first_look": min(settings.idle_timeout, settings.transaction_timeout, deadlines.HANDSHAKE),
+            "first_look": min(settings.idle_timeout, settings.transaction_timeout, HANDSHAKE),
         }
         for name, value in derived.items():
             # The way a frozen dataclass sets what it derives.

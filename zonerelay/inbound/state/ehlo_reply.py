@@ -1,7 +1,7 @@
-"""What a listener greets with: its banner and the answers to EHLO and HELO, made once and remembered.
+"""The greeting of a listener and its replies to EHLO and HELO, each built once and remembered.
 
-An extension is offered only when it is complete here and of use to this client: STARTTLS and AUTH depend
-on the connection, DSN, FUTURERELEASE and XCLIENT on who the client is.
+An extension is offered only when it is complete here and of use to this client: STARTTLS and AUTH depend on
+the connection, DSN, FUTURERELEASE and XCLIENT on the client.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from zonerelay.smtp.client.extensions import future_release_line, limits_line
 from zonerelay.smtp.server.sasl import MECHANISMS
 from zonerelay.smtp.server.xclient import KEYWORDS
 
-FRESH = 60.0  # seconds that an EHLO answer with a date in it (RFC 4865) is used
+FRESH = 60.0  # seconds that an EHLO reply with a date in it (RFC 4865) is used
 
 
-# What of the EHLO answer differs between clients, as flags (plain numbers: asked for at every connection).
+# The parts of the EHLO reply that differ between clients, as flags (plain numbers: used at every connection).
 STARTTLS = 1
 AUTH = 2
 FUTURE_RELEASE = 4

@@ -1,8 +1,8 @@
-"""What a client may do and what it is offered, by what is known of it: address, TLS, a proof of who it is.
+"""What a client may do and what EHLO offers it, by its address, its TLS and its proof of identity.
 
-There are few combinations on a listener and every connection has one, so they are worked out once each.
-Relaying needs one of: an address in `allow_networks`, a user who has logged in, a client certificate that
-is listed. With `auth = "required"` the address is not enough.
+A listener has few combinations of these and every connection has one, so each is computed once. Relaying
+needs one of: an address in `allow_networks`, a user who has logged in, a client certificate that is listed.
+With `auth = "required"` the address is not enough.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _grants(
     auth = settings.auth is not ListenerAuth.OFF and (
         secure or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
     )
-    # Only for those whose mail we carry, or will when they have logged in: RFC 4865 is for submission, and
+    # Only for clients that may relay, or may after a log-in: RFC 4865 is for submission, and
     # with DSN a stranger could have our reports sent to a third person.
     submits = may_relay or auth
     hold = submits and settings.max_hold > 0

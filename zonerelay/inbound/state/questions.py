@@ -1,7 +1,7 @@
-"""Questions that cannot be answered between two packets, and whom to ask: users, DNS, the operator's policy.
+"""Questions to users' passwords, DNS and the operator's policy, which no command can answer at once.
 
-A command that needs to know puts a question; the session awaits `ask` and hands the verdict back. Nothing
-here is touched by a session that never asks: `asked` says which events are worth asking at all.
+A command that needs an answer puts a question; the session awaits `ask` and hands the verdict back. A session
+that never asks pays nothing: `asked` says which events are worth a question.
 
 Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 or 454 comes back.
 """
@@ -23,7 +23,7 @@ from zonerelay.telemetry.events.events import Events
 
 @dataclass(frozen=True, slots=True)
 class LogIn:
-    """Somebody says who they are."""
+    """A client presents credentials (AUTH)."""
 
     client: ClientInfo
     mechanism: str
@@ -35,7 +35,7 @@ Question = LogIn | Event
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`login` answers a LogIn; `reason` is why, if the decision is no."""
+    """`login` answers a LogIn; `reason` is the reason of a refusal."""
 
     decision: Decision = ACCEPT
     login: Login | None = None

@@ -1,8 +1,8 @@
-"""Everything the listener says, encoded once.
+"""Every reply of the server, encoded once.
 
 Each reply but the greeting, EHLO's list and 354 carries an enhanced status (RFC 2034). Texts are bland:
-what an operator may know goes to the log. `counts` marks what a client did wrong, for `max_errors`;
-trouble of ours, and limits that a correct client may meet, do not count against it.
+details for the operator go to the log. `counts` marks what a client did wrong, for `max_errors`; trouble of
+ours, and limits that a correct client may meet, do not count against it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Then(enum.Enum):
 
     GO_ON = enum.auto()
     TAKE_BODY = enum.auto()
-    TAKE_CHUNK = enum.auto()  # the octets of a BDAT, then an answer about them
+    TAKE_CHUNK = enum.auto()  # the octets of a BDAT, then the reply about them
     DISCARD = enum.auto()  # the octets of a refused BDAT, and only then say `reply`: `wire` is empty
     HANDSHAKE = enum.auto()  # TLS
-    ASK = enum.auto()  # somebody else, and then answer
-    READMIT = enum.auto()  # as whom XCLIENT names
-    HOLD_BACK = enum.auto()  # the answer in the conversation's `held_back`, for its `delay`
+    ASK = enum.auto()  # the question, and then reply
+    READMIT = enum.auto()  # as the client that XCLIENT names
+    HOLD_BACK = enum.auto()  # the reply in the conversation's `held_back`, for its `delay`
     CLOSE = enum.auto()
 
 
@@ -71,7 +71,7 @@ def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> ServerRepl
 
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:
-    """The refusal of somebody who was asked; 421 ends the session."""
+    """The refusal that a verdict gives; 421 ends the session."""
     return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
 
 
@@ -95,7 +95,7 @@ _QUEUED = Reply(250, "0.0", "OK queued")
 
 
 def queued(message_id: MessageId) -> ServerReply:
-    """Its `reply`, which nobody logs, is the same for all messages."""
+    """Its `reply`, which is not logged, is the same for all messages."""
     return ServerReply(_QUEUED, f"250 2.0.0 OK queued as {message_id}\r\n".encode())
 
 
@@ -106,7 +106,7 @@ def chunk_taken(size: int) -> ServerReply:
 _CHUNK = Reply(250, "0.0", "octets received")
 _NOTHING = Reply(250, "0.0", "")
 
-# Nobody hears these: the answer comes later.
+# These are not sent: the reply comes later.
 ASK = ServerReply(_NOTHING, b"", Then.ASK)
 TAKE_CHUNK = ServerReply(_NOTHING, b"", Then.TAKE_CHUNK)
 READMIT = ServerReply(_NOTHING, b"", Then.READMIT)
@@ -177,10 +177,10 @@ TRANSACTION_TIME = _bye(421, "4.2", "Transaction took too long", Reason.TRANSACT
 DATA_RATE = _bye(421, "4.2", "Data comes too slowly", Reason.DATA_RATE)
 SHUTTING_DOWN = _bye(421, "3.2", "Shutting down", Reason.SHUTDOWN)
 
-# Nobody hears this one: it is what the log says of a client that left inside DATA.
+# Not sent: the log shows it for a client that left inside DATA.
 CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
 
-# Nor these: after a failed handshake, or in front of a balancer, nobody understands a reply.
+# Not sent either: after a failed handshake, or before a PROXY header, the client cannot read a reply.
 _UNHEARD = Reply(421, "5.0", "Not heard")
 NOBODY = ServerReply(_UNHEARD, b"", Then.CLOSE)
 TLS_FAULT = ServerReply(_UNHEARD, b"", Then.CLOSE, Reason.TLS)

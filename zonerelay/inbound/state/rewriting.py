@@ -1,13 +1,12 @@
-"""The [[rewrite]] tables: other addresses for those that match, in the envelope and in the header.
+"""The [[rewrite]] tables: replace addresses that match, in the envelope and in the header.
 
-The first rule that matches an address counts, and what it becomes is not looked up again, so rules cannot run
-in circles. Conditions on user and listener belong to the match. The null sender is nobody's address and is
-never rewritten.
+The first rule that matches an address counts, and its result is not looked up again, so rules cannot run in
+circles. Conditions on user and listener belong to the match. The null sender is never rewritten.
 
-Whoever decides about the client (access rules, the user's senders, a policy at MAIL and RCPT) sees the
-address as the client gave it; whoever decides about the message (routes, the queue, a policy at headers) sees
-what it has become. Recipients that become one are one delivery, which knows the first of their original
-addresses: RFC 3461 5.2.1 d) has it in ORCPT, and a report names it to a sender who knows no other.
+Decisions about the client (access rules, the user's senders, a policy at MAIL and RCPT) see the address as
+the client gave it; decisions about the message (routes, the queue, a policy at headers) see the result.
+Recipients that become one are one delivery, which knows the first of their original addresses: RFC 3461 5.2.1
+d) puts it in ORCPT, and a report names it to a sender, who knows no other.
 
 A look-up costs the same with ten rules and with ten thousand. Raises ValueError in words, at load only.
 """
@@ -19,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zonerelay.config.settings import RewriteSettings, RewriteWhere
-from zonerelay.inbound.state.transaction import Transaction, recipient_key
+from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.message.header.address_fields import change_addresses
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Origin, Recipient
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressTable
@@ -91,7 +90,7 @@ class Rewriting:
                     table.add(pattern, at)
 
     def of(self, listener: str, user: str) -> Rewrites:
-        """For the mail of one client; `user` is `""` when nobody has logged in."""
+        """For the mail of one client; `user` is `""` without a log-in."""
         return Rewrites(self, listener, user)
 
     def rewrite(self, transaction: Transaction, origin: Origin) -> None:
@@ -193,7 +192,7 @@ def renamed(recipient: Recipient, address: Mailbox) -> Recipient:
 
 
 def wishes_of_both(one: Notify, other: Notify) -> Notify:
-    """Of two recipients that became one: whoever wants to be told is told."""
+    """Combine the NOTIFY wishes of two recipients that became one: each wish for a report counts."""
     if one == other or other is Notify.NEVER:
         return one
     if one is Notify.NEVER:
@@ -204,7 +203,7 @@ def wishes_of_both(one: Notify, other: Notify) -> Notify:
 
 
 def notes_of(transaction: Transaction) -> Iterable[str]:
-    """For the trace: which rules, and whom mail goes to now. Bounded, as those about zones."""
+    """Yield notes for the trace, a bounded number: which rules matched, and the new addresses."""
     by_rule: dict[str, list[Mailbox]] = {}
     for how, address in transaction.rewritten:
         by_rule.setdefault(how, []).append(address)

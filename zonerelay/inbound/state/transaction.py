@@ -1,6 +1,7 @@
-"""One mail transaction as it is being built, from MAIL to the end of data (RFC 5321 3.3). Values only.
+"""One mail transaction while it is built, from MAIL to the end of data (RFC 5321 3.3). Values only.
 
-Holds what MAIL and RCPT said, and what the policy wants for the message: zones and changes to the header.
+Holds the arguments of MAIL and RCPT, and the policy's wishes for the message: zones and changes to the
+header.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Transaction:
     """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
 
     `cost` is what the recipients stand for in the memory of all sessions, `octets` what BDAT has announced.
-    `rewritten` is how recipients came to be others than the client named, and who they are.
+    `rewritten` says how recipients came to differ from those that the client named, with the new addresses.
     """
 
     __slots__ = (
@@ -105,12 +106,6 @@ class Transaction:
             origin=origin,
             priority=priority,
         )
-
-
-def recipient_key(mailbox: Mailbox) -> str:
-    """What a recipient has in common with the same one in another spelling."""
-    local, at, domain = mailbox.rpartition("@")
-    return f"{local}{at}{domain.lower()}"
 
 
 def mailboxes(recipients: Iterable[Recipient]) -> tuple[Mailbox, ...]:

@@ -1,6 +1,6 @@
 """The header field in which a trusted client names the zone of its mail, such as `X-Sending-Zone`. No I/O.
 
-Dropped from every message, whoever wrote it (`header_changes`): recipients have no use for it, and the next
+The field is dropped from every message (`cleanup/own_headers`): recipients have no use for it, and the next
 relay might obey it. Of several such fields the first counts.
 """
 

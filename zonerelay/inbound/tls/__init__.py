@@ -1,4 +1,5 @@
-"""TLS towards clients. `ports` has the values and Protocols; every other module here imports OpenSSL.
+"""TLS towards clients. `ports` has the values and Protocols; other modules here import OpenSSL or
+cryptography.
 
-The library is imported only when a listener offers TLS: it costs more memory than the rest of a listener.
+The libraries are imported only when a listener offers TLS: they cost more memory than the rest of a listener.
 """

@@ -1,9 +1,8 @@
-"""A certificate with its chain and its key, read from PEM files and checked (cryptography).
+"""Reads a certificate with its chain and its key from PEM files, and checks that they belong together.
 
-Both files are read whole before anything is looked at, so what is checked is what is used. What is wrong
-is a CertificateError that says which file and what to do; its text never holds anything of a key.
-Names are A-labels in lower case (routing/idna.py): those of subjectAltName, or the common name of a
-certificate that has none.
+Both files are read whole first, so what is checked is what is used. Raises CertificateError, whose text says
+which file is wrong and what to do, and never holds anything of a key. Names are A-labels in lower case
+(`routing/idna`): those of subjectAltName, or the common name of a certificate that has none.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def _parse_key(path: Path, text: bytes) -> CertificateKey:
             "without one (openssl pkey) and protect the file by its rights"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        # Its text is left out: nobody has promised that it tells nothing of the key.
+        # Its text is left out: no documentation promises that it tells nothing of the key.
         raise CertificateError(f"{path} holds a private key that is damaged or of an unknown kind") from error
     if not isinstance(key, _CertificateKeys):
         kind = {dsa.DSAPrivateKey: "DSA", ed448.Ed448PrivateKey: "Ed448"}

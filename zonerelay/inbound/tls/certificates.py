@@ -1,12 +1,12 @@
 """The certificates of one listener: read at the start, and again when their files change.
 
-A new context serves new sessions; those in progress keep what they began with. A pair of files that
-cannot be used when it changes (certbot replaces certificate and key one after the other) is kept out: the
-old pair serves on, the problem is logged once and shown in `problems`, and the files are tried again. At
-the start the same problem is a CertificateError: the relay must not offer TLS that cannot work. An
-expired certificate is used, because most clients encrypt without looking; it is warned about.
+A new context serves new sessions; sessions in progress keep theirs. A pair of files that cannot be used when
+it changes (certbot replaces certificate and key one after the other) is kept out: the old pair stays in use,
+the problem is logged once and shown in `problems`, and the files are tried again. At the start the same
+problem is a CertificateError: the relay must not offer TLS that cannot work. An expired certificate is used,
+with a warning, because most clients encrypt without a look at it.
 
-Files are looked at once in LOOK_EVERY at most, and only when a client comes.
+Files are looked at once in LOOK_EVERY at most, and only when a client connects.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""One client's TLS, sans-IO: ciphertext in, plaintext out, and back (pyOpenSSL over memory BIOs).
+"""One client's TLS without I/O: takes ciphertext, gives plaintext, and back (pyOpenSSL over memory BIOs).
 
-pyOpenSSL because it alone lets a server ask for a certificate that no authority has signed and compare
-its fingerprint. Nothing is held but what OpenSSL needs: input is fed in pieces of PIECE and read at once,
-so a memory BIO, which never shrinks, stays that small; before the handshake is complete a client may send
-MAX_HANDSHAKE octets. A new channel knows nothing of what came in clear text before it, which is what
-RFC 3207 4.2 asks for after STARTTLS.
+pyOpenSSL is used because it alone lets a server ask for a certificate that no authority has signed and
+compare its fingerprint. Only what OpenSSL needs is held: input is fed in pieces of PIECE and read at once, so
+a memory BIO, which never shrinks, stays that small; before the handshake is complete a client may send
+MAX_HANDSHAKE octets. A new channel knows nothing of the clear text that came before it, as RFC 3207 4.2
+demands after STARTTLS.
 
-Failure is a TlsFault, and final: the alert is in `take_output`, then the connection has to be closed.
-What was decrypted by the same `receive` is lost with it, because no answer to it could be sent.
+Failure is a TlsFault, and final: the alert is in `take_output`, then the connection has to be closed. Text
+that the same `receive` decrypted is lost with it, because no reply to it could be sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECORD = 16 * 1024  # RFC 8446 5.1: what a record holds
 OUTPUT = 4 * 1024
 """Octets per record of ours: answers are short, and the memory BIO on the way out does not shrink either."""
 
-# Before OpenSSL 4 an entry that somebody else left in this thread's error queue would be taken for a fault
+# Before OpenSSL 4 an entry that other code left in this thread's error queue would be taken for a fault
 # of ours (SSL_get_error(3)), and pyOpenSSL does not look. `lib` has no types.
 _forget_errors = Binding.lib.ERR_clear_error
 

@@ -1,8 +1,7 @@
-"""TLS contexts for certificates, and the choice between them by the name that the client asks for (SNI).
+"""Builds TLS contexts, and chooses a certificate by the name that the client asks for (SNI).
 
-Ciphers are those of Mozilla's "intermediate" list without finite-field DH: forward secret and AEAD. The
-client's certificate, if one is asked for, is accepted whatever it is: access is decided by its
-fingerprint, not by who signed it.
+Ciphers are those of Mozilla's "intermediate" list without finite-field DH: forward secret and AEAD. Any
+client certificate is accepted, if one is asked for: access is decided by its fingerprint, not by its issuer.
 """
 
 from __future__ import annotations

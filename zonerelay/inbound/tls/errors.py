@@ -1,7 +1,7 @@
-"""What went wrong in TLS, in an operator's words instead of OpenSSL's.
+"""Explains TLS failures in an operator's words instead of OpenSSL's.
 
-The texts come from fixed lists (OpenSSL's reasons are constants of the library), so nothing that a client
-wrote gets into them.
+The texts come from fixed lists (OpenSSL's reasons are constants of the library), so no text of a client gets
+into them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a session needs to know of TLS: the values and the Protocols, without the library.
+"""The values and Protocols by which a session knows TLS, without the library.
 
-`tls_channel` and `certificates` have OpenSSL; they are imported only when a listener offers TLS, because
-the library costs more memory than everything else of a listener that does not.
+`channel` and `certificates` use OpenSSL; they are imported only when a listener offers TLS, because the
+library costs more memory than everything else of a listener that does not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The body of a message as it travels in BDAT: chunks of announced size (RFC 3030 2). Sans-IO.
 
 Nothing in the octets is framing: `<CR><LF>.<CR><LF>` is two lines of text, and a dot at the beginning of a
-line is nobody's stuffing. Line ends are treated as in DATA (line_ends.py) with the same counters: BINARYMIME
-is not offered, so a body is text whose lines end with CRLF (RFC 3030 2), and a bare CR or LF is as
-dangerous here as there: the next hop is mostly reached with DATA. A chunk may end anywhere, between CR and
-LF as well.
+line is not stuffing. Line ends are treated as in DATA (line_ends.py) with the same counters: BINARYMIME is
+not offered, so a body is text whose lines end with CRLF (RFC 3030 2), and a bare CR or LF is as dangerous
+here as there: the next hop is mostly reached with DATA. A chunk may end anywhere, between CR and LF as well.
 
 A size that cannot be read loses the framing for good: what follows might be a body, which must not run as
 commands, so the caller closes after answering (`parse_bdat` raises CommandError).

@@ -1,8 +1,8 @@
-"""A client's address as somebody else tells it (PROXY header, XCLIENT), in the one spelling used everywhere.
+"""Parses a client's address in a PROXY header or XCLIENT into the one spelling used everywhere.
 
 Strict: leading zeros, scopes, missing parts raise ValueError, because what comes out of here decides who may
-relay. An IPv4 address that is mapped into IPv6 is an IPv4 address, as it is for clients on a
-dual-stack socket.
+relay. An IPv4 address that is mapped into IPv6 is an IPv4 address, as it is for clients on a dual-stack
+socket.
 """
 
 from __future__ import annotations

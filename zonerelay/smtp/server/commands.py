@@ -1,7 +1,7 @@
-"""Command lines: a verb and its argument (RFC 5321 4.1.1).
+"""Parses a command line into a verb and its argument (RFC 5321 4.1.1).
 
 Lines come from `LineReader`, so CR before LF is gone. Control characters and broken UTF-8 are refused here,
-once, for every command: what a client says ends in logs, in header fields and at the next server.
+once, for every command: the text of a client ends in logs, in header fields and at the next server.
 """
 
 from __future__ import annotations

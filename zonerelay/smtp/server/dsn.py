@@ -1,7 +1,7 @@
-"""Values of the DSN parameters (RFC 3461 4): RET, ENVID, NOTIFY, ORCPT.
+"""Parses the DSN parameters (RFC 3461 4): RET, ENVID, NOTIFY, ORCPT.
 
-The raw text of ENVID and ORCPT is kept as sent, since it is passed on and returned as it is; here it is only
-checked. `None` stands for a keyword without a value, which all four refuse.
+ENVID and ORCPT are checked only and keep their raw text, since they are passed on and returned as they came.
+`None` stands for a keyword without a value, which all four refuse.
 """
 
 from __future__ import annotations

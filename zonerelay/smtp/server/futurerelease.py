@@ -1,8 +1,8 @@
-"""Values of the parameters that ask to keep a message for later (RFC 4865 3): HOLDFOR, HOLDUNTIL.
+"""Parses the parameters that ask to keep a message for later (RFC 4865 3): HOLDFOR, HOLDUNTIL.
 
-Here is only grammar; how far ahead is too far, and what a time in the past means, is decided by whoever has
-a clock. `None` stands for a keyword without a value, which both refuse. The RFC has no `;C` or `;R` behind
-the value (that is DELIVERBY, RFC 2852), so they are refused as well.
+Only the grammar is here; code that has a clock decides how far ahead is too far, and what a time in the past
+means. `None` stands for a keyword without a value, which both refuse. The RFC has no `;C` or `;R` behind the
+value (that is DELIVERBY, RFC 2852), so they are refused as well.
 """
 
 from __future__ import annotations

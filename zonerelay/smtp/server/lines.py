@@ -1,13 +1,13 @@
-"""Command lines out of a byte stream. Sans-IO.
+"""Splits a byte stream into command lines. No I/O.
 
-Owns the bytes that have arrived and are not yet a command. Only `<CR><LF>` ends a line (RFC 5321
-2.3.8). A bare LF is reported at once as a fault instead of being waited out or taken for a line
-end: a person at netcat sees an answer, and text that slipped through somebody's CRLF filter with a
-lone LF in it never becomes a command of its own. After that fault the stream has no trustworthy
-line structure left and the caller closes.
+Owns the bytes that have arrived and are not yet a command. Only `<CR><LF>` ends a line (RFC 5321 2.3.8). A
+bare LF is reported at once as a fault instead of being waited out or taken for a line end: a person at netcat
+sees an answer, and text that slipped through another program's CRLF filter with a lone LF in it never becomes
+a command of its own. After that fault the stream has no trustworthy line structure left and the caller
+closes.
 
-Memory: at most `limit` octets plus what one `feed` brought; an overlong line is dropped as it
-arrives and reported once, when its CRLF does.
+Memory: at most `limit` octets plus what one `feed` brought; an overlong line is dropped as it arrives and
+reported once, when its CRLF does.
 """
 
 from __future__ import annotations

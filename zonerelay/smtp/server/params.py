@@ -1,13 +1,13 @@
-"""The arguments of MAIL and RCPT: a path, then ESMTP parameters.
+"""Parses the arguments of MAIL and RCPT: a path, then ESMTP parameters.
 
 SIZE (RFC 1870), BODY (6152), SMTPUTF8 (6531), RET, ENVID, NOTIFY, ORCPT (3461), AUTH (4954), HOLDFOR and
 HOLDUNTIL (4865). `parse_mail` and `parse_rcpt` return values or raise `CommandError` with the reply to give.
-A parameter that the listener does not offer is refused with 555 5.5.4, whether we could parse it or not
-(RFC 5321 4.1.1.11). Values keep their case: ENVID and ORCPT belong to the client.
+A parameter that the listener does not offer is refused with 555 5.5.4, whether we could parse it or not (RFC
+5321 4.1.1.11). Values keep their case: ENVID and ORCPT belong to the client.
 
 - BODY=BINARYMIME is a bad value (501): the keyword is known, and binary is not offered. Its bodies have no
   lines, so they could not be sent on to nearly any server.
-- AUTH= is checked and dropped: it is what another server says about who sent the message, and no client
+- AUTH= is checked and dropped: it is another server's word about the author of the message, and no client
   here is trusted to know (RFC 4954 5 then wants it treated as `AUTH=<>`).
 """
 

@@ -1,7 +1,7 @@
-"""RFC 5321 paths: `<local@domain>`, `<>`, `<postmaster>`. The only builder of `Mailbox` values.
+"""Parses RFC 5321 paths: `<local@domain>`, `<>`, `<postmaster>`. Only this module builds `Mailbox` values.
 
-Strict where the grammar is (brackets, one `@`, no white space, lengths of 4.5.3.1), because what is let in
-here ends in logs, in header fields and in the next server's parser. Departures, each for mail that exists:
+Strict where the grammar is (brackets, one `@`, no white space, lengths of 4.5.3.1), because a path ends in
+logs, in header fields and in the next server's parser. Departures, each for mail that exists:
 
 - an underscore in a domain (internal hosts have them and DNS allows it);
 - white space between the colon and the path, which is skipped by the caller (common clients send it).
@@ -13,8 +13,8 @@ Refused although the grammar could be stretched to them:
 - a final dot (`u@example.com.`): not in the grammar, and two spellings of one domain;
 - an all-numeric last label (`u@192.0.2.1`): an address that lacks its brackets.
 
-Case is kept as sent. Non-ASCII needs SMTPUTF8 (RFC 6531); U-labels are checked for letters,
-marks and digits here, and in full (IDNA 2008) by whoever looks the domain up.
+Case is kept as sent. Non-ASCII needs SMTPUTF8 (RFC 6531); U-labels are checked for letters, marks and digits
+here, and in full (IDNA 2008) when the domain is looked up.
 """
 
 from __future__ import annotations

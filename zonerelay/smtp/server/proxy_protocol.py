@@ -1,15 +1,15 @@
 """The header that a load balancer puts before a client's first octet (HAProxy's PROXY protocol, versions 1
 and 2). Sans-IO.
 
-Owns the octets until the header is whole; what follows it is `rest`, and may be TLS already. Anything
-that is not exactly a header is a `ProxyFault`, with a text for the operator: the connection is to be closed
-without a word, since nobody knows who is at its other end.
+Owns the octets until the header is whole; what follows it is `rest`, and may be TLS already. Anything that is
+not exactly a header is a `ProxyFault`, with a text for the operator: the connection is to be closed without a
+word, since the client at its other end is unknown.
 
 Policy, where the specification leaves room:
 
-- A header that names no client is good: LOCAL (the balancer's own health check), UNKNOWN, UNSPEC, a
-  Unix socket. Its `address` is `""`: such a client is not known, so it may nothing that its address would
-  have to allow. Above all the balancer's own address must not stand in for it.
+- A header that names no client is good: LOCAL (the balancer's own health check), UNKNOWN, UNSPEC, a Unix
+  socket. Its `address` is `""`: such a client is not known, so it may nothing that its address would have to
+  allow. Above all the balancer's own address must not stand in for it.
 - Datagrams are refused: SMTP does not come in them.
 - What follows the addresses (TLVs, the checksum among them) is skipped.
 
@@ -102,7 +102,7 @@ class ProxyReader:
 
 
 def _kind_of(buffer: bytes) -> str:
-    """What tells an operator who it is, and nothing that a stranger has chosen: names and secrets are so."""
+    """Return the fields that identify the peer to an operator, without text that a stranger has chosen."""
     verb = buffer[:8].split(maxsplit=1)[:1]
     if buffer.startswith(TLS_HELLO):
         return "a TLS handshake"

@@ -1,15 +1,15 @@
-"""AUTH as lines and values: PLAIN (RFC 4616) and LOGIN inside the exchange of RFC 4954.
+"""The server's side of SASL: PLAIN (RFC 4616) and LOGIN inside the AUTH exchange of RFC 4954.
 
-One `SaslExchange` turns the client's responses into challenges and, at the end, `Credentials`; whether they
-are right is asked elsewhere. Refusals are `CommandError`s, which end the exchange:
+One `SaslExchange` turns the client's responses into challenges and, at the end, `Credentials`; another module
+checks them. Refusals are `CommandError`s, which end the exchange:
 
-- 501 5.5.2: not strict base64 (one spelling only), not UTF-8, or not what the mechanism is made of;
+- 501 5.5.2: not strict base64 (one spelling only), not UTF-8, or not a response of the mechanism;
 - 501 5.7.0: the client gave up with `*`;
 - 535 5.7.8: understood, but no user could have them (empty, too long, unprintable name, acting for another
-  user). It is said before anybody looks at a password, so it tells nothing about users.
+  user). It is said before a password is looked at, so it tells nothing about users.
 
 User names and passwords are prepared as RFC 8265 does where clients differ, and no further: other spaces
-become U+0020 in passwords, both are NFC. Case is kept. `prepare_*` are for whoever stores them, too.
+become U+0020 in passwords, both are NFC. Case is kept. `prepare_*` also serve the code that stores them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SaslExchange:
     def respond(self, text: str | None) -> Reply | Credentials:
         """The next challenge (334), or what the client has said. Raises CommandError, and is over then."""
         initial, self._begun = not self._begun, True
-        # RFC 4954 4: "=" is an empty initial response. Neither mechanism can mean one, so whoever sends
+        # RFC 4954 4: "=" is an empty initial response. Neither mechanism can mean one, so a client that sends
         # it is asked, as if nothing had been sent.
         if text is None or (initial and text == "="):
             return self._challenge()
@@ -92,7 +92,7 @@ class SaslExchange:
             raise _malformed()
         authzid, user, password = parts
         user = prepare_user(user)
-        # Acting for another user is nobody's right here (RFC 4616 2: the exchange fails).
+        # Acting for another user is not allowed here (RFC 4616 2: the exchange fails).
         if authzid and prepare_user(authzid) != user:
             raise _impossible()
         return _credentials(user, password)

@@ -1,9 +1,9 @@
-"""The argument of XCLIENT (Postfix's XCLIENT_README): who the client in front of a trusted server is.
+"""The argument of XCLIENT (Postfix's XCLIENT_README): the client in front of a trusted server.
 
-`parse_xclient` checks everything and changes nothing: what the values mean, and whether the peer may say so,
-is decided by the dialog. A fault anywhere refuses the whole command with 501 5.5.4, so that a client is never
-half replaced. Values are xtext (RFC 3461 4), names and keywords in any case. DESTADDR and DESTPORT (what
-the client connected to) are checked and dropped: nothing here is decided by them.
+`parse_xclient` checks everything and changes nothing: what the values mean, and whether the peer may use it,
+is for the session to decide. A fault anywhere refuses the whole command with 501 5.5.4, so that a client is
+never half replaced. Values are xtext (RFC 3461 4), names and keywords in any case. DESTADDR and DESTPORT
+(what the client connected to) are checked and dropped: nothing here is decided by them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNAVAILABLE = frozenset({"[UNAVAILABLE]", "[TEMPUNAVAIL]"})
 
 @dataclass(frozen=True, slots=True)
 class XClient:
-    """What the command says. `None`: not said, so it stays as it is. `""` (port: 0): nobody knows it."""
+    """The attributes of the command. `None` is not named and stays; `""` (port: 0) is unknown."""
 
     name: str | None = None
     address: str | None = None

@@ -1,16 +1,16 @@
-"""What is remembered of clients that write to addresses that SRS has made (`message/srs.py`). No I/O.
+"""Remembers clients and recipients of mail to addresses that SRS has made (`message/srs.py`). No I/O.
 
-- Wrong hashes count per client, and each answer waits longer than the last: a client with 50 connections has
-  6 guesses a second. A hash in the present form has 40 bits, so that takes 6,000 years. One in the old form
-  has 20. Of those a client is allowed `MAX_OLD` wrong ones in an hour and all clients together
-  `MAX_OLD_IN_ALL`; beyond that no address in the old form is looked at, and all of them are answered 451: a
-  report comes again.
-- Mail that is taken from strangers, because of a hash alone, is never reported to its sender, who may be a
-  third person. So what a next hop has said of a recipient for good is said to the next stranger at RCPT, for
-  `REMEMBERED`. Only what is about the recipient (RFC 3463 X.1.x, X.2.1) counts: other refusals are about that
-  message.
+- Wrong hashes count per client, and each reply waits longer than the last: a client with 50 connections has 6
+  guesses a second. A hash in the present form has 40 bits, so guessing it takes 6,000 years. One in the old
+  form has 20. A client is allowed `MAX_OLD` wrong ones of those in an hour and all clients together
+  `MAX_OLD_IN_ALL`; beyond that every address in the old form is answered 451 without a look at it: a report
+  comes again.
+- Mail that is taken from strangers because of a hash alone is never reported to its sender, which may be a
+  third person. So a permanent refusal of a recipient by the next hop is repeated to the next stranger at
+  RCPT, for `REMEMBERED`. Only refusals about the recipient (RFC 3463 X.1.x, X.2.1) count: others are about
+  that message.
 
-Of one worker, over all listeners; forgotten at a restart. Bounded.
+One object serves all listeners of a worker. It is bounded, and empty after a restart.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections import OrderedDict
 
 from zonerelay.inbound.limits.auth_failures import Attempts
 from zonerelay.inbound.limits.connections import Key
-from zonerelay.inbound.state.transaction import recipient_key
 from zonerelay.message.srs import Srs, SrsError, SrsFault
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Reply
 
@@ -33,7 +32,7 @@ REMEMBERED = HOUR
 MAX_REMEMBERED = 10_000
 
 AT_ONCE = 1.0
-"""Seconds off each wait: the first two wrong hashes are answered at once."""
+"""Seconds taken off each wait: the first two wrong hashes are answered at once."""
 
 _ALL = ""
 
@@ -50,7 +49,7 @@ class WrongHashError(Exception):
         self.delay = delay
 
 
-class Strangers:
+class SrsRecipients:
     def __init__(self) -> None:
         self._wrong = Attempts(max_failures=MAX_OLD, window=HOUR)
         self._old = Attempts(max_failures=MAX_OLD_IN_ALL, window=HOUR)
@@ -73,7 +72,7 @@ class Strangers:
             raise WrongHashError(error, max(delay, 0.0)) from error
 
     def refused(self, recipient: Mailbox, reply: Reply, now: float) -> None:
-        """A next hop has said so of a stranger's mail, for good. `now` is monotonic."""
+        """Remember a next hop's permanent refusal of a stranger's mail. `now` is monotonic."""
         if not (reply.detail.startswith("1.") or reply.detail == "2.1"):
             return
         key = recipient_key(recipient)
@@ -83,6 +82,6 @@ class Strangers:
             self._refused.popitem(last=False)
 
     def refusal(self, recipient: Mailbox, now: float) -> str:
-        """The codes of a next hop's answer, `""` where none is known."""
+        """Return the codes of the remembered refusal, `""` without one."""
         until, codes = self._refused.get(recipient_key(recipient), (now, ""))
         return codes if now < until else ""

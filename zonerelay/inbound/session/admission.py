@@ -1,0 +1,109 @@
+"""Admits connections to one listener and counts them: by address, by client, by network, by memory.
+
+Owns the set of live sessions. `welcome` and `farewell` come in pairs for an admitted connection; `forget`
+comes last, when no work of the session is left either. A refusal is the reply that the client gets, with its
+reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, TypeVar
+
+from zonerelay.config.settings import ListenerSettings
+from zonerelay.inbound.access.networks import AccessPolicy, Client
+from zonerelay.inbound.limits.connections import ConnectionLimits
+from zonerelay.inbound.limits.memory import Holder, SessionMemory
+from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.replies import ServerReply
+from zonerelay.telemetry.metrics.metrics import Metrics
+
+S = TypeVar("S", bound=Holder)
+
+_TOO_MANY = {
+    Reason.CONNECTIONS: replies.TOO_MANY_CONNECTIONS,
+    Reason.CLIENT_CONNECTIONS: replies.TOO_MANY_FROM_CLIENT,
+    Reason.NETWORK_CONNECTIONS: replies.TOO_MANY_FROM_NETWORK,
+}
+
+
+class Admission(Generic[S]):
+    def __init__(self, settings: ListenerSettings, *, memory: SessionMemory, metrics: Metrics) -> None:
+        self._is_unix = settings.address.startswith("unix:")
+        self._memory = memory
+        self._metrics = metrics
+        self._access = AccessPolicy(settings)
+        self._limits = ConnectionLimits(
+            total=settings.max_connections,
+            per_client=settings.max_connections_per_client,
+            per_network=settings.max_connections_per_network,
+        )
+        self._empty: asyncio.Future[None] | None = None
+        self.sessions: set[S] = set()
+        self.draining = False
+
+    def configure(self, settings: ListenerSettings) -> None:
+        """Admit by these settings from now on; open connections stay."""
+        self._access = AccessPolicy(settings)
+        self._limits.change(
+            total=settings.max_connections,
+            per_client=settings.max_connections_per_client,
+            per_network=settings.max_connections_per_network,
+        )
+
+    @property
+    def count(self) -> int:
+        """Connections that are open and admitted."""
+        return self._limits.count
+
+    def welcome(self, session: S, peer: object) -> tuple[Client, ServerReply | None]:
+        """Identify the client of a new connection and count it, or return why it is refused."""
+        client = self._access.identify(peer)
+        self.sessions.add(session)
+        if not client.address and not self._is_unix:
+            # The client left before it was identified: HAProxy's checks do that.
+            return client, replies.NOBODY
+        if self.draining:
+            return client, replies.SHUTTING_DOWN
+        memory = self._memory
+        if memory.tight:
+            return client, replies.TOO_MUCH_MEMORY
+        reason = self._limits.enter(_counted_as(client))
+        if reason is not None:
+            return client, _TOO_MANY[reason]
+        memory.holders.add(session)
+        self._metrics.inbound_opened()
+        return client, None
+
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
+        """Count the connection as that of the client that PROXY or XCLIENT names, or return why not."""
+        named = self._access.named(address, port, by=client)
+        reason = self._limits.move(_counted_as(client), _counted_as(named))
+        return (named, None) if reason is None else (client, _TOO_MANY[reason])
+
+    def farewell(self, session: S, client: Client) -> None:
+        """The connection is gone."""
+        self._limits.leave(_counted_as(client))
+        self._memory.holders.discard(session)
+        self._metrics.inbound_closed()
+
+    def forget(self, session: S) -> None:
+        """The connection is gone and no work of the session is left."""
+        self.sessions.discard(session)
+        if not self.sessions and self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
+
+    async def emptied(self, timeout: float | None) -> bool:
+        """Wait until no session is left; false when `timeout` seconds are over before."""
+        if not self.sessions:
+            return True
+        self._empty = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([self._empty], timeout=timeout)
+        self._empty = None
+        return bool(done)
+
+
+def _counted_as(client: Client) -> str:
+    """A load balancer counts in the total only: its clients are counted once they are named."""
+    return "" if client.proxies else client.address
