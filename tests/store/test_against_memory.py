@@ -36,9 +36,9 @@ from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb import store as leveldb
 from zonerelay.store.memory.store import MemoryStore
-from zonerelay.store.postgres import jobs as postgres_jobs
 from zonerelay.store.postgres import reader as postgres_reader
 from zonerelay.store.postgres import store as postgres
+from zonerelay.store.postgres import submissions as postgres_submissions
 from zonerelay.store.redis import claims as redis_claims
 from zonerelay.store.redis import handout as redis_handout
 from zonerelay.store.redis import reader as redis_reader
@@ -67,7 +67,7 @@ TINY: dict[object, dict[str, int]] = {
     redis_claims: {"HOT_MESSAGES": 2},
     claim_pool: {"POOL_LIMIT": 2},
     postgres: {"UPDATE_BATCH": 2},
-    postgres_jobs: {"HOT_MESSAGES": 2},
+    postgres_submissions: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
     s3_claims: {"UPDATE_BATCH": 2},
     s3_own_messages: {"HOT_MESSAGES": 4},

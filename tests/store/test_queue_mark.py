@@ -22,7 +22,7 @@ from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSetti
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common.queue_mark import FILE, STRANGE, QueueMark, place_of
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.postgres import keeper as postgres_keeper
+from zonerelay.store.postgres import session as postgres_session
 from zonerelay.store.redis import client as redis_link
 from zonerelay.store.s3 import keeper as s3_keeper
 
@@ -101,7 +101,7 @@ def _s3() -> tuple[dict[str, Any], Callable[[], None], Callable[[], None]]:
 async def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Place]:
-    for module in (redis_link, postgres_keeper, s3_keeper):
+    for module in (redis_link, postgres_session, s3_keeper):
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.2)
     backend: Backend = request.param
     async with AsyncExitStack() as stack:

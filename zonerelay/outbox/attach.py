@@ -85,7 +85,6 @@ class Outbox:
             statements,
             name=self._name.text,
             create=outbox.create_tables,
-            lease=outbox.lease,
             clock=clock,
             told=_told,
             sick=lambda error: events.trouble("outbox.connect", error),
