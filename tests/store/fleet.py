@@ -57,7 +57,7 @@ async def claim_ids(store: Store, *, now: float = NOW, limit: int = 100) -> list
 
 
 def lease_of(spool: Spool) -> RedisLease:
-    lease: RedisLease = spool.store._link.lease  # type: ignore[attr-defined]
+    lease: RedisLease = spool.store._keeper.lease  # type: ignore[attr-defined]
     return lease
 
 
@@ -70,5 +70,5 @@ def beat_now(spool: Spool) -> None:
 
 def stop_renewing(spool: Spool) -> None:
     """What a relay looks like from outside that hangs, or cannot be reached: its lease will end."""
-    link = spool.store._link  # type: ignore[attr-defined]
+    link = spool.store._keeper  # type: ignore[attr-defined]
     link._task.cancel()

@@ -36,11 +36,11 @@ from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb import store as leveldb
 from zonerelay.store.memory.store import MemoryStore
-from zonerelay.store.postgres import jobs as postgres_jobs
 from zonerelay.store.postgres import reader as postgres_reader
 from zonerelay.store.postgres import store as postgres
+from zonerelay.store.postgres import submissions as postgres_submissions
+from zonerelay.store.redis import claim_book as redis_claim_book
 from zonerelay.store.redis import claims as redis_claims
-from zonerelay.store.redis import handout as redis_handout
 from zonerelay.store.redis import reader as redis_reader
 from zonerelay.store.redis import store as redis
 from zonerelay.store.s3 import claims as s3_claims
@@ -62,12 +62,12 @@ TINY: dict[object, dict[str, int]] = {
     ledger: {"HOT_MESSAGES": 2},
     leveldb: {"UPDATE_BATCH": 2},
     redis: {"UPDATE_BATCH": 2},
-    redis_handout: {"CLAIM_BUDGET": 3},
+    redis_claims: {"CLAIM_BUDGET": 3},
     redis_reader: {"PAGE_ROWS": 3},
-    redis_claims: {"HOT_MESSAGES": 2},
+    redis_claim_book: {"HOT_MESSAGES": 2},
     claim_pool: {"POOL_LIMIT": 2},
     postgres: {"UPDATE_BATCH": 2},
-    postgres_jobs: {"HOT_MESSAGES": 2},
+    postgres_submissions: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
     s3_claims: {"UPDATE_BATCH": 2},
     s3_own_messages: {"HOT_MESSAGES": 4},

@@ -16,7 +16,7 @@ from tests.support.postgres import PostgresServer
 from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres import keeper as postgres_keeper
+from zonerelay.store.postgres import session as postgres_session
 from zonerelay.store.postgres.driver import Link
 from zonerelay.store.postgres.store import PostgresStore
 
@@ -101,7 +101,7 @@ async def test_the_words_leave_synchronous_commit_as_it_is(
 async def test_server_that_stops_syncing_is_noticed_at_the_next_beat(
     server: PostgresServer, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(postgres_session, "LONGEST_PAUSE", 0.2)
     server.set("fsync", "off")
     try:
         await until(lambda: spool.store.unhealthy() == "the database may lose what it has acknowledged")
@@ -116,7 +116,7 @@ async def test_server_that_stops_syncing_is_noticed_at_the_next_beat(
 async def test_commit_that_stopped_waiting_for_its_standby_is_no_acceptance(
     server: PostgresServer, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(postgres_session, "LONGEST_PAUSE", 0.2)
     waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     pid = writer_of(spool).pid
     server.set("synchronous_standby_names", "elsewhere")

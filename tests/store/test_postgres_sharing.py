@@ -37,7 +37,7 @@ from zonerelay.store.contract import (
     Submit,
 )
 from zonerelay.store.postgres import counts as postgres_counts
-from zonerelay.store.postgres import expiry as postgres_reaper
+from zonerelay.store.postgres import session as postgres_session
 from zonerelay.store.postgres.driver import Link
 from zonerelay.store.postgres.store import PostgresStore
 
@@ -151,7 +151,7 @@ async def test_claims_of_a_silent_node_are_taken_over_after_its_lease_and_not_be
 async def test_a_servers_clock_that_is_set_back_does_not_keep_a_dead_nodes_claims(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_reaper, "LONGEST_LEASE", 4 * LEASE)
+    monkeypatch.setattr(postgres_session, "LONGEST_LEASE", 4 * LEASE)
     first, second = await nodes.add(), await nodes.add()
     (delivery,) = await store_message(first.store, 1)
     assert await first.store.claim("default", 1, now=NOW) == [delivery]

@@ -22,8 +22,8 @@ from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, 
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common.queue_mark import FILE, STRANGE, QueueMark, place_of
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.postgres import keeper as postgres_keeper
-from zonerelay.store.redis import client as redis_link
+from zonerelay.store.postgres import session as postgres_session
+from zonerelay.store.redis import keeper as redis_keeper
 from zonerelay.store.s3 import keeper as s3_keeper
 
 LEASE = 2.0
@@ -101,7 +101,7 @@ def _s3() -> tuple[dict[str, Any], Callable[[], None], Callable[[], None]]:
 async def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Place]:
-    for module in (redis_link, postgres_keeper, s3_keeper):
+    for module in (redis_keeper, postgres_session, s3_keeper):
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.2)
     backend: Backend = request.param
     async with AsyncExitStack() as stack:

@@ -37,7 +37,7 @@ from zonerelay.store.contract import (
     Submit,
 )
 from zonerelay.store.open import open_store
-from zonerelay.store.redis import client as redis_link
+from zonerelay.store.redis import keeper as redis_keeper
 from zonerelay.store.redis import lease as redis_lease
 from zonerelay.store.surroundings import Surroundings
 
@@ -69,7 +69,7 @@ class TestPromises:
     ) -> None:
         spool = await lonely.relay()
         lonely.server.configure("appendfsync", "everysec")
-        await until(lambda: spool.store.unhealthy() == redis_link.UNSAFE)
+        await until(lambda: spool.store.unhealthy() == redis_keeper.UNSAFE)
         with pytest.raises(StoreError):
             await store_message(spool.store, 1)
         lonely.server.configure("appendfsync", "always")
@@ -80,7 +80,7 @@ class TestPromises:
     async def test_message_waits_for_as_many_replicas_as_were_asked_for(
         self, lonely: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(redis_link, "LONGEST_PAUSE", 0.2)
+        monkeypatch.setattr(redis_keeper, "LONGEST_PAUSE", 0.2)
         with pytest.raises(StoreOpenError):
             await lonely.relay(replicas=1, timeout=0.4)
         with RedisServer({"replicaof": f"127.0.0.1 {lonely.server.port}"}) as replica:
@@ -160,7 +160,7 @@ class TestPromises:
     async def test_missing_driver_is_said_in_words(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in [name for name in sys.modules if name.startswith("zonerelay.store.redis.store")]:
+        for module in [name for name in sys.modules if name.startswith("zonerelay.store.redis.")]:
             monkeypatch.delitem(sys.modules, module)
         for module in [name for name in sys.modules if name.partition(".")[0] == "redis"]:
             monkeypatch.delitem(sys.modules, module)
@@ -244,7 +244,7 @@ class TestTrouble:
         spool = await fleet.relay()
         store = spool.store
         await store_message(store, 1)
-        link = store._link  # type: ignore[attr-defined]
+        link = store._keeper  # type: ignore[attr-defined]
         store._uploads.doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
@@ -259,7 +259,7 @@ class TestTrouble:
         store = spool.store
         await store_message(store, 1)
         assert await claim_ids(other.store) == [1]
-        link = store._link  # type: ignore[attr-defined]
+        link = store._keeper  # type: ignore[attr-defined]
         store._uploads.doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
@@ -279,7 +279,7 @@ class TestTrouble:
     async def test_claims_whose_answer_was_lost_are_given_back(self, fleet: Fleet) -> None:
         spool = await fleet.relay()
         await store_message(spool.store, 1)
-        link = spool.store._link  # type: ignore[attr-defined]
+        link = spool.store._keeper  # type: ignore[attr-defined]
         now = repr(NOW).encode()
         await link.run("claim", link.lease.token, b"default", 10, 10, now, 0, b"")
         assert await claim_ids(spool.store) == []
@@ -299,7 +299,7 @@ class TestTrouble:
         for number in range(3):
             await store_message(spool.store, number)
         held = await claim_ids(spool.store, limit=1)
-        link = spool.store._link  # type: ignore[attr-defined]
+        link = spool.store._keeper  # type: ignore[attr-defined]
         await link.run("claim", link.lease.token, b"default", 10, 10, repr(NOW).encode(), 0, b"")
         found: list[int] = []
         async with asyncio.timeout(10):
@@ -316,7 +316,7 @@ class TestTrouble:
             await writer.write(b"x" * (20 * CHUNK_SIZE))
             await writer.write(b"x" * (20 * CHUNK_SIZE))
             assert 0 < int(fleet.server.ask("PTTL", key)[1:]) <= 15 * 60_000
-        await spool.store._link.call_body("PING")  # type: ignore[attr-defined]
+        await spool.store._keeper.call_body("PING")  # type: ignore[attr-defined]
         assert fleet.server.ask("EXISTS", key) == b":0\r\n"
 
     async def test_slow_upload_is_kept_while_its_relay_lives_and_for_good_when_committed(
@@ -338,7 +338,7 @@ class TestTrouble:
         envelope = envelope_for(message_id(1), "a@example.net")
         async with spool.store.begin(envelope) as writer:
             await writer.write(b"x" * (20 * CHUNK_SIZE))
-            await spool.store._link.call_body("PING")  # type: ignore[attr-defined]
+            await spool.store._keeper.call_body("PING")  # type: ignore[attr-defined]
             fleet.server.ask("DEL", fleet.key(f"message:{message_id(1)}"))
             with pytest.raises(StoreError):
                 await writer.commit([delivery_for(envelope, "a@example.net")])
@@ -354,7 +354,7 @@ class TestTrouble:
         fleet.server.ask("HSET", key, "default to@example.net", "0 1.0 example.net {broken")
         assert await claim_ids(spool.store) == [2]
         # Nor is it handed out again by the next round, and complained about.
-        await spool.store._handout.reconcile()  # type: ignore[attr-defined]
+        await spool.store._claims.reconcile()  # type: ignore[attr-defined]
         assert await claim_ids(spool.store) == []
         assert sum("unreadable" in record.message for record in caplog.records) == 1
 

@@ -161,11 +161,11 @@ async def test_lease_that_was_not_renewed_in_time_stops_new_attempts(fleet: Flee
     spool = await fleet.relay()
     await store_message(spool.store, 1)
     (delivery,) = await spool.store.claim("default", 10, now=NOW)
-    spool.store._link.lease._valid_until = 0.0  # type: ignore[attr-defined]
+    spool.store._keeper.lease._valid_until = 0.0  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match="lease"):
         await spool.store.read_message(delivery.message_id)
     beat_now(spool)
-    await until(lambda: spool.store._link.lease._valid_until > 0.0)  # type: ignore[attr-defined]
+    await until(lambda: spool.store._keeper.lease._valid_until > 0.0)  # type: ignore[attr-defined]
     assert await spool.store.read_message(delivery.message_id)
 
 
@@ -183,7 +183,7 @@ async def test_message_id_of_another_relay_is_refused(fleet: Fleet) -> None:
     body = b"x" * (20 * CHUNK_SIZE)
     async with one.store.begin(envelope) as first, two.store.begin(envelope) as second:
         await first.write(body)
-        await one.store._link.call_body("PING")  # type: ignore[attr-defined]
+        await one.store._keeper.call_body("PING")  # type: ignore[attr-defined]
         await second.write(body)
         with pytest.raises(StoreError):
             await second.commit([delivery_for(envelope, "a@example.net")])

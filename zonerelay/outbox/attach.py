@@ -13,7 +13,7 @@ from typing import Protocol
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import CredentialSettings, OutboxSettings, Settings, ZoneSettings
 from zonerelay.model.clock import Clock
-from zonerelay.outbox.compose.composing import Composer
+from zonerelay.outbox.compose.composer import Composer
 from zonerelay.outbox.database.passwords import PasswordError, read_key
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.database.tables import Names
@@ -22,7 +22,7 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.reader import OutboxReader
-from zonerelay.outbox.rows.rows import Write
+from zonerelay.outbox.rows.row import Write
 from zonerelay.outbox.rows.writer import OutboxWriter
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.contract import Lost, Store, StoreOpenError
@@ -85,7 +85,6 @@ class Outbox:
             statements,
             name=self._name.text,
             create=outbox.create_tables,
-            lease=outbox.lease,
             clock=clock,
             told=_told,
             sick=lambda error: events.trouble("outbox.connect", error),

@@ -18,12 +18,12 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import message_id_of, row_of
-from zonerelay.outbox.compose.composing import Composed, Composer, read
+from zonerelay.outbox.compose.composer import Composed, Composer, read
 from zonerelay.outbox.compose.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.outbox.rows.reader import OutboxReader
-from zonerelay.outbox.rows.rows import PROCESSING, QUEUED, Redact, Row, Write, keys_of, refused
+from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Redact, Row, Write, keys_of, refused
 from zonerelay.outbox.rows.writer import OutboxWriter
 from zonerelay.store.contract import (
     Finish,

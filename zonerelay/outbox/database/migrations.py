@@ -11,14 +11,13 @@ are taken as they are; if not, they are taken for version 1. What is wrong after
 
 from __future__ import annotations
 
-import asyncio
 from typing import NamedTuple
 
 from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.tables import Names
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.postgres.driver import BusyError, Fetch, Link
-from zonerelay.store.postgres.schema import LOCK_PATIENCE, TRIES
+from zonerelay.store.postgres.driver import Fetch, Link
+from zonerelay.store.postgres.schema import run_alone
 
 
 class Version(NamedTuple):
@@ -38,21 +37,13 @@ class Version(NamedTuple):
 
 
 async def migrate(link: Link, names: Names) -> None:
-    """Make the tables, or bring them to this version. Raises StoreOpenError for those that are too new."""
-    for left in reversed(range(TRIES)):
-        try:
-            async with link.transaction() as fetch:
-                await fetch(f"SET LOCAL lock_timeout = '{LOCK_PATIENCE:g}s'")
-                await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay outbox {names.channel}")
-                await _migrate(fetch, names)
-                return
-        except BusyError as error:
-            if not left:
-                raise StoreOpenError(
-                    f"[outbox]: {names.schema}.{names.messages} cannot be brought up to date: it is in use"
-                    " all the time"
-                ) from error
-        await asyncio.sleep(LOCK_PATIENCE)
+    """Makes the tables, or brings them to this version. Raises StoreOpenError for those that are too new."""
+    await run_alone(
+        link,
+        f"zonerelay outbox {names.channel}",
+        lambda fetch: _migrate(fetch, names),
+        f"[outbox]: {names.schema}.{names.messages} cannot be brought up to date: it is in use all the time",
+    )
 
 
 async def check(link: Link, names: Names) -> None:

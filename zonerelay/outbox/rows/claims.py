@@ -23,11 +23,10 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import MAX_ROW, mailbox_zone, message_id_of
 from zonerelay.model.priority import zone_of
 from zonerelay.outbox.compose.drafts import BadRowError
-from zonerelay.outbox.database.columns import put_off, read_row
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows.rows import Redact, Row, Write, keys_of, refused
+from zonerelay.outbox.rows.row import Redact, Row, Write, keys_of, put_off, read_row, refused
 from zonerelay.outbox.rows.window import Window
 from zonerelay.store.common.claim_pool import ZonePool
 from zonerelay.store.contract import StoreError

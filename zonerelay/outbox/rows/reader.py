@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outbox import MAILBOXES
 from zonerelay.outbox.compose.drafts import BadRowError, Content
-from zonerelay.outbox.database.columns import read_row
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox
-from zonerelay.outbox.rows.rows import Row
+from zonerelay.outbox.rows.row import Row, read_row
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
 from zonerelay.store.postgres.driver import Columns
 

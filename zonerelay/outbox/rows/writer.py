@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from zonerelay.outbox.database.sql import Statements
-from zonerelay.outbox.rows.rows import Write
+from zonerelay.outbox.rows.row import Write
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import ClashError, ConnectionLostError, Link, SickError
 

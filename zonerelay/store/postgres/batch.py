@@ -21,8 +21,16 @@ from zonerelay.store.common import records
 from zonerelay.store.common.writer_thread import Failed
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import ClashError, Fetch, Link, SickError
-from zonerelay.store.postgres.rows import RowKey, number, row_key, word
+from zonerelay.store.postgres.driver import ClashError, Columns, Fetch, Link, SickError
+from zonerelay.store.postgres.rows import (
+    RowKey,
+    delivery_key,
+    delivery_of,
+    key_columns,
+    number,
+    row_key,
+    word,
+)
 
 CLASHES = 5
 """How often a batch that another transaction was in the way of is tried."""
@@ -247,6 +255,75 @@ async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
     ids = sorted(numbers)
     await fetch(sql.LOCK_MESSAGES, ids)
     return {row[0] for row in await fetch(sql.CLOSE_MESSAGES, ids)}
+
+
+@dataclass(slots=True)
+class Changed:
+    """`same` existed and stay as they are. `kept` are still claimed by us."""
+
+    existed: int = 0
+    same: dict[DeliveryKey, Delivery] = field(default_factory=dict)
+    steps: dict[DeliveryKey, tuple[Delivery, Delivery | None]] = field(default_factory=dict)
+    kept: set[DeliveryKey] = field(default_factory=set)
+
+
+async def change_deliveries(
+    fetch: Fetch,
+    keys: Sequence[DeliveryKey],
+    change: Callable[[Delivery], Delivery | None],
+    *,
+    session: int,
+    keeps: Callable[[DeliveryKey], bool],
+) -> Changed:
+    """Carries out an operator's change in the transaction of `fetch`. Raises StoreError.
+
+    What another node has claimed is left alone. `keeps` says which claims of this node go on; its other
+    claims on these deliveries end.
+    """
+    found = Changed()
+    removed: list[Columns] = []
+    for row in await fetch(sql.FOR_UPDATE, *key_columns(keys)):
+        if row[6] not in {None, session}:
+            continue
+        found.existed += 1
+        old = delivery_of(row)
+        new = change(old)
+        if new is not None and new.key != old.key:
+            raise StoreError("a change may not turn a delivery into another one")
+        if new == old:
+            found.same[old.key] = old
+            continue
+        found.steps[old.key] = (old, new)
+        if new is None:
+            removed.append(row)
+        elif row[6] == session and keeps(old.key):
+            found.kept.add(old.key)
+    await _remove(fetch, removed)
+    await _rewrite(fetch, found, session)
+    return found
+
+
+async def _remove(fetch: Fetch, rows: Sequence[Columns]) -> None:
+    if not rows:
+        return
+    await fetch(sql.REMOVE, *key_columns([delivery_key(row) for row in rows]))
+    if alone := [row[1] for row in rows if row[7]]:
+        await fetch(sql.REMOVE_MESSAGES, alone)
+    if shared := {row[1] for row in rows if not row[7]}:
+        await close_messages(fetch, shared)
+
+
+async def _rewrite(fetch: Fetch, found: Changed, session: int) -> None:
+    states = [new for _, new in found.steps.values() if new is not None]
+    if states:
+        await fetch(
+            sql.REWRITE,
+            *key_columns([state.key for state in states]),
+            [max(state.next_attempt, 0.0) for state in states],
+            [state.held for state in states],
+            [records.encode_delivery(state) for state in states],
+            [session if state.key in found.kept else None for state in states],
+        )
 
 
 def _rounds(jobs: Sequence[Submission]) -> list[list[Submission]]:

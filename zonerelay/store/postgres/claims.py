@@ -28,7 +28,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.claim_pool import NEVER, Claims, ZonePool
 from zonerelay.store.contract import Lost, StoreCorruptError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import Columns, ConnectionLostError, Link
+from zonerelay.store.postgres.driver import Columns
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import delivery_key, delivery_of, key_columns, number, word, words
 
@@ -135,7 +135,7 @@ class PostgresClaims:
         claims = self.claims
         there: dict[DeliveryKey, Delivery] = {}
         if not new_session:
-            rows = await self.ask(sql.CLAIMED, self._keeper.session)
+            rows = await self._keeper.ask(sql.CLAIMED, self._keeper.session)
             there = {delivery.key: delivery for delivery in self._read(rows)}
         lost = [key for key in claims.handed if key not in there]
         claims.lose(lost)
@@ -158,7 +158,7 @@ class PostgresClaims:
         """
         async with self.exclusive:
             session = self._keeper.session
-            rows = await self.ask(sql.CLAIMED_KEYS, session)
+            rows = await self._keeper.ask(sql.CLAIMED_KEYS, session)
             known = {*arriving(), *self._unreadable}
             stray: list[DeliveryKey] = []
             for start in range(0, len(rows), LOOK_BATCH):
@@ -167,7 +167,7 @@ class PostgresClaims:
                 await asyncio.sleep(0)
             if stray:
                 _log.warning("%d deliveries were claimed unheard: they are given back", len(stray))
-                await self.ask(sql.GIVE_BACK, *key_columns(stray), session)
+                await self._keeper.ask(sql.GIVE_BACK, *key_columns(stray), session)
 
     @contextlib.asynccontextmanager
     async def _alone(self, zone: str) -> AsyncIterator[None]:
@@ -199,13 +199,13 @@ class PostgresClaims:
             if pool.more:
                 with _doubting(pool):
                     pool.more = False
-                    rows = await self.ask(sql.CLAIM_FRESH, *values)
+                    rows = await self._keeper.ask(sql.CLAIM_FRESH, *values)
                     pool.more = pool.more or len(rows) == limit
                     count += self._keep(pool, rows)
             if pool.due <= now:
                 with _doubting(pool):
                     pool.due = NEVER
-                    rows = await self.ask(sql.CLAIM_DUE, *values, now)
+                    rows = await self._keeper.ask(sql.CLAIM_DUE, *values, now)
                     count += self._keep(pool, rows)
                     pool.due = min(pool.due, await self._first_due(zone))
         return count
@@ -213,7 +213,7 @@ class PostgresClaims:
     async def _fill_new(self, zone: str, limit: int, since: MessageId, skip: Collection[str]) -> int:
         """Claim the oldest fresh ones of messages from `since` on into the pool; how many rows there were."""
         async with self.exclusive:
-            rows = await self.ask(
+            rows = await self._keeper.ask(
                 sql.CLAIM_NEW, word(zone), self._keeper.session, limit, words(skip), number(since)
             )
             return self._keep(self.claims.zone(zone), rows)
@@ -240,7 +240,7 @@ class PostgresClaims:
             pool.due = min(pool.due, await self._first_due(zone))
 
     async def _first_due(self, zone: str) -> float:
-        rows = await self.ask(sql.NEXT_DUE, word(zone))
+        rows = await self._keeper.ask(sql.NEXT_DUE, word(zone))
         return float(rows[0][0]) if rows else NEVER
 
     async def _park(self, zone: str, passed: Sequence[Delivery]) -> None:
@@ -249,7 +249,7 @@ class PostgresClaims:
         async with self.exclusive:
             try:
                 columns = key_columns([delivery.key for delivery in passed])
-                await self.ask(sql.PARK, *columns, self._keeper.session)
+                await self._keeper.ask(sql.PARK, *columns, self._keeper.session)
             except BaseException:
                 for delivery in passed:
                     pool.put(delivery)
@@ -261,7 +261,7 @@ class PostgresClaims:
         pool = self.claims.zone(zone)
         pool.parked = False
         try:
-            domains = [row[0] for row in await self.ask(sql.PARKED_DOMAINS, word(zone))]
+            domains = [row[0] for row in await self._keeper.ask(sql.PARKED_DOMAINS, word(zone))]
         except BaseException:
             pool.parked = True
             raise
@@ -279,24 +279,10 @@ class PostgresClaims:
 
     async def _take_parked(self, zone: str, domain: str, limit: int) -> list[Delivery]:
         async with self.exclusive:
-            rows = await self.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain)
+            rows = await self._keeper.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain)
             found = [d for d in self._read(rows) if not self.claims.regain(d)]
             self.claims.hand_out(found)
         return found
-
-    async def ask(self, statement: str, *values: object) -> Sequence[Columns]:
-        async with self._link() as link:
-            return await link.fetch(statement, *values)
-
-    @contextlib.asynccontextmanager
-    async def _link(self) -> AsyncIterator[Link]:
-        try:
-            async with self._keeper.links.use() as link:
-                yield link
-        except ConnectionLostError as error:
-            # What was claimed is not known: only a resync can tell.
-            self._keeper.trouble(error)
-            raise
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is its business
         """Carry it out to its end, also when whoever waits for it leaves."""

@@ -34,6 +34,7 @@ CONNECT_TIMEOUT = 10.0
 COMMAND_TIMEOUT = 30.0
 """Seconds after which a server that does not answer counts as lost."""
 CLOSE_TIMEOUT = 3.0
+MAX_LINKS = 4
 MOST_PATIENCE = 60.0
 READ_PATIENCE = 600.0
 """Seconds that the server waits for the next statement of a transaction."""
@@ -237,6 +238,53 @@ class Link:
     def cut(self) -> None:
         """End it at once; what was under way fails."""
         self._connection.terminate()
+
+
+class Links:
+    """A few connections for reads and claims, opened as they are needed. A broken one is replaced at its next
+    use.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._idle: list[Link] = []
+        self._busy: set[Link] = set()
+        self._places = asyncio.Semaphore(MAX_LINKS)
+
+    @contextlib.asynccontextmanager
+    async def use(self) -> AsyncIterator[Link]:
+        """One for the block alone. Raises ConnectionLostError when there is no way to the database."""
+        async with self._places:
+            link = await self._take()
+            self._busy.add(link)
+            try:
+                yield link
+            except ConnectionLostError:
+                link.cut()
+                raise
+            finally:
+                self._busy.discard(link)
+                if not link.is_closed:
+                    self._idle.append(link)
+
+    async def _take(self) -> Link:
+        while self._idle:
+            link = self._idle.pop()
+            if not link.is_closed:
+                return link
+        return await Link.open(self._access)
+
+    def cut(self) -> None:
+        """End all of them at once: what is under way fails."""
+        for link in (*self._idle, *self._busy):
+            link.cut()
+        self._idle.clear()
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+        for link in self._busy:
+            link.cut()
 
 
 def _discard(task: asyncio.Task[Link]) -> None:

@@ -1,12 +1,12 @@
-"""Keeps the database usable: connections, this relay's lease, what others tell, reconnecting after trouble.
+"""Keeps the spool's database usable: a session in the table `node`, news of other relays, dead relays' mail.
 
-A relay is a session in the table `node`. While its heart beats the session lives, and with it every claim
-it has made; a session that has not been heard of for `lease` ends, and whoever notices frees its claims. The
-number of the node is held by an advisory lock, so no two relays make message ids with the same one.
+An advisory lock holds the number of the node, so no two relays make message ids with the same number. Each
+beat checks that the server can keep what a 250 promises, and frees what dead relays have left: their claims,
+and the bodies that were arriving there. What is locked meanwhile is freed at a later beat.
 
-On any trouble nothing more is written, new mail is refused and nothing is handed out until everything was
-connected again, which is tried with growing pauses for as long as it takes. The store then compares what it
-remembers with what the database says (`Store.resync`), because the fate of the last write is not known.
+On trouble nothing more is written, new mail is refused and nothing is handed out. After the return the store
+compares what it remembers with what the database says (`resync`), because the fate of the last write is not
+known.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from zonerelay.store.common import claiming, health
@@ -24,25 +24,24 @@ from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreEr
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.batch import Submission, TransactionWriter
-from zonerelay.store.postgres.driver import Access, ClashError, Link
-from zonerelay.store.postgres.expiry import Reaper
-from zonerelay.store.postgres.links import Links
+from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.rows import unword
 from zonerelay.store.postgres.schema import check_schema, migrate
-from zonerelay.store.postgres.server import UnsafeError, check_server
+from zonerelay.store.postgres.session import UNREACHABLE, DatabaseSession
 from zonerelay.store.surroundings import Surroundings
 
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-"""Seconds between two attempts to connect again."""
-BEATS = 4
-"""Renewals in one lease: three may fail."""
-LONGEST_BEAT = 10.0
+FREE_ROWS = 1000
+"""Claims that are freed in one transaction."""
+OLDEST_VERSION = 13
+"""Of PostgreSQL."""
 
-UNREACHABLE = "the database cannot be used"
 UNSAFE = "the database may lose what it has acknowledged"
 
 _log = logging.getLogger("zonerelay.store")
+
+
+class UnsafeError(StoreOpenError):
+    """The server would lose what it has acknowledged."""
 
 
 class Resync(Protocol):
@@ -51,44 +50,26 @@ class Resync(Protocol):
     async def __call__(self, *, new_session: bool) -> None: ...
 
 
-class PostgresKeeper:
+class PostgresKeeper(DatabaseSession):
     """One relay's place in one database. `node` is its number."""
 
-    def __init__(
-        self,
-        access: Access,
-        *,
-        node: int,
-        around: Surroundings,
-        mark: QueueMark,
-    ) -> None:
+    def __init__(self, access: Access, *, node: int, around: Surroundings, mark: QueueMark) -> None:
+        super().__init__(access, around.clock)
         self.node = node
         self.session = 0
         self.last_id = 0
-        self.links = Links(access)
         self.channel = f"{access.schema}_news"
-        self.on_failure: Callable[[StoreError], None] = _nobody
+        self.on_failure: Callable[[StoreError], None] = _ignore
         self.resync: Resync | None = None
         self.reconcile: Callable[[], Awaitable[None]] | None = None
         self.all_zones: Callable[[], None] = lambda: None
-        self._access = access
-        self._mark = mark
-        self._lease = access.lease
-        self._beat_every = min(access.lease / BEATS, LONGEST_BEAT)
-        self._clock = around.clock
-        self._held_until = float("-inf")
         self.on_news = around.on_news
-        self._control: Link | None = None
-        self._writer: Link | None = None
-        self._closed = False
+        self._mark = mark
         self._health = Health(around.on_health)
-        self.check_usable = self._health.check_usable
         self.unhealthy = self._health.unhealthy
         self.problems = self._health.problems
         self.usable = self._health.usable
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._heart: asyncio.Task[None] | None = None
-        self._pause = FIRST_PAUSE
+        self._said = ""
         self.has_company = False
         """Other nodes were there at the last beat."""
         self.committer: GroupCommitter[Submission, Sequence[Submission], float] = GroupCommitter(
@@ -102,7 +83,7 @@ class PostgresKeeper:
     def _start_writer(self, tell: Callable[..., None]) -> TransactionWriter:
         return TransactionWriter(
             tell,
-            link=lambda: self._usable(self._writer),
+            link=self.writing_link,
             session=lambda: self.session,
             last_id=lambda: self.last_id,
             channel=self.channel,
@@ -111,15 +92,13 @@ class PostgresKeeper:
 
     # --- may it be used?
 
+    def check_usable(self) -> None:
+        self._health.check_usable()
+
     def check_open(self) -> None:
         """Raises StoreError once the relay has closed the store."""
         if self._closed:
             raise StoreError(health.CLOSED)
-
-    @property
-    def holds_lease(self) -> bool:
-        """Nobody can have taken over what we have claimed."""
-        return self._clock.monotonic() < self._held_until
 
     async def probe(self) -> None:
         self.check_usable()
@@ -145,14 +124,12 @@ class PostgresKeeper:
         self._spawn(self._go_round())
 
     async def close(self) -> None:
-        """Finish what was submitted, give every claim back, say good-bye."""
+        """Finishes what was submitted, gives every claim back and ends the session."""
         if self._closed:
             return
         self._closed = True
         self._health.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks()
         was_usable = self._health.refusal is None
         closed = StoreError(health.CLOSED)
         self._health.refusal = self._health.refusal or closed
@@ -162,25 +139,22 @@ class PostgresKeeper:
         self._health.refusal = closed
         if was_usable:
             with contextlib.suppress(StoreError):
-                await self._reaper().leave(self.session, self.last_id)
-        for link in (self._control, self._writer):
-            if link is not None:
-                await link.close()
-        await self.links.close()
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+                await self._leave(self._connected(self._control))
+        await self._hang_up()
 
     # --- connecting
 
     async def _connect(self) -> bool:
-        """True when claims of before are void."""
-        sent = self._clock.monotonic()
-        control = self._control = await Link.open(self._access)
-        await self._check_server()
+        is_new = await super()._connect()
+        if self._connected(self._writer).pid == self._connected(self._control).pid:
+            raise StoreOpenError(
+                "a pooler in front of the database gives two connections the same session: connect to the"
+                " database itself, or use a pool for sessions (pgbouncer: pool_mode = session)"
+            )
+        return is_new
+
+    async def _enter(self, control: Link) -> bool:
+        await check_server(control, accepts_loss=self._access.accepts_loss)
         await self._prepare(control)
         ((taken,),) = await control.fetch(sql.TAKE_NUMBER, f"zonerelay node {self._access.schema}", self.node)
         if not taken:
@@ -189,20 +163,16 @@ class PostgresKeeper:
                 " shares it its own [postgres] node"
             )
         await control.listen(self.channel, self._hear)
-        renewed = bool(self.session) and await self._renew()
-        if not renewed:
-            ((self.session,),) = await control.fetch(sql.REGISTER, self.node, self._lease)
-            self._held_until = sent + self._lease
-            await self._check_schema(control)
-        self._writer = await Link.open(self._access)
-        if self._writer.pid == control.pid:
-            raise StoreOpenError(
-                "a pooler in front of the database gives two connections the same session: connect to the"
-                " database itself, or use a pool for sessions (pgbouncer: pool_mode = session)"
-            )
-        for link in (control, self._writer):
-            link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
-        return not renewed
+        if self.session and await self._renew():
+            return False
+        ((self.session,),) = await self._take_lease(control, sql.REGISTER, self.node, self._lease)
+        try:
+            await check_schema(control, self._access.schema)
+        except StoreOpenError:
+            await control.fetch(sql.RETIRE, self.session, self.last_id)
+            self.session = 0
+            raise
+        return True
 
     async def _prepare(self, control: Link) -> None:
         """Also after trouble: an empty database may have been accepted."""
@@ -215,91 +185,55 @@ class PostgresKeeper:
             rows = await control.fetch(sql.MARK)
         await self._mark.adopt(rows[0][0])
 
-    async def _check_server(self) -> None:
-        await check_server(self._usable(self._control), accepts_loss=self._access.accepts_loss)
-
-    async def _check_schema(self, control: Link) -> None:
-        try:
-            await check_schema(control, self._access.schema)
-        except StoreOpenError:
-            await control.fetch(sql.RETIRE, self.session, self.last_id)
-            self.session = 0
-            raise
-
-    def _cut(self) -> None:
-        for link in (self._control, self._writer):
-            if link is not None:
-                link.cut()
-        self._control = self._writer = None
-        self.links.cut()
-
-    def _ended(self, link: Link) -> None:
-        if link in {self._control, self._writer}:
-            self.trouble(StoreError("the database has ended the connection"))
-
-    def _usable(self, link: Link | None) -> Link:
-        if link is None:
-            raise StoreError(UNREACHABLE)
-        return link
-
     # --- the lease
 
     async def _renew(self) -> bool:
-        """A durable write; false when our session has ended."""
-        sent = self._clock.monotonic()
-        rows = await self._usable(self._control).fetch(
-            sql.RENEW, self.session, self._lease, self.last_id, timeout=max(1.0, self._beat_every)
-        )
-        if rows:
-            self._held_until = sent + self._lease
-        return bool(rows)
+        control = self._connected(self._control)
+        values = (self.session, self._lease, self.last_id)
+        return bool(await self._take_lease(control, sql.RENEW, *values, timeout=self._renew_timeout))
 
-    def lease_lost(self) -> StoreError:
-        """Another node believed us dead: start again under a new session."""
-        error = StoreError("the lease has run out: other nodes may have taken over what was claimed here")
-        self.trouble(error)
-        return error
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._beat_every)
-            if self._health.refusal is not None:
-                continue
-            try:
-                if not await self._renew():
-                    self.lease_lost()
-                    continue
-                self._pause = FIRST_PAUSE
-                await self._check_server()
-                await self.reap()
-            except ClashError:
-                continue  # somebody else was at the same; there is a next time
-            except StoreError as error:
-                self.trouble(error)
+    async def _after_beat(self) -> None:
+        await check_server(self._connected(self._control), accepts_loss=self._access.accepts_loss)
+        await self.reap()
 
     async def _go_round(self) -> None:
-        """Apart from the heart, which no claim or update that takes long may hold up."""
+        """Runs apart from the heart, which no claim or update that takes long may hold up."""
         while True:
             await asyncio.sleep(claiming.RECONCILE)
-            if self._health.refusal is None and self.reconcile is not None:
+            if not self._recovering and self.reconcile is not None:
                 try:
                     await self.reconcile()
                 except StoreError as error:
                     _log.warning("claims could not be compared with the database this time: %s", error)
 
+    # --- dead relays, and what relays tell each other
+
     async def reap(self) -> None:
-        """Free what dead nodes have left, and let everybody know."""
-        ((others,),) = await self._usable(self._control).fetch(sql.OTHERS, self.session)
+        """Frees what dead nodes have left, and tells every relay. Raises StoreError."""
+        control, session = self._connected(self._control), self.session
+        ((others,),) = await control.fetch(sql.OTHERS, session)
         self.has_company = others > 0
-        zones, some_died = await self._reaper().reap(self.session)
+        await control.fetch(sql.BOUND, self._longest_lease)
+        dead = await control.fetch(sql.REAP, session)
+        zones: set[str] = set()
+        for (orphan,) in await control.fetch(sql.ORPHANS):
+            zones |= await _free(control, orphan)
+        await control.fetch(sql.DROP_DEAD_UPLOADS)
+        told = [f"{session} {zone}" for zone in zones] + [f"{session} "] * bool(dead)
+        if told:
+            await control.fetch(sql.TELL, self.channel, told)
         for zone in zones:
-            self.on_news(zone)
-        if some_died:
-            # Nobody waits for what they had deferred, either.
+            self.on_news(unword(zone))
+        if dead:
+            # No relay waits for what the dead ones had deferred, either.
             self.all_zones()
 
-    def _reaper(self) -> Reaper:
-        return Reaper(self._usable(self._control), self.channel, self._lease)
+    async def _leave(self, control: Link) -> None:
+        """Ends this relay's own session in good order."""
+        await control.fetch(sql.RETIRE, self.session, self.last_id)
+        await _free(control, self.session)
+        await control.fetch(sql.DROP_DEAD_UPLOADS)
+        await control.fetch(sql.TELL, self.channel, [f"{self.session} "])
 
     def _hear(self, payload: str) -> None:
         session, _, zone = payload.partition(" ")
@@ -317,45 +251,71 @@ class PostgresKeeper:
         self.trouble(error)
         self.on_failure(error)
 
-    def trouble(self, error: StoreError) -> None:
-        """Stop using the database until it was connected again."""
-        if self._closed or self._health.refusal is not None:
-            return
+    def _begin_trouble(self, error: StoreError) -> None:
         _log.error("the database cannot be used: %s", error)
         self._health.refusal = type(error)(str(error))
         self.committer.refuse(self._health.refusal)
         self._health.set("database", _reason(error))
-        self._spawn(self._recover())
+        self._said = ""
 
-    async def _recover(self) -> None:
-        said = ""
-        while True:
-            await asyncio.sleep(self._pause)
-            # Not shorter again before a heart has beaten: a full disk lets us in and takes nothing.
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
-            try:
-                await self._reconnect()
-            except StoreError as error:
-                self._cut()
-                self._health.set("database", _reason(error))
-                if str(error) != said:
-                    said = str(error)
-                    _log.error("the database cannot be used yet: %s", error)
-                continue
-            self.committer.resume()
-            self._health.refusal = None
-            self._health.set("database", None)
-            _log.warning("the database is back")
-            self.all_zones()
-            return
-
-    async def _reconnect(self) -> None:
-        self._cut()
+    async def _return(self) -> None:
         await self.committer.drain()
-        new_session = await self._connect()
+        is_new = await self._connect()
         assert self.resync is not None
-        await self.resync(new_session=new_session)
+        await self.resync(new_session=is_new)
         await self.reap()
+
+    def _go_on_in_trouble(self, error: StoreError) -> None:
+        self._health.set("database", _reason(error))
+        if str(error) != self._said:
+            self._said = str(error)
+            _log.error("the database cannot be used yet: %s", error)
+
+    def _end_trouble(self) -> None:
+        self.committer.resume()
+        self._health.refusal = None
+        self._health.set("database", None)
+        _log.warning("the database is back")
+        self.all_zones()
+
+    def _report_bug(self, error: Exception) -> None:
+        _log.error("unexpected in the keeper of the database", exc_info=error)
+
+
+async def check_server(link: Link, *, accepts_loss: bool) -> None:
+    """Checks that the server can keep what a 250 promises, unless the operator's words accept a loss.
+
+    Raises StoreOpenError. It costs little: settings may be changed while the relay runs, so each beat asks.
+    """
+    ((version, standby, fsync, full_pages, commit),) = await link.fetch(sql.SERVER)
+    if version < OLDEST_VERSION * 10_000:
+        raise StoreOpenError(
+            f"the database server is PostgreSQL {version // 10_000}; zonerelay needs {OLDEST_VERSION}"
+        )
+    if standby:
+        raise StoreOpenError("the database server is a standby, which only reads: connect to the primary")
+    wrong = [
+        f"{name} = {value}"
+        for name, value in (
+            ("fsync", fsync),
+            ("full_page_writes", full_pages),
+            ("synchronous_commit", commit),
+        )
+        if value == "off"
+    ]
+    if wrong and not accepts_loss:
+        raise UnsafeError(
+            f"the database server has {' and '.join(wrong)}: it would lose mail that was acknowledged. Turn"
+            " it on (docs/postgres.md), or say the words of [postgres] accept_loss"
+        )
+
+
+async def _free(link: Link, session: int) -> set[str]:
+    """Frees the claims of a session; the zones that they were in."""
+    zones: set[str] = set()
+    while rows := await link.fetch(sql.FREE, session, FREE_ROWS):
+        zones |= {row[0] for row in rows}
+    return zones
 
 
 def _reason(error: StoreError) -> str:
@@ -364,5 +324,5 @@ def _reason(error: StoreError) -> str:
     return UNSAFE if isinstance(error, UnsafeError) else UNREACHABLE
 
 
-def _nobody(_error: StoreError) -> None:
+def _ignore(_error: StoreError) -> None:
     """Until the store listens."""

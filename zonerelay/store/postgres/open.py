@@ -37,14 +37,14 @@ async def open_postgres(
 
     async def reconcile() -> None:
         await store.reconcile()
-        for (zone,) in await claims.ask(sql.BUSY, around.clock.now()):
+        for (zone,) in await keeper.ask(sql.BUSY, around.clock.now()):
             news.of_zone(unword(zone))
 
     keeper.reconcile = reconcile
     try:
         await keeper.start()
         await keeper.reap()
-        ((last,),) = await claims.ask(sql.LAST_ID)
+        ((last,),) = await keeper.ask(sql.LAST_ID)
         keeper.last_id = last or 0
         await counter.start()
     except BaseException as error:

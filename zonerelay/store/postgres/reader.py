@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -11,7 +10,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import Access, Columns, ConnectionLostError, Fetch, Link
+from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import delivery_of, number, unword, word, words
 
@@ -27,27 +26,9 @@ class PostgresReader:
         self._keeper = keeper
         self._access = access
 
-    async def fetch(self, statement: str, *values: object) -> Sequence[Columns]:
-        self._keeper.check_usable()
-        try:
-            async with self._keeper.links.use() as link:
-                return await link.fetch(statement, *values)
-        except ConnectionLostError as error:
-            self._keeper.trouble(error)
-            raise
-
-    @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Fetch]:
-        try:
-            async with self._keeper.links.use() as link, link.transaction() as fetch:
-                yield fetch
-        except ConnectionLostError as error:
-            self._keeper.trouble(error)
-            raise
-
     async def message(self, message_id: MessageId) -> tuple[Message, bytes | None]:
         """With its body when that is one chunk at most."""
-        rows = await self.fetch(sql.MESSAGE, number(message_id))
+        rows = await self._keeper.fetch(sql.MESSAGE, number(message_id))
         if not rows:
             raise MessageNotFoundError(f"no message {message_id}")
         ((metadata, body),) = rows
@@ -66,14 +47,14 @@ class PostgresReader:
             return
         for first in range(1, count + 1, CHUNKS_AT_ONCE):
             last = min(first + CHUNKS_AT_ONCE - 1, count)
-            rows = await self.fetch(sql.CHUNKS, number(message_id), first, last)
+            rows = await self._keeper.fetch(sql.CHUNKS, number(message_id), first, last)
             if [row[0] for row in rows] != list(range(first, last + 1)):
                 await self._missing(message_id, first)
             for row in rows:
                 yield bytes(row[1])
 
     async def _missing(self, message_id: MessageId, first: int) -> None:
-        if not await self.fetch(sql.HAS_MESSAGE, number(message_id)):
+        if not await self._keeper.fetch(sql.HAS_MESSAGE, number(message_id)):
             raise MessageNotFoundError(f"no message {message_id}")
         raise StoreCorruptError(f"message {message_id}: chunks are missing from number {first}")
 
@@ -96,14 +77,14 @@ class PostgresReader:
             key = number(message_id)
         except MessageNotFoundError:
             return []
-        rows = await self.fetch(sql.OF_MESSAGE, words(await self.zones()), key)
+        rows = await self._keeper.fetch(sql.OF_MESSAGE, words(await self.zones()), key)
         return sorted(map(delivery_of, rows), key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def zones(self) -> set[str]:
-        return {unword(row[0]) for row in await self.fetch(sql.ZONES)}
+        return {unword(row[0]) for row in await self._keeper.fetch(sql.ZONES)}
 
     async def oldest(self, zone: str, now: float) -> float | None:
-        rows = await self.fetch(sql.OLDEST, word(zone), now)
+        rows = await self._keeper.fetch(sql.OLDEST, word(zone), now)
         return float(rows[0][0]) if rows else None
 
     async def forget(self, messages: Mapping[int, set[str]]) -> None:

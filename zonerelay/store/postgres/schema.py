@@ -24,6 +24,7 @@ Every primary key holds the message's id, so that an operator can partition each
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from zonerelay.store.contract import StoreOpenError
@@ -134,19 +135,31 @@ class Schema(NamedTuple):
 
 
 async def migrate(link: Link, name: str) -> None:
-    """Bring the schema to this version. Raises StoreOpenError for one that is too new."""
+    """Brings the schema to this version. Raises StoreOpenError for one that is too new."""
+    await run_alone(
+        link,
+        f"zonerelay schema {name}",
+        lambda fetch: _migrate(fetch, name),
+        f"schema {name} of the database cannot be brought up to date: its tables are in use all the time",
+    )
+
+
+async def run_alone(link: Link, lock: str, work: Callable[[Fetch], Awaitable[None]], busy: str) -> None:
+    """Does `work` in one transaction under the advisory lock of that name, so one relay at a time does it.
+
+    Waits for a locked table no longer than `LOCK_PATIENCE` seconds at a time. Raises StoreOpenError with the
+    text `busy` after `TRIES`.
+    """
     for left in reversed(range(TRIES)):
         try:
             async with link.transaction() as fetch:
                 await fetch(f"SET LOCAL lock_timeout = '{LOCK_PATIENCE:g}s'")
-                await _migrate(fetch, name)
+                await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", lock)
+                await work(fetch)
                 return
         except BusyError as error:
             if not left:
-                raise StoreOpenError(
-                    f"schema {name} of the database cannot be brought up to date: its tables are in use all"
-                    " the time"
-                ) from error
+                raise StoreOpenError(busy) from error
         await asyncio.sleep(LOCK_PATIENCE)
 
 
@@ -157,7 +170,6 @@ async def check_schema(link: Link, name: str) -> None:
 
 
 async def _migrate(fetch: Fetch, name: str) -> None:
-    await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay schema {name}")
     await _prepare(fetch, name)
     ((version, oldest),) = await fetch(_SCHEMA)
     Schema(version, oldest).check(name)

@@ -35,14 +35,13 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.batch import MessageRows, Submission
+from zonerelay.store.postgres.batch import MessageRows, Submission, change_deliveries
 from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.postgres.counts import QueueCounter
-from zonerelay.store.postgres.jobs import Submissions
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.reader import PostgresReader
 from zonerelay.store.postgres.rows import identity, number
-from zonerelay.store.postgres.update import change_deliveries
+from zonerelay.store.postgres.submissions import Submissions
 
 UPDATE_BATCH = 256
 """Deliveries that an operator's bulk change rewrites in one transaction."""
@@ -65,9 +64,9 @@ class PostgresStore:
         self._claims: Claims = claims.claims
         self._reader = reader
         self._counter = counter
-        self._jobs = Submissions(keeper, claims.claims, counter)
-        self._bodies = self._jobs.bodies
-        keeper.on_failure = self._jobs.batch_failed
+        self._submissions = Submissions(keeper, claims.claims, counter)
+        self._bodies = self._submissions.bodies
+        keeper.on_failure = self._submissions.batch_failed
         keeper.resync = self._resync
         self.check_writable = keeper.check_usable
         self.unhealthy = keeper.unhealthy
@@ -86,7 +85,7 @@ class PostgresStore:
         key = number(message_id)
         self._bodies.extend(message_id, first, chunks)
         job = Submission(uploads=[(key, place, chunk) for place, chunk in enumerate(chunks, first)])
-        return self._jobs.submit(job, size=len(chunks) * CHUNK_SIZE)
+        return self._submissions.submit(job, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
@@ -94,11 +93,11 @@ class PostgresStore:
         new = MessageRows(message, deliveries, chunks, self._keeps)
         job = Submission(messages=[new], news=self._to_share(new))
         self._remember_body(message, chunks)
-        return self._jobs.submit(job, size=_size(new))
+        return self._submissions.submit(job, size=_size(new))
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
-        self._jobs.submit(Submission(dropped=[number(message_id)]), lazy=True)
+        self._submissions.submit(Submission(dropped=[number(message_id)]), lazy=True)
 
     def _keeps(self, delivery: Delivery) -> bool:
         """Claimed at once, so that delivering it asks nobody?"""
@@ -168,8 +167,8 @@ class PostgresStore:
             # Another node has it: what became of our attempt is no longer ours to tell.
             self._claims.drop(key)
         if job.changes or job.reports:
-            self._jobs.take_hold(job)
-            await self._jobs.submit(job, size=_job_size(job), lazy=lazy)
+            self._submissions.take_hold(job)
+            await self._submissions.submit(job, size=_job_size(job), lazy=lazy)
 
     def _plan(self, job: Submission, change: Finish | Postpone) -> None:
         key = change.delivery.key
@@ -184,18 +183,18 @@ class PostgresStore:
     async def _resync(self, *, new_session: bool) -> None:
         """The database is back: it says what is true."""
         async with self._database.exclusive:
-            await self._reader.forget(self._jobs.doubtful)
-            self._jobs.doubtful.clear()
-            self._jobs.clear()
+            await self._reader.forget(self._submissions.doubtful)
+            self._submissions.doubtful.clear()
+            self._submissions.clear()
             await self._database.resync(new_session=new_session)
             await self._counter.start()
 
     async def reconcile(self) -> None:
         """Give back what the database holds for us and nobody here knows of: claims, parts of bodies."""
-        await self._database.give_back_strays(self._jobs.arriving)
-        uploads = await self._database.ask(sql.UPLOADS, self._keeper.session)
-        if given_up := [number for (number,) in uploads if not self._jobs.has_upload(number)]:
-            await self._database.ask(sql.DROP_UPLOADS, given_up, self._keeper.session)
+        await self._database.give_back_strays(self._submissions.arriving)
+        uploads = await self._keeper.ask(sql.UPLOADS, self._keeper.session)
+        if given_up := [number for (number,) in uploads if not self._submissions.has_upload(number)]:
+            await self._keeper.ask(sql.DROP_UPLOADS, given_up, self._keeper.session)
 
     # --- operators
 
@@ -218,7 +217,7 @@ class PostgresStore:
             pooled = [d for key in keys if (d := claims.zone(key.queue).forget(key)) is not None]
             claims.let_go.update({delivery.key: delivery for delivery in pooled})
             try:
-                async with self._reader.transaction() as fetch:
+                async with self._keeper.transaction() as fetch:
                     found = await change_deliveries(
                         fetch,
                         keys,
@@ -242,7 +241,7 @@ class PostgresStore:
         let_go = claims.let_go.pop(key, None)
         if new is None:
             claims.drop(key)
-            self._jobs.forget_message(key.message_id)
+            self._submissions.forget_message(key.message_id)
         elif key in claims.handed:
             claims.handed[key] = new
         elif kept and let_go is not None:
@@ -253,7 +252,7 @@ class PostgresStore:
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check_claim(message_id)
-        known = self._jobs.messages.get(message_id)
+        known = self._submissions.messages.get(message_id)
         if known is not None:
             return known
         message, body = await self._reader.message(message_id)
@@ -319,7 +318,7 @@ class PostgresStore:
         await self._database.close()
         await self._counter.stop()
         await self._keeper.close()
-        self._jobs.clear()
+        self._submissions.clear()
 
 
 def _size(new: MessageRows) -> int:

@@ -1,100 +1,202 @@
-"""What this relay has claimed on a shared server, under which fencing token; and what it knows by heart.
-
-Messages and small bodies that were just stored, or read, are served from memory only while a delivery of
-theirs is claimed: as long as that holds, nobody else can remove them.
-"""
+"""Handing out deliveries from the Redis spool, and giving them back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
 
-from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.envelope import Message
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_cache import BodyCache
+from zonerelay.store.common import claiming, records
+from zonerelay.store.common.replies import then
+from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.redis import records as rows
+from zonerelay.store.redis.claim_book import ClaimBook
+from zonerelay.store.redis.connection import Argument, Reply, as_list
+from zonerelay.store.redis.counts import RedisCounts
+from zonerelay.store.redis.keeper import RedisKeeper
 
-HOT_MESSAGES = 4096
-NO_TOKEN = b""
+CLAIM_BUDGET = 500
+"""Deliveries that one script looks at: the server does nothing else meanwhile."""
+RELEASE_BATCH = 256
+
+_log = logging.getLogger("zonerelay.store")
 
 
-class ClaimBook:
-    """Changed only on the event loop. No I/O."""
+class RedisClaims:
+    """The claims of one relay."""
 
-    def __init__(self) -> None:
-        self._tokens: dict[DeliveryKey, bytes] = {}
-        self._claimed: dict[MessageId, int] = {}
-        self._last_token: dict[MessageId, bytes] = {}
-        self._hot: dict[MessageId, Message] = {}
-        self._bodies = BodyCache()
+    def __init__(self, keeper: RedisKeeper, book: ClaimBook, figures: RedisCounts, clock: Clock) -> None:
+        self._keeper = keeper
+        self._clock = clock
+        self._book = book
+        self._figures = figures
+        self._turns: dict[str, int] = {}
+        # What the claims that go on have found so far; what is given back meanwhile leaves them.
+        self._finding: list[dict[DeliveryKey, Delivery]] = []
+        # An answer was lost that may have brought claims, or a release did not arrive.
+        self.is_unsure = False
+        self._next_round = float("-inf")
+        self._unreadable: set[bytes] = set()
+        """Rows of `claims` that stay there."""
 
-    # --- claims
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        due = repr(now).encode("ascii")
+        self._figures.quiet.add(zone)  # unless something is heard from here on
+        found = await self._claim_all(zone, limit, self._command(zone, due, b"", skip_domains))
+        if len(found) >= limit:
+            self._figures.quiet.discard(zone)
+        return found
 
-    def add(self, key: DeliveryKey, token: bytes) -> bool:
-        """False when it was claimed before, under a lease that was lost, and is still being worked on: the
-        work goes on under the new token, and the delivery must not be handed out a second time.
-        """
-        is_new = key not in self._tokens
-        self._tokens[key] = self._last_token[key.message_id] = token
-        if is_new:
-            self._claimed[key.message_id] = self._claimed.get(key.message_id, 0) + 1
-        return is_new
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        command = self._command(zone, b"0", since.encode("ascii"), skip_domains)
+        return await self._claim_all(zone, limit, command)
 
-    def token(self, key: DeliveryKey) -> bytes:
-        return self._tokens.get(key, NO_TOKEN)
+    def _command(
+        self, zone: str, due: bytes, since: bytes, skip_domains: Collection[str]
+    ) -> Callable[[int], tuple[Argument, ...]]:
+        skip = [records.field(domain) for domain in skip_domains]
+        queue = rows.zone_field(zone)
 
-    def drop(self, keys: Iterable[tuple[DeliveryKey, bytes]]) -> None:
-        """These claims have ended, unless they were made again meanwhile."""
-        for key, token in keys:
-            if token != NO_TOKEN and self._tokens.get(key) == token:
-                del self._tokens[key]
-                self._count_down(key.message_id)
+        def command(left: int) -> tuple[Argument, ...]:
+            turn = self._turns.get(zone, 0)
+            return ("claim", self._keeper.lease.token, queue, left, CLAIM_BUDGET, due, turn, since, *skip)
 
-    def _count_down(self, message_id: MessageId) -> None:
-        left = self._claimed[message_id] - 1
-        if left:
-            self._claimed[message_id] = left
+        return command
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        del now  # they were due when they were passed over
+
+        def command(left: int) -> tuple[Argument, ...]:
+            return (
+                "claim_domain",
+                self._keeper.lease.token,
+                rows.zone_field(zone),
+                records.field(domain),
+                min(left, CLAIM_BUDGET),
+            )
+
+        return await self._claim_all(zone, limit, command)
+
+    async def _claim_all(
+        self, zone: str, limit: int, command: Callable[[int], tuple[Argument, ...]]
+    ) -> list[Delivery]:
+        found: dict[DeliveryKey, Delivery] = {}
+        self._finding.append(found)
+        try:
+            while len(found) < limit:
+                is_last, _ = await self._claim_once(zone, command(limit - len(found)), found)
+                if is_last:
+                    break
+        except BaseException:
+            self._figures.quiet.discard(zone)
+            self.release(list(found))
+            raise
+        finally:
+            self._finding = [each for each in self._finding if each is not found]
+        return sorted(found.values(), key=lambda delivery: delivery.key)
+
+    def _claim_once(
+        self, zone: str, command: tuple[Argument, ...], found: dict[DeliveryKey, Delivery]
+    ) -> asyncio.Future[tuple[bool, list[Delivery]]]:
+        name, token, *arguments = command
+        assert isinstance(name, str)
+        assert isinstance(token, bytes)
+
+        def claimed(reply: Reply) -> tuple[bool, list[Delivery]]:
+            answer = as_list(reply)
+            if answer[0] != b"OK":
+                self._keeper.lease.lose()
+                raise StoreError("the lease on this relay's claims has ended")
+            _, is_last, turn, pairs = answer
+            if name == "claim" and isinstance(turn, int):
+                self._turns[zone] = turn
+            some = self._note_claims(rows.zone_field(zone), token, as_list(pairs))
+            found.update((delivery.key, delivery) for delivery in some)
+            return bool(is_last), some
+
+        def failed(_: StoreError) -> None:
+            self.is_unsure = True
+
+        def unwanted(result: tuple[bool, list[Delivery]]) -> None:
+            self.release([delivery.key for delivery in result[1]])
+
+        return then(self._keeper.run(name, token, *arguments), claimed, failed, unwanted)
+
+    def _note_claims(self, zone: bytes, token: bytes, found: list[Reply]) -> list[Delivery]:
+        claimed = []
+        for member, record in zip(found[::2], found[1::2], strict=True):
+            assert isinstance(member, bytes)
+            assert isinstance(record, bytes)
+            try:
+                delivery = rows.decode_member(zone, member, record)
+            except StoreCorruptError as error:
+                # It stays claimed, so that it holds nobody up, and stored, for whoever repairs it.
+                self._unreadable.add(b"%b %b" % (zone, member))
+                _log.error("%s", error)
+                continue
+            if self._book.add(delivery.key, token):
+                claimed.append(delivery)
+        return claimed
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for found in self._finding:
+            for key in keys:
+                found.pop(key, None)
+        tokens = [(key, self._book.token(key)) for key in keys if self._book.has(key)]
+        if not tokens:
             return
-        del self._claimed[message_id]
-        del self._last_token[message_id]
-        self._hot.pop(message_id, None)
-        self._bodies.drop(message_id)
+        self._book.drop(tokens)
+        for key, _ in tokens:
+            self._figures.quiet.discard(key.queue)
 
-    def keys(self) -> list[DeliveryKey]:
-        return list(self._tokens)
+        def failed(_: StoreError) -> None:
+            self.is_unsure = True
 
-    def has(self, key: DeliveryKey) -> bool:
-        return key in self._tokens
+        arguments = [part for key, token in tokens for part in (*rows.address(key), token)]
+        try:
+            then(self._keeper.run("release", self._keeper.lease.token, *arguments), _nothing, failed)
+        except StoreError as error:
+            failed(error)
 
-    def has_message(self, message_id: MessageId) -> bool:
-        return message_id in self._claimed
+    def has_ready(self, zone: str) -> bool:
+        return zone not in self._figures.quiet
 
-    def is_sound(self, message_id: MessageId, token: bytes) -> bool:
-        """False when the message was last claimed under another token: that lease was lost."""
-        return self._last_token.get(message_id, token) == token
+    async def go_round(self) -> None:
+        """Raises StoreError."""
+        now = self._clock.monotonic()
+        if self.is_unsure or now >= self._next_round:
+            self._next_round = now + claiming.RECONCILE
+            await self.reconcile()
 
-    # --- what is known by heart
+    async def reconcile(self) -> None:
+        """Give back claims that hang on this relay's lease without its knowing."""
+        self.is_unsure = False
+        token = self._keeper.lease.token
+        claims = self._keeper.terms.prefix + b"claims"
+        # In the turn of the answer: the book has what was claimed or ended before, and nothing of what came
+        # after.
+        unknown = await then(
+            self._keeper.call("ZRANGE", claims, token, token, "BYSCORE"),
+            lambda stored: [key for key in self._claimed(stored) if not self._book.has(key)],
+        )
+        for start in range(0, len(unknown), RELEASE_BATCH):
+            some = unknown[start : start + RELEASE_BATCH]
+            arguments = [part for key in some for part in (*rows.address(key), token)]
+            await self._keeper.run("release", b"", *arguments)
 
-    def remember(self, message: Message) -> None:
-        self._hot[message.id] = message
-        if len(self._hot) > HOT_MESSAGES:
-            del self._hot[next(iter(self._hot))]
+    def _claimed(self, stored: Reply) -> Iterator[DeliveryKey]:
+        for member in as_list(stored):
+            assert isinstance(member, bytes)
+            if member not in self._unreadable:
+                yield rows.parse_claim(member)
 
-    def remember_body(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
-        """The chunks from number `first`."""
-        self._bodies.extend(message_id, first, chunks)
 
-    def forget_body(self, message_id: MessageId) -> None:
-        self._bodies.drop(message_id)
-
-    def message(self, message_id: MessageId) -> Message | None:
-        return self._hot.get(message_id) if message_id in self._claimed else None
-
-    def body(self, message: Message) -> Sequence[bytes] | None:
-        return self._bodies.get(message.id, message.chunks) if message.id in self._claimed else None
-
-    def clear(self) -> None:
-        self._tokens.clear()
-        self._claimed.clear()
-        self._last_token.clear()
-        self._hot.clear()
-        self._bodies.clear()
+def _nothing(_: Reply) -> None:
+    """Nothing to learn from it."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from zonerelay.config.settings import LOSS_WORDS, RedisSettings, SpoolSettings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.redis.client import RedisKeeper, RedisTerms
 from zonerelay.store.redis.connection import Server
+from zonerelay.store.redis.keeper import RedisKeeper, RedisTerms
 from zonerelay.store.redis.store import RedisStore
 from zonerelay.store.surroundings import Surroundings, secret_of
 
@@ -27,9 +27,9 @@ async def open_redis(
         accept_loss=settings.accept_loss == LOSS_WORDS,
         min_free_memory=spool.min_free_space,
     )
-    link = RedisKeeper(server_of(settings, around.environment), terms, around, mark)
-    await link.open()
-    store = RedisStore(link, around)
+    keeper = RedisKeeper(server_of(settings, around.environment), terms, around, mark)
+    await keeper.open()
+    store = RedisStore(keeper, around)
     try:
         await store.start()
     except BaseException as error:

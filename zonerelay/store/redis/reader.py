@@ -18,9 +18,9 @@ from zonerelay.store.common import records
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, StoreError, Wanted, everybody
 from zonerelay.store.redis import records as rows
-from zonerelay.store.redis.claims import ClaimBook
-from zonerelay.store.redis.client import RedisKeeper
+from zonerelay.store.redis.claim_book import ClaimBook
 from zonerelay.store.redis.connection import Reply, as_list
+from zonerelay.store.redis.keeper import RedisKeeper
 
 PAGE_ROWS = 200
 OLDEST_LOOKS = 5000
@@ -32,10 +32,10 @@ T = TypeVar("T")
 class RedisReader:
     """One per store."""
 
-    def __init__(self, link: RedisKeeper, book: ClaimBook) -> None:
-        self._link = link
+    def __init__(self, keeper: RedisKeeper, book: ClaimBook) -> None:
+        self._keeper = keeper
         self._book = book
-        self._prefix = link.terms.prefix
+        self._prefix = keeper.terms.prefix
 
     # --- messages
 
@@ -45,7 +45,7 @@ class RedisReader:
         if known is not None:
             return known
         key = self._message_key(message_id)
-        reply = await self._link.patiently(lambda: self._link.call("HMGET", key, "#", "*"))
+        reply = await self._keeper.with_retry(lambda: self._keeper.call("HMGET", key, "#", "*"))
         exists, raw = as_list(reply)
         if exists is None:
             raise MessageNotFoundError(f"no message {message_id}")
@@ -79,27 +79,27 @@ class RedisReader:
         first = [asked] if asked is not None else []
 
         def ask() -> asyncio.Future[Reply]:
-            return first.pop() if first else self._link.call_body("HGET", key, number)
+            return first.pop() if first else self._keeper.call_body("HGET", key, number)
 
-        return await self._link.patiently(ask)
+        return await self._keeper.with_retry(ask)
 
     def _ask_chunk(self, key: bytes, number: int) -> asyncio.Future[Reply] | None:
         try:
-            return self._link.call_body("HGET", key, number)
+            return self._keeper.call_body("HGET", key, number)
         except StoreError:
             return None  # whoever needs it asks again
 
     async def _explain_missing(self, message_id: MessageId, number: int) -> None:
-        if not await self._link.call("HEXISTS", self._message_key(message_id), "#"):
+        if not await self._keeper.call("HEXISTS", self._message_key(message_id), "#"):
             raise MessageNotFoundError(f"no message {message_id}")
         raise StoreCorruptError(f"message {message_id}: chunk {number} is missing")
 
     def _check(self, message_id: MessageId) -> None:
         """Raises StoreError when what this relay has claimed of it may be another's by now."""
-        self._link.check_open()
+        self._keeper.check_open()
         if self._book.has_message(message_id):
-            self._link.lease.check()
-            if not self._book.is_sound(message_id, self._link.lease.token):
+            self._keeper.lease.check()
+            if not self._book.is_sound(message_id, self._keeper.lease.token):
                 raise StoreError(f"the claim on message {message_id} was lost")
 
     def _message_key(self, message_id: MessageId) -> bytes:
@@ -114,14 +114,14 @@ class RedisReader:
         """Those that exist, as they are stored."""
         wanted = list(keys)
         asked = [
-            self._link.call("HGET", self._deliveries_key(key.message_id), rows.address(key).field)
+            self._keeper.call("HGET", self._deliveries_key(key.message_id), rows.address(key).field)
             for key in wanted
         ]
         found = await asyncio.gather(*asked)
         return [(key, raw) for key, raw in zip(wanted, found, strict=True) if isinstance(raw, bytes)]
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        found = as_list(await self._link.call("HGETALL", self._deliveries_key(message_id)))
+        found = as_list(await self._keeper.call("HGETALL", self._deliveries_key(message_id)))
         deliveries = []
         for place, raw in pairs(found):
             zone, _, recipient = place.partition(b" ")
@@ -135,7 +135,7 @@ class RedisReader:
         names = sorted(await self.zones()) if zone is None else [zone]
         fields = [rows.zone_field(name) for name in names]
         ends = await asyncio.gather(
-            *(self._link.call("ZRANGE", self._queue_key(field), -1, -1) for field in fields)
+            *(self._keeper.call("ZRANGE", self._queue_key(field), -1, -1) for field in fields)
         )
         for field, end in zip(fields, ends, strict=True):
             for last in as_list(end):
@@ -147,7 +147,7 @@ class RedisReader:
     async def _scan_zone(self, zone: bytes, end: bytes) -> AsyncIterator[Delivery]:
         start = b"-"
         while True:
-            page = pairs(as_list(await self._link.run("page", zone, start, end, PAGE_ROWS)))
+            page = pairs(as_list(await self._keeper.run("page", zone, start, end, PAGE_ROWS)))
             for member, raw in page:
                 if raw:
                     yield rows.decode_member(zone, member, raw)
@@ -161,17 +161,17 @@ class RedisReader:
     # --- zones
 
     async def zones(self) -> set[str]:
-        found = as_list(await self._link.call("HGETALL", self._prefix + b"counts"))
+        found = as_list(await self._keeper.call("HGETALL", self._prefix + b"counts"))
         return {records.unfield(field[2:]) for field, number in pairs(found) if int(number) > 0}
 
     async def next_due(self, zone: str) -> float | None:
         key = b"%bretry:%b" % (self._prefix, rows.zone_field(zone))
-        found = as_list(await self._link.call("ZRANGE", key, 0, 0, "WITHSCORES"))
+        found = as_list(await self._keeper.call("ZRANGE", key, 0, 0, "WITHSCORES"))
         return float(found[1]) if len(found) > 1 and isinstance(found[1], bytes) else None
 
     async def oldest(self, zone: str, *, now: float) -> float | None:
         when = repr(now).encode("ascii")
-        found = await self._link.run("oldest", rows.zone_field(zone), when, OLDEST_LOOKS)
+        found = await self._keeper.run("oldest", rows.zone_field(zone), when, OLDEST_LOOKS)
         return float(found) if isinstance(found, bytes) else None
 
 

@@ -1,7 +1,7 @@
 """The Redis spool: `Store` over one server, for any number of relays.
 
-Puts the parts together and settles; the scripts decide (`redis_scripts.py`), the link keeps the connection
-and the lease (`redis_link.py`). What concerns one of this relay's claims is sent with the fencing token it
+Puts the parts together and settles; the scripts decide (`redis_scripts.py`), the keeper keeps the connection
+and the lease (`redis_keeper.py`). What concerns one of this relay's claims is sent with the fencing token it
 was made under, so that it changes nothing once the lease was lost. Answers are taken in by callbacks, in the
 order in which the server gave them, whether or not somebody still waits: memory never lags behind them.
 
@@ -25,11 +25,11 @@ from zonerelay.store.common.body_writer import BodyWriter
 from zonerelay.store.common.replies import then
 from zonerelay.store.contract import SHARED, Change, Finish, Postpone, StoreError, Submit
 from zonerelay.store.redis import records as rows
-from zonerelay.store.redis.claims import ClaimBook
-from zonerelay.store.redis.client import Hooks, RedisKeeper
+from zonerelay.store.redis.claim_book import ClaimBook
+from zonerelay.store.redis.claims import RedisClaims
 from zonerelay.store.redis.connection import Argument, Reply, as_list
 from zonerelay.store.redis.counts import RedisCounts
-from zonerelay.store.redis.handout import RedisClaims
+from zonerelay.store.redis.keeper import Hooks, RedisKeeper
 from zonerelay.store.redis.reader import RedisReader
 from zonerelay.store.redis.uploads import RedisUploads, delivery_rows, head
 from zonerelay.store.surroundings import Surroundings
@@ -44,47 +44,47 @@ class RedisStore:
 
     def __init__(
         self,
-        link: RedisKeeper,
+        keeper: RedisKeeper,
         around: Surroundings,
     ) -> None:
-        self._link = link
-        self._prefix = link.terms.prefix
+        self._keeper = keeper
+        self._prefix = keeper.terms.prefix
         self._clock = around.clock
         self._on_news = around.on_news
         self._on_lost = around.on_lost
         book, figures = self._book, self._figures = ClaimBook(), RedisCounts()
-        reader = self._reader = RedisReader(link, book)
-        handout = self._handout = RedisClaims(link, book, figures, around.clock)
+        reader = self._reader = RedisReader(keeper, book)
+        claims = self._claims = RedisClaims(keeper, book, figures, around.clock)
         self._uploads = RedisUploads(
-            link, book, figures, clock=around.clock, observe_commit=around.observe_commit
+            keeper, book, figures, clock=around.clock, observe_commit=around.observe_commit
         )
         self._doubtful_submits: set[MessageId] = set()
-        self.claim, self.claim_new = handout.claim, handout.claim_new
-        self.claim_domain, self.release = handout.claim_domain, handout.release
-        self.has_ready = handout.has_ready
+        self.claim, self.claim_new = claims.claim, claims.claim_new
+        self.claim_domain, self.release = claims.claim_domain, claims.release
+        self.has_ready = claims.has_ready
         self.read_message, self.read_body = reader.read_message, reader.read_body
         self.read_messages = reader.read_messages
         self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.counts = figures.counts
-        self.unhealthy = link.unhealthy
-        self.problems = link.problems
-        self.usable = link.usable
+        self.unhealthy = keeper.unhealthy
+        self.problems = keeper.problems
+        self.usable = keeper.usable
 
     async def start(self) -> None:
         """Raises StoreError."""
-        self._figures.take_all(as_list(await self._link.call("HGETALL", self._prefix + b"counts")))
-        last = await self._link.call("GET", self._prefix + b"last-id")
+        self._figures.take_all(as_list(await self._keeper.call("HGETALL", self._prefix + b"counts")))
+        last = await self._keeper.call("GET", self._prefix + b"last-id")
         if isinstance(last, bytes):
             self._figures.note_id(MessageId(last.decode("ascii")))
-        self._link.hooks = Hooks(
+        self._keeper.hooks = Hooks(
             connected=self._connected,
             counted=self._figures.take_all,
             busy=self._heard,
             lease_lost=self._lease_lost,
             beating=self._beating,
         )
-        self._link.start()
+        self._keeper.start()
 
     def is_counted(self) -> bool:
         return True  # the server counts
@@ -113,7 +113,7 @@ class RedisStore:
             arguments += ("F" if isinstance(change, Finish) else "P", *rows.address(key), token)
             if isinstance(change, Postpone):
                 arguments.append(rows.encode(change.delivery))
-        asked = self._link.run("settle", self._link.lease.token, *arguments)
+        asked = self._keeper.run("settle", self._keeper.lease.token, *arguments)
 
         def settled(reply: Reply) -> None:
             self._settled(as_list(reply), tokens, submitted)
@@ -180,16 +180,16 @@ class RedisStore:
             self._figures.take(counts)
             return as_list(answers)
 
-        answers = await then(self._link.run("update", self._link.lease.token, *arguments), updated)
+        answers = await then(self._keeper.run("update", self._keeper.lease.token, *arguments), updated)
         again = [key for key, answer in zip(asked, answers, strict=True) if answer == 0]
         return unchanged + answers.count(1), again
 
-    # --- what the link tells
+    # --- what the keeper tells
 
     async def _connected(self) -> None:
         """Once more or for the first time: put right what got lost on the way."""
         await self._uploads.take_back()
-        await self._handout.reconcile()
+        await self._claims.reconcile()
         for zone in self._figures.zones():
             self._on_news(zone)
 
@@ -207,7 +207,7 @@ class RedisStore:
 
     async def _beating(self) -> None:
         await self._uploads.keep()
-        await self._handout.go_round()
+        await self._claims.go_round()
 
     # --- about the store
 
@@ -219,11 +219,11 @@ class RedisStore:
 
     @property
     def node(self) -> int:
-        return self._link.lease.number
+        return self._keeper.lease.number
 
     async def probe(self) -> None:
-        await self._link.run("probe", int(self._clock.now()))
+        await self._keeper.run("probe", int(self._clock.now()))
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._keeper.close()
         self._book.clear()

@@ -17,10 +17,10 @@ from zonerelay.store.common import records
 from zonerelay.store.common.replies import then
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.redis import records as rows
-from zonerelay.store.redis.claims import ClaimBook
-from zonerelay.store.redis.client import RedisKeeper
+from zonerelay.store.redis.claim_book import ClaimBook
 from zonerelay.store.redis.connection import Argument, Reply, as_list
 from zonerelay.store.redis.counts import RedisCounts
+from zonerelay.store.redis.keeper import RedisKeeper
 
 UPLOAD_KEPT = 15 * 60_000
 """Milliseconds after which the server forgets an upload that nobody goes on with."""
@@ -31,7 +31,7 @@ class RedisUploads:
 
     def __init__(
         self,
-        link: RedisKeeper,
+        keeper: RedisKeeper,
         book: ClaimBook,
         figures: RedisCounts,
         *,
@@ -39,8 +39,8 @@ class RedisUploads:
         observe_commit: Callable[[float], None],
     ) -> None:
         self.uploads = 0
-        self.check_writable = link.check_writable
-        self._link = link
+        self.check_writable = keeper.check_writable
+        self._keeper = keeper
         self._book = book
         self._figures = figures
         self._clock = clock
@@ -52,17 +52,17 @@ class RedisUploads:
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        owner = self._owners.setdefault(message_id, self._link.lease.token)
-        asked = self._link.run_body("chunks", owner, message_id, UPLOAD_KEPT, first, *chunks)
+        owner = self._owners.setdefault(message_id, self._keeper.lease.token)
+        asked = self._keeper.run_body("chunks", owner, message_id, UPLOAD_KEPT, first, *chunks)
         self._book.remember_body(message_id, first, chunks)
         return then(asked, _check_upload)
 
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        owner = self._owners.get(message.id, self._link.lease.token)
+        owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
-        asked = self._link.run(
+        asked = self._keeper.run(
             "commit", owner, *head(message), stored, len(chunks), *chunks, *delivery_rows(deliveries)
         )
         self._owners.pop(message.id, None)
@@ -78,7 +78,7 @@ class RedisUploads:
 
         def failed(error: StoreError) -> None:
             if isinstance(error, StoreFullError):
-                self._link.full()
+                self._keeper.full()
             else:
                 self.doubtful[message.id] = owner
 
@@ -86,7 +86,7 @@ class RedisUploads:
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         del count  # all of it is under one key
-        owner = self._owners.pop(message_id, self._link.lease.token)
+        owner = self._owners.pop(message_id, self._keeper.lease.token)
         self._book.forget_body(message_id)
         try:
             self._abort(message_id, owner)
@@ -95,7 +95,7 @@ class RedisUploads:
 
     def _abort(self, message_id: MessageId, owner: bytes) -> asyncio.Future[None]:
         # Behind what was sent of the body.
-        asked = self._link.run_body("abort", owner, message_id)
+        asked = self._keeper.run_body("abort", owner, message_id)
 
         def aborted(reply: Reply) -> None:
             if len(as_list(reply)) > 1:
@@ -110,7 +110,7 @@ class RedisUploads:
         """Those under way are not to be forgotten. Raises StoreError."""
         if self._owners:
             arguments = [part for upload, owner in self._owners.items() for part in (owner, upload)]
-            await self._link.run_body("keep", UPLOAD_KEPT, *arguments)
+            await self._keeper.run_body("keep", UPLOAD_KEPT, *arguments)
 
     async def take_back(self) -> None:
         """What is doubtful, now that the server is there again. Raises StoreError."""

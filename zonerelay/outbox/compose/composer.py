@@ -23,7 +23,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.outbox.compose.drafts import BadRowError, Content, draft_of
 from zonerelay.outbox.database.sql import INLINE
-from zonerelay.outbox.rows.rows import Row
+from zonerelay.outbox.rows.row import Row
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 
 MEMORY = 8 * 1024 * 1024

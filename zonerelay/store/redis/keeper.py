@@ -116,7 +116,7 @@ class RedisKeeper:
         if self._closing:
             raise StoreError(health.CLOSED)
 
-    async def patiently(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply:
+    async def with_retry(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply:
         """What reads may do: ask once more when a lost connection is there again within `timeout`."""
         try:
             return await ask()

@@ -1,11 +1,13 @@
-"""A row that this relay has claimed, and what becomes of it. Pure.
+"""Holds a row that this relay has claimed: how it is read from its columns, and what becomes of it. Pure.
 
-Each recipient has a state of its own, so that nobody who has the message is sent it again. The row is written
-when something is known for good: with the last recipient that was out it is finalised.
+What an application has written is as untrusted as what an SMTP client says: BadRowError names the column that
+cannot be sent. Each recipient has a state of its own, so a recipient that has the message is not sent it
+again. The row is written when something is known for good; with the last recipient that was out it is
+finalised.
 
-    all have it                  sent
-    somebody is to be tried on   queued, next_retry_at is the first of them
-    else                         failed; error_log says who by the hash that the log has, and why
+    every recipient has it        sent
+    a recipient is to be retried  queued; next_retry_at is the time of the first of them
+    otherwise                     failed; error_log says why, and names recipients by the hash of the log
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import msgspec
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Origin, Recipient
-from zonerelay.model.outbox import PROTOCOL, message_id_of
+from zonerelay.model.outbox import MAX_ROW, PROTOCOL, mailbox_zone, message_id_of
 from zonerelay.model.outcome import Attempt, Outcome
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.outbox.compose.drafts import Content, Recipients
+from zonerelay.outbox.compose.drafts import BadRowError, Content, Recipients, recipients_of
+from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
+from zonerelay.outbox.rows.mailboxes import Mailbox as TableMailbox
+from zonerelay.store.postgres.driver import Columns
 
 QUEUED, PROCESSING, SENT, FAILED = "queued", "processing", "sent", "failed"
 FOREVER = float("inf")
@@ -31,6 +36,16 @@ MAX_ATTEMPTS = 1_000_000
 MAX_DELAY = 10 * 366 * 86400.0
 SOON = 1.0
 """Seconds: who is due so shortly after the row is tried with it."""
+PUT_OFF = 300.0
+"""Seconds until a row of a mailbox that cannot be used is looked at again."""
+MAX_CREATED = 253_402_300_799
+"""The end of the year 9999, beyond which no Date can be written."""
+
+# What is none of these is normal: a table of the application's own may have such a column for other reasons.
+_PRIORITIES = {each.value: each for each in Priority}
+_OK = HEAD_COLUMNS
+_PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
+_SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -222,6 +237,39 @@ class Row:
         if delay is not None and delay != FOREVER:
             delay = min(delay, MAX_DELAY)
         return Write(self.id, self.token, status, attempts, error_log, state, delay)
+
+
+def read_row(columns: Columns, default_zone: str, mailbox: TableMailbox | None) -> Row:
+    """Raises BadRowError."""
+    if not columns[_OK]:
+        raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
+    created = -1 if columns[5] is None else columns[5]
+    if not 0 <= columns[0] <= MAX_ROW or not 0 <= created <= MAX_CREATED:
+        raise BadRowError("id is negative or beyond 2^60, or created_at is missing, infinite or no such year")
+    people = recipients_of(
+        dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
+    )
+    content = None
+    if len(columns) > _SMALL and columns[_SMALL]:
+        content = Content(
+            **dict(zip(("subject", "text", "html", "headers"), columns[_SMALL + 1 :], strict=True))
+        )
+    return Row(
+        columns[0],
+        columns[1] or "",
+        zone=mailbox_zone(columns[3]) if columns[3] is not None else columns[2] or default_zone,
+        priority=_PRIORITIES.get(columns[9], Priority.NORMAL),
+        created=created,
+        attempts=columns[4],
+        people=people,
+        states=read_states(columns[6]),
+        content=content,
+    )
+
+
+def put_off(columns: Columns, problem: str) -> Write:
+    """The write for a row that waits until something else has been corrected."""
+    return Write(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
 
 
 def refused(row: int, token: str, attempts: int, problem: str) -> Write:

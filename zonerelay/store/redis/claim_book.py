@@ -1,0 +1,100 @@
+"""What this relay has claimed on a shared server, under which fencing token; and what it knows by heart.
+
+Messages and small bodies that were just stored, or read, are served from memory only while a delivery of
+theirs is claimed: as long as that holds, nobody else can remove them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.body_cache import BodyCache
+
+HOT_MESSAGES = 4096
+NO_TOKEN = b""
+
+
+class ClaimBook:
+    """Changed only on the event loop. No I/O."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[DeliveryKey, bytes] = {}
+        self._claimed: dict[MessageId, int] = {}
+        self._last_token: dict[MessageId, bytes] = {}
+        self._hot: dict[MessageId, Message] = {}
+        self._bodies = BodyCache()
+
+    # --- claims
+
+    def add(self, key: DeliveryKey, token: bytes) -> bool:
+        """False when it was claimed before, under a lease that was lost, and is still being worked on: the
+        work goes on under the new token, and the delivery must not be handed out a second time.
+        """
+        is_new = key not in self._tokens
+        self._tokens[key] = self._last_token[key.message_id] = token
+        if is_new:
+            self._claimed[key.message_id] = self._claimed.get(key.message_id, 0) + 1
+        return is_new
+
+    def token(self, key: DeliveryKey) -> bytes:
+        return self._tokens.get(key, NO_TOKEN)
+
+    def drop(self, keys: Iterable[tuple[DeliveryKey, bytes]]) -> None:
+        """These claims have ended, unless they were made again meanwhile."""
+        for key, token in keys:
+            if token != NO_TOKEN and self._tokens.get(key) == token:
+                del self._tokens[key]
+                self._count_down(key.message_id)
+
+    def _count_down(self, message_id: MessageId) -> None:
+        left = self._claimed[message_id] - 1
+        if left:
+            self._claimed[message_id] = left
+            return
+        del self._claimed[message_id]
+        del self._last_token[message_id]
+        self._hot.pop(message_id, None)
+        self._bodies.drop(message_id)
+
+    def keys(self) -> list[DeliveryKey]:
+        return list(self._tokens)
+
+    def has(self, key: DeliveryKey) -> bool:
+        return key in self._tokens
+
+    def has_message(self, message_id: MessageId) -> bool:
+        return message_id in self._claimed
+
+    def is_sound(self, message_id: MessageId, token: bytes) -> bool:
+        """False when the message was last claimed under another token: that lease was lost."""
+        return self._last_token.get(message_id, token) == token
+
+    # --- what is known by heart
+
+    def remember(self, message: Message) -> None:
+        self._hot[message.id] = message
+        if len(self._hot) > HOT_MESSAGES:
+            del self._hot[next(iter(self._hot))]
+
+    def remember_body(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
+        """The chunks from number `first`."""
+        self._bodies.extend(message_id, first, chunks)
+
+    def forget_body(self, message_id: MessageId) -> None:
+        self._bodies.drop(message_id)
+
+    def message(self, message_id: MessageId) -> Message | None:
+        return self._hot.get(message_id) if message_id in self._claimed else None
+
+    def body(self, message: Message) -> Sequence[bytes] | None:
+        return self._bodies.get(message.id, message.chunks) if message.id in self._claimed else None
+
+    def clear(self) -> None:
+        self._tokens.clear()
+        self._claimed.clear()
+        self._last_token.clear()
+        self._hot.clear()
+        self._bodies.clear()
