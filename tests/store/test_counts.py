@@ -24,10 +24,9 @@ from tests.store.spools import Spool, until
 from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store.common import group_commit
+from zonerelay.store.common import group_commit, recovery
 from zonerelay.store.common import queue_index as disk_index
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
-from zonerelay.store.disk import keeper as disk_keeper
 from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb.engine import Batch, LevelDb
 
@@ -203,7 +202,7 @@ async def healthy(store: Store) -> bool:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_counts_after_calls_that_failed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(disk_keeper, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(recovery, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
     monkeypatch.setattr(disk_states, "HOT_DELIVERIES", 6)
     monkeypatch.setattr(disk_index, "_SLACK", 1)

@@ -32,7 +32,7 @@ class Uploads:
         upload = self._open.get(message_id)
         if upload is None:
             upload = self._open[message_id] = Upload(self._keeper.directories.scratch, message_id)
-        self._keeper.note_upload(len(chunks) * CHUNK_SIZE)
+        self._keeper.note_written(len(chunks) * CHUNK_SIZE)
         self._bodies.extend(message_id, first, chunks)
         written = self._keeper.work(upload.append, chunks)
         written.add_done_callback(self._heard)
