@@ -28,7 +28,7 @@ from zonerelay.store.common import group_commit, recovery
 from zonerelay.store.common import queue_index as disk_index
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
 from zonerelay.store.disk import states as disk_states
-from zonerelay.store.leveldb.engine import Batch, LevelDb
+from zonerelay.store.leveldb.engine import AtomicBatch, LevelDb
 
 ZONES = ("a", "b")
 ADDRESSES = ("p@one.example", "q@one.example", "p@two.example")
@@ -235,7 +235,7 @@ async def test_report_that_is_there_after_a_failed_write_is_counted_once(
     with monkeypatch.context() as patches:
         commit = LevelDb.commit
 
-        def fail(db: LevelDb, batch: Batch) -> None:
+        def fail(db: LevelDb, batch: AtomicBatch) -> None:
             commit(db, batch)
             raise StoreError("the answer is lost")
 

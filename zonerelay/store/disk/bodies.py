@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.disk import files
 from zonerelay.store.disk.directories import Directories
-from zonerelay.store.disk.format import Stored
+from zonerelay.store.disk.format import StoredMessage
 from zonerelay.store.disk.keeper import DiskKeeper
 
 READ_CHUNKS = 4
@@ -31,7 +31,7 @@ async def read_chunks(keeper: DiskKeeper, message_id: MessageId) -> AsyncGenerat
         os.close(descriptor)
 
 
-def _open(directories: Directories, message_id: MessageId) -> tuple[int, Stored]:
+def _open(directories: Directories, message_id: MessageId) -> tuple[int, StoredMessage]:
     descriptor = files.open_body(directories, message_id)
     try:
         return descriptor, files.read_tail(descriptor, message_id)
@@ -40,5 +40,5 @@ def _open(directories: Directories, message_id: MessageId) -> tuple[int, Stored]
         raise
 
 
-def _read(_directories: Directories, descriptor: int, stored: Stored, first: int) -> list[bytes]:
+def _read(_directories: Directories, descriptor: int, stored: StoredMessage, first: int) -> list[bytes]:
     return files.read_chunks(descriptor, stored, first, READ_CHUNKS)

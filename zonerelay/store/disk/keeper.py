@@ -18,7 +18,7 @@ from zonerelay.store.common.local_keeper import LocalKeeper
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import stock as disk_stock
-from zonerelay.store.disk.batch import Batch, BatchWriter, Op
+from zonerelay.store.disk.batch import FileBatch, FileBatchWriter, Op
 from zonerelay.store.disk.directories import Directories
 from zonerelay.store.disk.files import State
 from zonerelay.store.surroundings import Surroundings
@@ -34,7 +34,7 @@ Found = dict[MessageId, State]
 """What a repair has found of the messages that the failed writes touched."""
 
 
-class DiskKeeper(LocalKeeper[Op, Batch, Found]):
+class DiskKeeper(LocalKeeper[Op, FileBatch, Found]):
     """Open directories with their threads."""
 
     NAME = "queue"
@@ -61,7 +61,7 @@ class DiskKeeper(LocalKeeper[Op, Batch, Found]):
         # Apart, so that a batch of small messages does not wait for large ones to be synced.
         self._uploaders = ThreadPoolExecutor(UPLOAD_THREADS, "queue-upload")
         self._stagers = ThreadPoolExecutor(disk_batch.IO_THREADS - 1, "queue-writer")
-        self._writer = BatchWriter(directories, self._stagers)
+        self._writer = FileBatchWriter(directories, self._stagers)
         self._writer.found_last_id(noted_id)
         self._closed = False
         self._number = number
@@ -91,15 +91,15 @@ class DiskKeeper(LocalKeeper[Op, Batch, Found]):
 
     # --- writing
 
-    def _prepare(self, submissions: Sequence[Sequence[Op]], size: int) -> Batch:
+    def _prepare(self, submissions: Sequence[Sequence[Op]], size: int) -> FileBatch:
         self.note_written(size)
         self._number += 1
-        batch = Batch(self._number, self.last_id())
+        batch = FileBatch(self._number, self.last_id())
         for ops in submissions:
             batch.add(ops)
         return batch
 
-    def _write(self, batch: Batch) -> float:
+    def _write(self, batch: FileBatch) -> float:
         started = self._clock.monotonic()
         self._writer.write(batch)
         return self._clock.monotonic() - started

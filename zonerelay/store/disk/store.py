@@ -38,9 +38,9 @@ from zonerelay.store.disk.bodies import read_chunks
 from zonerelay.store.disk.claims import DiskClaims
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.scan import Walk
-from zonerelay.store.disk.states import MessageState, Plan, States
+from zonerelay.store.disk.states import ChangePlan, MessageState, States
 from zonerelay.store.disk.stock import Stock, left_over
-from zonerelay.store.disk.uploads import Uploads
+from zonerelay.store.disk.uploads import ScratchUploads
 
 UPDATE_BATCH = 256
 """Deliveries that an operator's bulk change rewrites in one write."""
@@ -57,7 +57,7 @@ class DiskStore:
         self._index = Index()
         self._states = States(self._read_states)
         self._bodies = BodyCache()
-        self._uploads = Uploads(keeper, self._bodies)
+        self._uploads = ScratchUploads(keeper, self._bodies)
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         # Reports that a repair has found although their settle failed. It is repeated; they may have left by
@@ -108,7 +108,7 @@ class DiskStore:
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        plan = Plan()
+        plan = ChangePlan()
         if message.id not in self._uploads:
             self._add_message(plan, message, deliveries, chunks)
             return self._submit(plan)
@@ -118,13 +118,13 @@ class DiskStore:
 
     def _add_message(
         self,
-        plan: Plan,
+        plan: ChangePlan,
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes] | None,
         *,
         is_own: bool = False,
-    ) -> files.NewMessage:
+    ) -> files.EncodedMessage:
         """`chunks` None: they are in scratch."""
         new = plan.add_message(message, deliveries, chunks, is_own=is_own)
         if chunks is not None:
@@ -144,7 +144,7 @@ class DiskStore:
         held = await self._states.hold({key.message_id for key in keys})
         written = None
         try:
-            plan = Plan()
+            plan = ChangePlan()
             for change in changes:
                 if isinstance(change, Submit):
                     if change.message.id not in self._made:
@@ -179,7 +179,7 @@ class DiskStore:
         written = None
         existed = 0
         try:
-            plan = Plan()
+            plan = ChangePlan()
             for key in keys:
                 state = held.get(key.message_id)
                 old = None if state is None else plan.current(state, key)
@@ -200,7 +200,7 @@ class DiskStore:
         return existed
 
     def _submit(
-        self, plan: Plan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
+        self, plan: ChangePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
     ) -> asyncio.Future[None]:
         """Hand a plan to the committer. What it means takes effect when it is durable, waited for or not."""
         # Before the states run ahead: a refused write would leave them ahead for good.
@@ -211,7 +211,7 @@ class DiskStore:
         applied = functools.partial(self._apply, plan, settled)
         return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
-    def _apply(self, plan: Plan, settled: Sequence[DeliveryKey]) -> None:
+    def _apply(self, plan: ChangePlan, settled: Sequence[DeliveryKey]) -> None:
         """The plan is durable."""
         for key in settled:
             self._index[key.queue].drop_claim(key)

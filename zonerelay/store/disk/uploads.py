@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError
-from zonerelay.store.disk.files import NewMessage, Upload
+from zonerelay.store.disk.files import EncodedMessage, Upload
 from zonerelay.store.disk.keeper import DiskKeeper
 
 
-class Uploads:
+class ScratchUploads:
     """Belongs to the event loop. `count` is the writers' own count of those among them that are large."""
 
     def __init__(self, keeper: DiskKeeper, bodies: BodyCache) -> None:
@@ -40,7 +40,7 @@ class Uploads:
 
     def finish(
         self,
-        new: NewMessage,
+        new: EncodedMessage,
         first: int,
         chunks: Sequence[bytes],
         submit: Callable[[], asyncio.Future[None]],

@@ -14,7 +14,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.in_flight import Found, Ledger
+from zonerelay.store.common.in_flight import Found, InFlight
 from zonerelay.store.contract import Wanted, everybody
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.keeper import SpoolKeeper
@@ -23,35 +23,35 @@ from zonerelay.store.leveldb.keeper import SpoolKeeper
 class ColdReads:
     """Of one spool."""
 
-    def __init__(self, keeper: SpoolKeeper, ledger: Ledger, bodies: BodyCache) -> None:
+    def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, bodies: BodyCache) -> None:
         self._keeper = keeper
         self._reader = keeper.reader
-        self._ledger = ledger
+        self._in_flight = in_flight
         self._bodies = bodies
 
     async def find(self, keys: Sequence[DeliveryKey]) -> Found:
-        """Read what the ledger does not know of these deliveries; returns without a gap before planning."""
+        """Read what memory does not know of these deliveries. The caller plans before it waits again."""
         found = Found()
-        ledger = self._ledger
-        if not ledger.unknown(keys, found):
+        in_flight = self._in_flight
+        if not in_flight.unknown(keys, found):
             return found
-        with ledger.reading():
-            while unknown := ledger.unknown(keys, found):
+        with in_flight.reading():
+            while unknown := in_flight.unknown(keys, found):
                 self._keeper.check_usable()
-                since = ledger.moment()
+                since = in_flight.moment()
                 read = await self._reader.read(scan.read_states, unknown)
                 # What was changed while it was being read is read again.
                 found.merge(read, unknown)
-                found.drop(functools.partial(ledger.is_stale, since=since))
+                found.drop(functools.partial(in_flight.is_stale, since=since))
         return found
 
     async def read_message(self, message_id: MessageId) -> Message:
-        ledger = self._ledger
-        with ledger.reading():
-            since = ledger.moment()
+        in_flight = self._in_flight
+        with in_flight.reading():
+            since = in_flight.moment()
             message, count, body = await self._reader.read(scan.read_message_and_body, message_id)
-            if not ledger.is_stale(message_id, since):
-                ledger.remember(message_id, count)
+            if not in_flight.is_stale(message_id, since):
+                in_flight.remember(message_id, count)
                 if body is not None:
                     self._bodies.put(message_id, body)
         return message

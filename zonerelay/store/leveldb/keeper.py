@@ -19,13 +19,13 @@ from typing import NamedTuple
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import health, records, recovery
 from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.counts import Tally
+from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.local_keeper import LocalKeeper
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.compaction import Compactor
 from zonerelay.store.leveldb.directory import RESCUE
-from zonerelay.store.leveldb.engine import Batch, Batches, LevelDb, Op, View
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb.reader import SpoolReader
 from zonerelay.store.surroundings import Surroundings
 
@@ -57,16 +57,16 @@ _PAUSED = (
 )
 
 
-class Job(NamedTuple):
+class WriteJob(NamedTuple):
     """One write. Records are put into a batch on the event loop: plyvel lets go of the interpreter at every
     single one, and another thread would wait long to get it back. Bodies are worth that wait.
     """
 
-    batch: Batch | None
+    batch: AtomicBatch | None
     batches: Batches
 
 
-class SpoolKeeper(LocalKeeper[Op, Job, View]):
+class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
     """One open spool directory with its threads. A repair brings a view of the reopened spool."""
 
     FAILED = "the spool cannot be written and is being reopened: %s"
@@ -84,7 +84,7 @@ class SpoolKeeper(LocalKeeper[Op, Job, View]):
     ) -> None:
         super().__init__(ballast=ballast, min_free_space=min_free_space, around=around)
         self.reader = reader
-        self.counts = Tally()
+        self.counts = Counts()
         self._compactor = Compactor(reader.db, lambda: self.counts.total)
         self.on_failure: Callable[[], None] = lambda: None
         self._db = reader.db
@@ -120,11 +120,11 @@ class SpoolKeeper(LocalKeeper[Op, Job, View]):
 
     # --- writing
 
-    def _prepare(self, batches: Batches, size: int) -> Job:
+    def _prepare(self, batches: Batches, size: int) -> WriteJob:
         self.note_written(size)
-        return Job(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
+        return WriteJob(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
 
-    def _write(self, job: Job) -> float:
+    def _write(self, job: WriteJob) -> float:
         db, now = self._db, self._clock.monotonic
         batch = job.batch or db.batch(job.batches)
         started = now()
@@ -240,7 +240,7 @@ class SpoolKeeper(LocalKeeper[Op, Job, View]):
             if self._refused > MOST_REFUSED:
                 self._health.note("paused", _PAUSED)
         self.on_failure()
-        self.counts = Tally()  # a count that is under way adds to the old one
+        self.counts = Counts()  # a count that is under way adds to the old one
         full = isinstance(error, StoreFullError)
         return lambda: self.reader.read(_reopen, self._ballast, full)
 
