@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.batches import in_batches
+from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.common.body_chunks import check_own_message, split
 from zonerelay.store.common.body_writer import BodyWriter
@@ -27,7 +27,6 @@ from zonerelay.store.contract import (
     Finish,
     QueueCounts,
     StoreCorruptError,
-    StoreError,
     Submit,
     Wanted,
     everybody,
@@ -42,11 +41,8 @@ from zonerelay.store.disk.states import ChangePlan, MessageState, States
 from zonerelay.store.disk.stock import Stock, left_over
 from zonerelay.store.disk.uploads import ScratchUploads
 
-UPDATE_BATCH = 256
-"""Deliveries that an operator's bulk change rewrites in one write."""
 
-
-class DiskStore:
+class DiskStore(BatchedUpdate):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     node = 0
@@ -163,17 +159,7 @@ class DiskStore:
             await written
         self._made.difference_update(report.message.id for report in reports)
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            existed += await self._update(batch, change)
-        return existed
-
-    async def _update(
-        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         self._keeper.check_usable()
         held = await self._states.hold({key.message_id for key in keys})
         written = None
@@ -186,9 +172,7 @@ class DiskStore:
                 if state is None or old is None:
                     continue
                 existed += 1
-                new = change(old)
-                if new is not None and new.key != key:
-                    raise StoreError("a change may not turn a delivery into another one")
+                new = changed(old, change)
                 if new != old:
                     plan.change(state, key, new)
             if plan.states:

@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.batches import in_batches
+from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.common.body_chunks import check_own_message, split
 from zonerelay.store.common.body_writer import BodyWriter
 from zonerelay.store.common.in_flight import NOTHING, InFlight
-from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, StoreError, Submit
+from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.bodies import read_chunks
 from zonerelay.store.leveldb.claims import ZoneClaims, Zones
@@ -31,11 +31,8 @@ from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.write_plan import WritePlan, due_time
 
-UPDATE_BATCH = 256
-"""Deliveries that an operator's bulk change rewrites in one write."""
 
-
-class LevelDbStore:
+class LevelDbStore(BatchedUpdate):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     node = 0
@@ -185,25 +182,20 @@ class LevelDbStore:
         finally:
             self._reporting -= reports
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            found = await self._cold.find(batch)
-            plan = WritePlan(self._in_flight, found)
-            for key in batch:
-                old = self._in_flight.state(key, found)
-                if old is None:
-                    continue
-                existed += 1
-                new = change(old)
-                if new is not None and new.key != key:
-                    raise StoreError("a change may not turn a delivery into another one")
-                if new != old:
-                    plan.change(key, new)
-            if plan.ops:
-                await self._submit(plan)
+        found = await self._cold.find(keys)
+        plan = WritePlan(self._in_flight, found)
+        for key in keys:
+            old = self._in_flight.state(key, found)
+            if old is None:
+                continue
+            existed += 1
+            new = changed(old, change)
+            if new != old:
+                plan.change(key, new)
+        if plan.ops:
+            await self._submit(plan)
         return existed
 
     def _submit(
