@@ -27,7 +27,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.common import batches, claim_pool, in_flight
 from zonerelay.store.common import queue_index as disk_index
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
-from zonerelay.store.disk import scan as disk_scan
+from zonerelay.store.disk import reader as disk_reader
 from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import ready_window
@@ -72,7 +72,7 @@ TINY: dict[object, dict[str, int]] = {
     s3_records: {"HEAD_GUESS": 1000},
     disk_states: {"HOT_DELIVERIES": 3},
     disk_index: {"_SLACK": 1},
-    disk_scan: {"GROUP": 2},
+    disk_reader: {"GROUP": 2},
 }
 
 recipients = st.lists(st.sampled_from(RECIPIENTS), min_size=1, max_size=4, unique=True)

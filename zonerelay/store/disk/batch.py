@@ -26,8 +26,7 @@ import msgspec
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.contract import StoreCorruptError
 from zonerelay.store.disk import files
-from zonerelay.store.disk.directories import Directories, Directory
-from zonerelay.store.disk.errors import translated
+from zonerelay.store.disk.directories import Directories, Directory, translated
 
 IO_THREADS = 4
 """Files staged at the same time. More were not faster on the machines that it was measured on."""

@@ -19,8 +19,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.contract import CHUNK_SIZE, MessageNotFoundError, StoreCorruptError, StoreError
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.directories import Directories, Directory
-from zonerelay.store.disk.errors import translated
+from zonerelay.store.disk.directories import Directories, Directory, translated
 from zonerelay.store.disk.format import FOOT_SIZE, HEAD, StoredMessage
 
 SYNC_OCTETS = 8 * 1024 * 1024

@@ -33,10 +33,9 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.bodies import read_chunks
 from zonerelay.store.disk.claims import DiskClaims
 from zonerelay.store.disk.keeper import DiskKeeper
-from zonerelay.store.disk.scan import Walk
+from zonerelay.store.disk.reader import Walk, read_chunks
 from zonerelay.store.disk.states import ChangePlan, MessageState, States
 from zonerelay.store.disk.stock import Stock, left_over
 from zonerelay.store.disk.uploads import ScratchUploads

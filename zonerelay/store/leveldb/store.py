@@ -24,9 +24,8 @@ from zonerelay.store.common.body_writer import BodyWriter
 from zonerelay.store.common.in_flight import NOTHING, InFlight
 from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, Submit
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.bodies import read_chunks
 from zonerelay.store.leveldb.claims import ZoneClaims, Zones
-from zonerelay.store.leveldb.cold_reads import ColdReads
+from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.write_plan import WritePlan, due_time
