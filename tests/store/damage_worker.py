@@ -29,7 +29,7 @@ from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import records
+from zonerelay.store.common import records, recovery
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
 from zonerelay.store.leveldb.directory import MARK_NAME, Mark, newest_log, write_mark
@@ -493,7 +493,7 @@ def prepared_in(directory: Path) -> Prepared:
 
 def main(name: str, directory: Path) -> None:
     keeper_module.MARK_INTERVAL = 0.0
-    keeper_module.FIRST_PAUSE = 0.01
+    recovery.FIRST_PAUSE = 0.01
     prepared = prepared_in(directory)
     for moment in MOMENTS:
         for fault in FAULTS:

@@ -24,17 +24,14 @@ from tests.support.redis_server import shared_server
 from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store.common import claim_pool
-from zonerelay.store.common import in_flight as ledger
+from zonerelay.store.common import batches, claim_pool, in_flight
 from zonerelay.store.common import queue_index as disk_index
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
-from zonerelay.store.disk import scan as disk_scan
+from zonerelay.store.disk import reader as disk_reader
 from zonerelay.store.disk import states as disk_states
-from zonerelay.store.disk import store as disk
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
-from zonerelay.store.leveldb import store as leveldb
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.postgres import reader as postgres_reader
 from zonerelay.store.postgres import store as postgres
@@ -59,8 +56,8 @@ TINY: dict[object, dict[str, int]] = {
     ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "PARKED_LIMIT": 2},
     leveldb_scan: {"PAGE_ROWS": 3},
     leveldb_claims: {"_READ_AHEAD": 1},
-    ledger: {"HOT_MESSAGES": 2},
-    leveldb: {"UPDATE_BATCH": 2},
+    in_flight: {"HOT_MESSAGES": 2},
+    batches: {"UPDATE_BATCH": 2},
     redis: {"UPDATE_BATCH": 2},
     redis_claims: {"CLAIM_BUDGET": 3},
     redis_reader: {"PAGE_ROWS": 3},
@@ -73,10 +70,9 @@ TINY: dict[object, dict[str, int]] = {
     s3_own_messages: {"HOT_MESSAGES": 4},
     s3_reader: {"GROUP": 2},
     s3_records: {"HEAD_GUESS": 1000},
-    disk: {"UPDATE_BATCH": 2},
     disk_states: {"HOT_DELIVERIES": 3},
     disk_index: {"_SLACK": 1},
-    disk_scan: {"GROUP": 2},
+    disk_reader: {"GROUP": 2},
 }
 
 recipients = st.lists(st.sampled_from(RECIPIENTS), min_size=1, max_size=4, unique=True)

@@ -12,7 +12,7 @@ from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.store.contract import Finish
 from zonerelay.store.leveldb import ready_window
-from zonerelay.store.leveldb.engine import Batch, Batches, LevelDb, Row, View
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches, LevelDb, Row, View
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.memory.store import MemoryStore
 
@@ -25,7 +25,7 @@ class Counted(LevelDb):
 
     written = rows_read = looked_up = 0
 
-    def batch(self, batches: Batches) -> Batch:
+    def batch(self, batches: Batches) -> AtomicBatch:
         Counted.written += sum(len(ops) for ops in batches)
         return super().batch(batches)
 

@@ -24,12 +24,11 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store.common import group_commit
+from zonerelay.store.common import group_commit, recovery
 from zonerelay.store.common import queue_index as disk_index
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
-from zonerelay.store.disk import keeper as disk_keeper
 from zonerelay.store.disk import states as disk_states
-from zonerelay.store.leveldb.engine import Batch, LevelDb
+from zonerelay.store.leveldb.engine import AtomicBatch, LevelDb
 
 ZONES = ("a", "b")
 ADDRESSES = ("p@one.example", "q@one.example", "p@two.example")
@@ -203,7 +202,7 @@ async def healthy(store: Store) -> bool:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_counts_after_calls_that_failed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(disk_keeper, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(recovery, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
     monkeypatch.setattr(disk_states, "HOT_DELIVERIES", 6)
     monkeypatch.setattr(disk_index, "_SLACK", 1)
@@ -236,7 +235,7 @@ async def test_report_that_is_there_after_a_failed_write_is_counted_once(
     with monkeypatch.context() as patches:
         commit = LevelDb.commit
 
-        def fail(db: LevelDb, batch: Batch) -> None:
+        def fail(db: LevelDb, batch: AtomicBatch) -> None:
             commit(db, batch)
             raise StoreError("the answer is lost")
 

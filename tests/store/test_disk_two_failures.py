@@ -22,9 +22,8 @@ from tests.store.builders import NOW, body_of, message_id, own_message, store_me
 from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.common import group_commit
+from zonerelay.store.common import group_commit, recovery
 from zonerelay.store.contract import Finish, Store, StoreError, Submit
-from zonerelay.store.disk import keeper as disk_keeper
 
 CALLS = ("rename", "unlink", "fsync", "fdatasync")
 BODIES = {1: b"original", 2: b"other", 3: b"refused", 5: b"bounce"}
@@ -85,7 +84,7 @@ async def found_in(store: Store) -> set[int]:
 async def test_two_failures_and_a_crash_lose_neither_the_original_nor_its_bounce(
     monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
-    monkeypatch.setattr(disk_keeper, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(recovery, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
     tried = first = 0
     more = True

@@ -22,7 +22,7 @@ from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
-from zonerelay.store.leveldb.engine import Batch, LevelDb
+from zonerelay.store.leveldb.engine import AtomicBatch, LevelDb
 from zonerelay.store.redis import claims as redis_claims
 
 DOMAINS = ("one.example", "two.example", "three.example")
@@ -188,7 +188,7 @@ async def test_refused_mail_that_is_on_disk_all_the_same_is_told_of_after_the_re
     """
     commit = LevelDb.commit
 
-    def written_and_refused(db: LevelDb, batch: Batch) -> None:
+    def written_and_refused(db: LevelDb, batch: AtomicBatch) -> None:
         commit(db, batch)
         raise StoreError("the sync failed")
 

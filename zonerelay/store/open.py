@@ -1,12 +1,21 @@
-"""Opening the store that the settings name. Above the backends: no backend imports this."""
+"""Opens the store that the settings name, and the limits that relays share in it. No engine imports this."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
+from zonerelay.config.settings import (
+    Backend,
+    PostgresSettings,
+    RedisSettings,
+    S3Settings,
+    Settings,
+    SpoolSettings,
+)
+from zonerelay.limits import shared as shared_limits
+from zonerelay.limits.values import LimitAuthority
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.disk.open import open_disk
@@ -78,3 +87,25 @@ async def _open_memory(settings: SpoolSettings) -> MemoryStore:
     if not shelved.was_closed:
         _log.error("the shelf %s was not closed in order: mail may be missing in it", settings.shelve)
     return MemoryStore(shelf, shelved)
+
+
+def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:
+    """The limits that all relays on a shared store keep together. Raises StoreOpenError.
+
+    `None` for the stores of one relay, and for S3, which cannot carry them.
+    """
+    shelf: shared_limits.BookStore
+    if settings.spool.backend is Backend.REDIS:
+        # The drivers are extras: without them every other backend works.
+        from zonerelay.store.redis.limits import RedisShelf  # noqa: PLC0415
+        from zonerelay.store.redis.open import server_of  # noqa: PLC0415
+
+        shelf = RedisShelf(server_of(settings.redis, environment), settings.redis.prefix.encode())
+    elif settings.spool.backend is Backend.POSTGRES:
+        from zonerelay.store.postgres.limits import PostgresShelf  # noqa: PLC0415
+        from zonerelay.store.postgres.open import access_of  # noqa: PLC0415
+
+        shelf = PostgresShelf(access_of(settings.postgres, environment))
+    else:
+        return None
+    return shared_limits.SharedAuthority(shelf, holder)

@@ -16,7 +16,7 @@ from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.store.limits_open import open_limits
+from zonerelay.store.open import open_limits
 from zonerelay.telemetry.events.subsystems import LimitEvents
 
 

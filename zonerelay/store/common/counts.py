@@ -1,8 +1,8 @@
 """How many deliveries each zone holds, by durable state, without asking the disk.
 
-After a start the numbers are those of the changes since, plus, once the spool has been walked in
-the background, of what it held. Until then they are too low, `max(0, …)` hides the difference, and
-`is_whole` says so: nobody may take them for the queue.
+After a start they count the changes since, plus what the spool held, once the background has walked it.
+Until then they are too low and may be below zero: `current` shows zero instead, and `is_whole` is false, so
+that callers do not take them for the queue.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.store.contract import QueueCounts
 
 
-class Tally:
-    """Changed only on the event loop. `is_whole` is for whoever walks the spool to set."""
+class Counts:
+    """Changed only on the event loop. The walk over the spool sets `is_whole` when it ends."""
 
     def __init__(self) -> None:
         self.is_whole = False

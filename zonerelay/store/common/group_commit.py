@@ -1,4 +1,4 @@
-"""Group commit: one writer, one synced batch at a time, and everybody who waits shares the sync.
+"""Group commit: one writer, one synced batch at a time, and all submitters of a batch share its sync.
 
 What is submitted while the event loop is busy is written together; the next batch gathers while
 that one is being synced. Submissions are applied strictly in the order in which they were made,
@@ -43,32 +43,18 @@ GATHER_OCTETS = 512 * 1024
 """With this much the sync is the smaller part of the write: company would not make it cheaper."""
 
 Change = TypeVar("Change")
-Change_contra = TypeVar("Change_contra", contravariant=True)
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
 W = TypeVar("W")
 
 
-class Writer(Protocol[P_contra]):
+class JobWriter(Protocol[P_contra]):
     """Writes one job after the other and tells of each. `WriterThread` is one."""
 
     @property
     def put(self) -> Callable[[P_contra], None]: ...
 
     def stop(self) -> None: ...
-
-
-class Committer(Protocol[Change_contra]):
-    """What the rest of the store needs."""
-
-    def submit(
-        self,
-        ops: Sequence[Change_contra],
-        *,
-        size: int = 0,
-        lazy: bool = False,
-        applied: Callable[[], None] | None = None,
-    ) -> asyncio.Future[None]: ...
 
 
 class _Submission(Generic[Change]):
@@ -93,7 +79,7 @@ class GroupCommitter(Generic[Change, P, W]):
     def __init__(
         self,
         prepare: Callable[[Sequence[Sequence[Change]], int], P],
-        start_writer: Callable[[Callable[[W | Failed], None]], Writer[P]],
+        start_writer: Callable[[Callable[[W | Failed], None]], JobWriter[P]],
         *,
         clock: Clock,
         observe: Callable[[W], None],
@@ -274,5 +260,5 @@ def _refuse(done: asyncio.Future[None], reason: StoreError) -> None:
     error = type(reason)(str(reason))
     error.__cause__ = reason
     done.set_exception(error)
-    # Nobody may be waiting any more (a lazy removal, a cancelled session): that is no news for the loop.
+    # A lazy removal or a cancelled session does not wait: the loop must not report the error as unhandled.
     done.exception()

@@ -1,11 +1,10 @@
-"""What the event loop knows about stored messages and deliveries while writes are under way.
+"""What the event loop knows about stored messages and deliveries while their writes are in flight.
 
-The ledger runs ahead of the disk: a change is planned from the state that earlier submissions will
-have left, so concurrent settles of one message need not wait for each other. That is sound
-because submissions are written in order and fail together; `reset` then drops every guess, and
-the next plan reads the disk.
+Memory runs ahead of the disk: a change is planned from the state that earlier submissions will have left, so
+concurrent settles of one message do not wait for each other. That is sound because submissions are written in
+order and fail together; after a failure `reset` drops every guess, and the next plan reads the disk.
 
-Claims live here: a claimed delivery is kept with its durable state, so settling it reads nothing.
+Claims live here too: a claimed delivery is kept with its durable state, so that settling it reads nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class OpenMessage:
     `count_stored` says whether `meta open {ID}` exists.
     """
 
-    __slots__ = ("count_stored", "in_flight", "message", "open", "weight")
+    __slots__ = ("count_stored", "message", "open", "weight", "writes")
 
     def __init__(self, message: Message | None, count: int, *, count_stored: bool = False) -> None:
         self.message = message
         self.open = count
         self.count_stored = count_stored
-        self.in_flight = 0
+        self.writes = 0
         self.weight = 1 if message is None else len(message.envelope.recipients)
 
 
@@ -72,17 +71,17 @@ class Found:
 
 
 NOTHING = Found()
-"""When everything was at hand. Nobody writes to it."""
+"""The result when everything is in memory. It is shared: never write to it."""
 
 
-class Ledger:
+class InFlight:
     """One per spool; changed only on the event loop."""
 
     def __init__(self) -> None:
         # The durable state of what is claimed; None: it has to be read (after the spool failed).
         self.claims: dict[DeliveryKey, Delivery | None] = {}
         # State after the last submitted write that is not durable yet; None: the delivery leaves.
-        self.in_flight: dict[DeliveryKey, Delivery | None] = {}
+        self.writing: dict[DeliveryKey, Delivery | None] = {}
         self._messages: dict[MessageId, OpenMessage] = {}
         self._recipients = 0
         # When messages were last changed, while reads are under way.
@@ -93,12 +92,12 @@ class Ledger:
 
     def is_busy(self, key: DeliveryKey) -> bool:
         """Claimed, or part of a write that is not durable yet: not to be handed out."""
-        return key in self.claims or key in self.in_flight
+        return key in self.claims or key in self.writing
 
     def state(self, key: DeliveryKey, found: Found) -> Delivery | None:
         """The delivery as the next write will meet it, `None` if it no longer exists."""
-        if key in self.in_flight:
-            return self.in_flight[key]
+        if key in self.writing:
+            return self.writing[key]
         return self.claims.get(key) or found.deliveries.get(key)
 
     def message(self, message_id: MessageId) -> OpenMessage | None:
@@ -119,7 +118,7 @@ class Ledger:
         """Make room for the youngest."""
         for oldest in list(islice(self._messages, EVICTED)):
             entry = self._messages.pop(oldest)
-            if entry.in_flight or not self._messages:
+            if entry.writes or not self._messages:
                 # Its count is ahead of the disk: a read now would bring back the past.
                 self._messages[oldest] = entry
                 continue
@@ -131,9 +130,9 @@ class Ledger:
 
     def knows(self, keys: Iterable[DeliveryKey]) -> bool:
         """True when nothing has to be read to change these: the usual case, in one look."""
-        in_flight, claims, messages = self.in_flight, self.claims, self._messages
+        writing, claims, messages = self.writing, self.claims, self._messages
         for key in keys:
-            if key not in in_flight and claims.get(key) is None:
+            if key not in writing and claims.get(key) is None:
                 return False
             if key.message_id not in messages:
                 return False
@@ -146,7 +145,7 @@ class Ledger:
             for key in keys
             if key not in found.asked
             and (
-                (key not in self.in_flight and self.claims.get(key) is None)
+                (key not in self.writing and self.claims.get(key) is None)
                 or key.message_id not in self._messages
             )
         ]
@@ -167,17 +166,17 @@ class Ledger:
         return self._moment
 
     def is_stale(self, message_id: MessageId, since: int) -> bool:
-        """Whether the message may have changed since that moment, while somebody was `reading`."""
+        """Whether the message may have changed since that moment, while a `reading` was open."""
         return since < self._oldest_moment or self._changed.get(message_id, -1) >= since
 
     # --- writes under way
 
     def submitted(self, states: dict[DeliveryKey, Delivery | None], counts: dict[OpenMessage, int]) -> None:
         """A write that leaves these states and open counts was handed to the committer."""
-        self.in_flight.update(states)
+        self.writing.update(states)
         for entry, count in counts.items():
             entry.open = count
-            entry.in_flight += 1
+            entry.writes += 1
         if self._readers:
             self._note_changes(states)
 
@@ -192,17 +191,17 @@ class Ledger:
     def landed(self, key: DeliveryKey, state: Delivery | None) -> bool:
         """The write is durable; false when a later write for the same delivery is under way."""
         if self._readers:
-            # Whoever began to read before this may have seen the state that it replaces.
+            # A read that began before this may have seen the state that it replaces.
             self._note_changes((key,))
-        if self.in_flight.get(key, self) is not state:
+        if self.writing.get(key, self) is not state:
             return False
-        del self.in_flight[key]
+        del self.writing[key]
         return True
 
     def settled(self, message_id: MessageId, entry: OpenMessage) -> bool:
         """One write for the message is durable; true when it took the message with it."""
-        entry.in_flight -= 1
-        if entry.open or entry.in_flight:
+        entry.writes -= 1
+        if entry.open or entry.writes:
             return False
         if self._messages.pop(message_id, None) is not None:
             self._recipients -= entry.weight
@@ -210,7 +209,7 @@ class Ledger:
 
     def reset(self) -> None:
         """The spool failed: what is durable has to be read again. Claims stay with their owners."""
-        self.in_flight.clear()
+        self.writing.clear()
         self._messages.clear()
         self._recipients = 0
         self.claims = dict.fromkeys(self.claims)

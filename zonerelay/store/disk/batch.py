@@ -26,8 +26,7 @@ import msgspec
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.contract import StoreCorruptError
 from zonerelay.store.disk import files
-from zonerelay.store.disk.directories import Directories, Directory
-from zonerelay.store.disk.errors import translated
+from zonerelay.store.disk.directories import Directories, Directory, translated
 
 IO_THREADS = 4
 """Files staged at the same time. More were not faster on the machines that it was measured on."""
@@ -42,7 +41,7 @@ _PROBE = "zonerelay.probe"
 class Put(NamedTuple):
     """A new message. `chunks` None: it is staged already."""
 
-    new: files.NewMessage
+    new: files.EncodedMessage
     chunks: Sequence[bytes] | None
 
 
@@ -66,7 +65,7 @@ class Probe(NamedTuple):
 Op = Put | Rewrite | Remove | Probe
 
 
-class Intent(msgspec.Struct, frozen=True):
+class BatchIntent(msgspec.Struct, frozen=True):
     """What was about to be done: staged states and messages to be renamed, messages to be removed."""
 
     number: int
@@ -76,7 +75,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Batch:
+class FileBatch:
     """What is left to do for each message when only the last of several changes counts."""
 
     number: int
@@ -113,12 +112,12 @@ class Batch:
         if len(touched) > 1:
             self.joined |= touched
 
-    def intent(self) -> Intent | None:
+    def intent(self) -> BatchIntent | None:
         """None when nothing belongs together."""
         joined = sorted(self.joined)
         if not joined:
             return None
-        return Intent(
+        return BatchIntent(
             self.number,
             [message_id for message_id in joined if message_id in self.states],
             [message_id for message_id in joined if message_id in self.puts],
@@ -127,10 +126,10 @@ class Batch:
 
 
 _encode_intent = msgspec.json.Encoder().encode
-_decode_intent = msgspec.json.Decoder(Intent).decode
+_decode_intent = msgspec.json.Decoder(BatchIntent).decode
 
 
-class BatchWriter:
+class FileBatchWriter:
     """Belongs to the writer thread while it works."""
 
     def __init__(self, directories: Directories, pool: Executor) -> None:
@@ -138,11 +137,11 @@ class BatchWriter:
         self._pool = pool
         self._last_id: MessageId | None = None
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: FileBatch) -> None:
         with translated():
             self._write(batch)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: FileBatch) -> None:
         self._stage(batch)
         intent = batch.intent()
         if intent is not None:
@@ -163,7 +162,7 @@ class BatchWriter:
         if intent is not None:
             self._directories.meta.remove(intent_name(intent.number))
 
-    def _stage(self, batch: Batch) -> None:
+    def _stage(self, batch: FileBatch) -> None:
         """Step 1. Each thread writes its share; the syncs of all threads meet in the file system."""
         staged = [files.state_file(key, batch.number, records) for key, records in batch.states.items()]
         for put in batch.puts.values():
@@ -189,7 +188,7 @@ class BatchWriter:
             if error is not None:
                 raise error
 
-    def _write_intent(self, intent: Intent) -> None:
+    def _write_intent(self, intent: BatchIntent) -> None:
         """Step 2."""
         directories, name = self._directories, intent_name(intent.number)
         files.stage(directories.scratch, [files.Staged(name, lambda: _encode_intent(intent))])
@@ -275,7 +274,7 @@ def intent_name(number: int) -> str:
     return f"{number}{INTENT_SUFFIX}"
 
 
-def read_intent(directories: Directories, name: str) -> Intent:
+def read_intent(directories: Directories, name: str) -> BatchIntent:
     """Raises StoreCorruptError: it was synced before it got its name, so the disk or a stranger spoilt it."""
     with translated():
         raw = files.read_file(directories.meta, name)
@@ -285,7 +284,7 @@ def read_intent(directories: Directories, name: str) -> Intent:
         raise StoreCorruptError(f"{directories.meta.path / name} is unreadable: {error}") from error
 
 
-def finish_intent(directories: Directories, intent: Intent) -> None:
+def finish_intent(directories: Directories, intent: BatchIntent) -> None:
     """Do what is left to do of it, up to the states of what it removes."""
     publish(
         directories,

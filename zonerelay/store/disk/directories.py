@@ -10,22 +10,37 @@ atomic, so it is tried at every start. All of this blocks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.store.common.private_directories import make_private
-from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.disk.errors import translated
+from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 
 LOCK_NAME = "zonerelay.lock"
 SCRATCH_NAME = "scratch"
 """Where scratch is when the configuration does not say: below `[spool] path`."""
 _TRIAL = "zonerelay.trial"
 _FORMAT = b"zonerelay queue 1 "
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """What the file system refuses becomes a StoreError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error) from error
+
+
+def store_error(error: OSError) -> StoreError:
+    kind = StoreFullError if error.errno in _FULL else StoreError
+    return kind(f"the queue directory: {error}")
 
 
 @dataclass(slots=True)

@@ -19,9 +19,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.contract import CHUNK_SIZE, MessageNotFoundError, StoreCorruptError, StoreError
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.directories import Directories, Directory
-from zonerelay.store.disk.errors import translated
-from zonerelay.store.disk.format import FOOT_SIZE, HEAD, Stored
+from zonerelay.store.disk.directories import Directories, Directory, translated
+from zonerelay.store.disk.format import FOOT_SIZE, HEAD, StoredMessage
 
 SYNC_OCTETS = 8 * 1024 * 1024
 """A large upload is synced each time so much has arrived, so that its end has little left to wait for."""
@@ -34,7 +33,7 @@ State = list[Delivery] | StoreCorruptError
 """What reading a message's state brought."""
 
 
-class NewMessage(NamedTuple):
+class EncodedMessage(NamedTuple):
     """What is written behind a new message's body."""
 
     id: MessageId
@@ -81,7 +80,7 @@ def stage(scratch: Directory, staged: Iterable[Staged]) -> None:
             os.fdatasync(descriptor)
 
 
-def message_file(new: NewMessage, chunks: Sequence[bytes]) -> Staged:
+def message_file(new: EncodedMessage, chunks: Sequence[bytes]) -> Staged:
     """A message that arrived in one piece."""
 
     def content() -> bytes:
@@ -131,7 +130,7 @@ class Upload:
             self._checksums.append(zlib.crc32(chunk))
             self._unsynced += len(chunk)
 
-    def finish(self, new: NewMessage, chunks: Sequence[bytes]) -> None:
+    def finish(self, new: EncodedMessage, chunks: Sequence[bytes]) -> None:
         """The last chunks and what stands behind the body; then it is synced."""
         with self._lock, translated():
             self._append(chunks)
@@ -220,7 +219,7 @@ def open_body(directories: Directories, message_id: MessageId) -> int:
             raise MessageNotFoundError(f"no message {message_id}") from None
 
 
-def read_message(directories: Directories, message_id: MessageId) -> Stored:
+def read_message(directories: Directories, message_id: MessageId) -> StoredMessage:
     descriptor = open_body(directories, message_id)
     try:
         return read_tail(descriptor, message_id)
@@ -228,7 +227,9 @@ def read_message(directories: Directories, message_id: MessageId) -> Stored:
         os.close(descriptor)
 
 
-def read_message_and_body(directories: Directories, message_id: MessageId) -> tuple[Stored, bytes | None]:
+def read_message_and_body(
+    directories: Directories, message_id: MessageId
+) -> tuple[StoredMessage, bytes | None]:
     """A message and, when it is one chunk, its body: whoever asks for the one wants the other next."""
     descriptor = open_body(directories, message_id)
     try:
@@ -240,7 +241,7 @@ def read_message_and_body(directories: Directories, message_id: MessageId) -> tu
         os.close(descriptor)
 
 
-def read_tail(descriptor: int, message_id: MessageId) -> Stored:
+def read_tail(descriptor: int, message_id: MessageId) -> StoredMessage:
     with translated():
         size = os.fstat(descriptor).st_size
         start = max(size - TAIL_GUESS, 0)
@@ -255,7 +256,7 @@ def read_tail(descriptor: int, message_id: MessageId) -> Stored:
     return disk_format.decode_tail(message_id, foot, raw)
 
 
-def read_chunks(descriptor: int, stored: Stored, first: int, count: int) -> list[bytes]:
+def read_chunks(descriptor: int, stored: StoredMessage, first: int, count: int) -> list[bytes]:
     """`count` chunks from number `first`, counted from 0; fewer at the end."""
     message, checksums = stored.message, stored.checksums
     found: list[bytes] = []

@@ -72,7 +72,7 @@ class _Tail(msgspec.Struct, frozen=True):
     checksums: list[int]
 
 
-class Stored(NamedTuple):
+class StoredMessage(NamedTuple):
     """What an `.env` file says behind the body."""
 
     message: Message
@@ -169,7 +169,7 @@ def parse_foot(message_id: MessageId, raw: bytes, size: int) -> Foot:
     return Foot(offset, length, int(match[2], 16))
 
 
-def decode_tail(message_id: MessageId, foot: Foot, raw: bytes) -> Stored:
+def decode_tail(message_id: MessageId, foot: Foot, raw: bytes) -> StoredMessage:
     """`raw` is what stands where the foot says."""
     if len(raw) != foot.length or zlib.crc32(raw) != foot.checksum:
         raise StoreCorruptError(f"{message_id}.env is damaged behind the body")
@@ -182,4 +182,4 @@ def decode_tail(message_id: MessageId, foot: Foot, raw: bytes) -> Stored:
         raise StoreCorruptError(f"{message_id}.env does not describe its body")
     if len(tail.checksums) != message.chunks:
         raise StoreCorruptError(f"{message_id}.env does not describe its chunks")
-    return Stored(message, _deliveries(message_id, tail.deliveries), tail.checksums)
+    return StoredMessage(message, _deliveries(message_id, tail.deliveries), tail.checksums)

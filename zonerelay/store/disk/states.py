@@ -20,7 +20,7 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.disk import format as disk_format
 from zonerelay.store.disk.batch import Op, Put, Remove, Rewrite
-from zonerelay.store.disk.files import NewMessage, State
+from zonerelay.store.disk.files import EncodedMessage, State
 
 HOT_DELIVERIES = 10_000
 """Deliveries whose states stay in memory when nobody holds them."""
@@ -185,7 +185,7 @@ class States:
         return uncertain
 
 
-class Plan:
+class ChangePlan:
     """What one submission does, decided before any I/O. Single use: build, `seal`, and `States` knows."""
 
     __slots__ = ("_encoded", "_new", "_open", "ops", "size", "states", "transitions")
@@ -206,12 +206,12 @@ class Plan:
         chunks: Sequence[bytes] | None,
         *,
         is_own: bool,
-    ) -> NewMessage:
+    ) -> EncodedMessage:
         """A new message. `chunks` None: it is staged already."""
         state = MessageState(message.id, deliveries, is_new=True, is_own=is_own)
         state.message = message
         encoded = state.encoded()
-        new = NewMessage(message.id, records.encode_message(message), tuple(encoded.values()))
+        new = EncodedMessage(message.id, records.encode_message(message), tuple(encoded.values()))
         self._new[message.id] = Put(new, chunks)
         self._encoded[message.id] = encoded
         self._open[message.id] = dict(state.deliveries)

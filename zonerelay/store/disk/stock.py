@@ -23,8 +23,7 @@ from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.directories import LOCK_NAME, Directories, Directory
-from zonerelay.store.disk.errors import translated
+from zonerelay.store.disk.directories import LOCK_NAME, Directories, Directory, translated
 from zonerelay.store.disk.format import IndexRecord
 
 MAX_NAMED = 20

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.batches import in_batches
+from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.common.body_chunks import check_own_message, split
 from zonerelay.store.common.body_writer import BodyWriter
@@ -27,26 +27,21 @@ from zonerelay.store.contract import (
     Finish,
     QueueCounts,
     StoreCorruptError,
-    StoreError,
     Submit,
     Wanted,
     everybody,
 )
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.bodies import read_chunks
 from zonerelay.store.disk.claims import DiskClaims
 from zonerelay.store.disk.keeper import DiskKeeper
-from zonerelay.store.disk.scan import Walk
-from zonerelay.store.disk.states import MessageState, Plan, States
+from zonerelay.store.disk.reader import Walk, read_chunks
+from zonerelay.store.disk.states import ChangePlan, MessageState, States
 from zonerelay.store.disk.stock import Stock, left_over
-from zonerelay.store.disk.uploads import Uploads
-
-UPDATE_BATCH = 256
-"""Deliveries that an operator's bulk change rewrites in one write."""
+from zonerelay.store.disk.uploads import ScratchUploads
 
 
-class DiskStore:
+class DiskStore(BatchedUpdate):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     node = 0
@@ -57,7 +52,7 @@ class DiskStore:
         self._index = Index()
         self._states = States(self._read_states)
         self._bodies = BodyCache()
-        self._uploads = Uploads(keeper, self._bodies)
+        self._uploads = ScratchUploads(keeper, self._bodies)
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         # Reports that a repair has found although their settle failed. It is repeated; they may have left by
@@ -108,7 +103,7 @@ class DiskStore:
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        plan = Plan()
+        plan = ChangePlan()
         if message.id not in self._uploads:
             self._add_message(plan, message, deliveries, chunks)
             return self._submit(plan)
@@ -118,13 +113,13 @@ class DiskStore:
 
     def _add_message(
         self,
-        plan: Plan,
+        plan: ChangePlan,
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes] | None,
         *,
         is_own: bool = False,
-    ) -> files.NewMessage:
+    ) -> files.EncodedMessage:
         """`chunks` None: they are in scratch."""
         new = plan.add_message(message, deliveries, chunks, is_own=is_own)
         if chunks is not None:
@@ -144,7 +139,7 @@ class DiskStore:
         held = await self._states.hold({key.message_id for key in keys})
         written = None
         try:
-            plan = Plan()
+            plan = ChangePlan()
             for change in changes:
                 if isinstance(change, Submit):
                     if change.message.id not in self._made:
@@ -163,32 +158,20 @@ class DiskStore:
             await written
         self._made.difference_update(report.message.id for report in reports)
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            existed += await self._update(batch, change)
-        return existed
-
-    async def _update(
-        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         self._keeper.check_usable()
         held = await self._states.hold({key.message_id for key in keys})
         written = None
         existed = 0
         try:
-            plan = Plan()
+            plan = ChangePlan()
             for key in keys:
                 state = held.get(key.message_id)
                 old = None if state is None else plan.current(state, key)
                 if state is None or old is None:
                     continue
                 existed += 1
-                new = change(old)
-                if new is not None and new.key != key:
-                    raise StoreError("a change may not turn a delivery into another one")
+                new = changed(old, change)
                 if new != old:
                     plan.change(state, key, new)
             if plan.states:
@@ -200,7 +183,7 @@ class DiskStore:
         return existed
 
     def _submit(
-        self, plan: Plan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
+        self, plan: ChangePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
     ) -> asyncio.Future[None]:
         """Hand a plan to the committer. What it means takes effect when it is durable, waited for or not."""
         # Before the states run ahead: a refused write would leave them ahead for good.
@@ -211,7 +194,7 @@ class DiskStore:
         applied = functools.partial(self._apply, plan, settled)
         return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
-    def _apply(self, plan: Plan, settled: Sequence[DeliveryKey]) -> None:
+    def _apply(self, plan: ChangePlan, settled: Sequence[DeliveryKey]) -> None:
         """The plan is durable."""
         for key in settled:
             self._index[key.queue].drop_claim(key)

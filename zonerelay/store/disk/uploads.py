@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError
-from zonerelay.store.disk.files import NewMessage, Upload
+from zonerelay.store.disk.files import EncodedMessage, Upload
 from zonerelay.store.disk.keeper import DiskKeeper
 
 
-class Uploads:
+class ScratchUploads:
     """Belongs to the event loop. `count` is the writers' own count of those among them that are large."""
 
     def __init__(self, keeper: DiskKeeper, bodies: BodyCache) -> None:
@@ -32,7 +32,7 @@ class Uploads:
         upload = self._open.get(message_id)
         if upload is None:
             upload = self._open[message_id] = Upload(self._keeper.directories.scratch, message_id)
-        self._keeper.note_upload(len(chunks) * CHUNK_SIZE)
+        self._keeper.note_written(len(chunks) * CHUNK_SIZE)
         self._bodies.extend(message_id, first, chunks)
         written = self._keeper.work(upload.append, chunks)
         written.add_done_callback(self._heard)
@@ -40,7 +40,7 @@ class Uploads:
 
     def finish(
         self,
-        new: NewMessage,
+        new: EncodedMessage,
         first: int,
         chunks: Sequence[bytes],
         submit: Callable[[], asyncio.Future[None]],

@@ -14,13 +14,12 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.group_commit import Committer
-from zonerelay.store.common.in_flight import Ledger
+from zonerelay.store.common.in_flight import InFlight
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.low_water import DiskRange
-from zonerelay.store.leveldb.reader import SpoolReader
 from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow
 
 _by_message = attrgetter("message_id")
@@ -34,16 +33,15 @@ class ZoneClaims:
     def __init__(
         self,
         zone: str,
-        reader: SpoolReader,
-        committer: Committer[Op],
-        ledger: Ledger,
+        keeper: SpoolKeeper,
+        in_flight: InFlight,
         *,
         empty: bool,
     ) -> None:
-        self.window = ZoneWindow(zone, ledger.is_busy, empty=empty)
-        self._reader = reader
-        self._committer = committer
-        self._ledger = ledger
+        self.window = ZoneWindow(zone, in_flight.is_busy, empty=empty)
+        self._reader = keeper.reader
+        self._committer = keeper.committer
+        self._in_flight = in_flight
         self._lock = asyncio.Lock()
 
     async def claim(self, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
@@ -80,8 +78,8 @@ class ZoneClaims:
                     taken: Taken = {}
                     spill: Taken = {}
                     source = take(limit - len(found), taken, spill)
-                    # Looked up each time: after a failed write the ledger has other claims.
-                    self._ledger.claims.update(taken)
+                    # Looked up each time: after a failed write there is another dict.
+                    self._in_flight.claims.update(taken)
                     found |= taken
                     if spill:
                         await self._spill(spill)
@@ -96,16 +94,16 @@ class ZoneClaims:
 
     def _still_claimed(self, found: Taken) -> Taken:
         """As they are now: while others were read, an operator may have changed these and given them back."""
-        claims = self._ledger.claims
+        claims = self._in_flight.claims
         return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         """Give claims back."""
         for key in keys:
-            if key not in self._ledger.claims:
+            if key not in self._in_flight.claims:
                 continue
-            delivery = self._ledger.claims.pop(key)
-            if key in self._ledger.in_flight:
+            delivery = self._in_flight.claims.pop(key)
+            if key in self._in_flight.writing:
                 continue  # the write that is under way says what becomes of it
             if delivery is None:
                 self.window.look_for(key)

@@ -1,57 +1,65 @@
-"""Reads from the LevelDB spool what memory does not hold: cold messages and deliveries, and the whole queue.
+"""Reads from the LevelDB spool what memory does not hold: cold messages, deliveries, bodies, the whole queue.
 
-Memory runs ahead of the disk, so what was changed while it was being read is not believed: it is read again,
-or not kept.
+Memory runs ahead of the disk, so what changed while it was being read is read again, or not kept. Bodies are
+read in groups of chunks, the next group while one is consumed: a reader holds two groups at most. A chunk
+that is missing while its message exists is corruption; a chunk that is missing with its message was dropped
+by an operator.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.in_flight import Found, Ledger
-from zonerelay.store.contract import Wanted, everybody
+from zonerelay.store.common.in_flight import Found, InFlight
+from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
 from zonerelay.store.leveldb import scan
+from zonerelay.store.leveldb.engine import LevelDb
 from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.reader import SpoolReader
+
+READ_CHUNKS = 4
+"""Chunks read in one go."""
 
 
 class ColdReads:
-    """Of one spool."""
+    """The reads of one spool that memory cannot answer."""
 
-    def __init__(self, keeper: SpoolKeeper, ledger: Ledger, bodies: BodyCache) -> None:
+    def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, bodies: BodyCache) -> None:
         self._keeper = keeper
         self._reader = keeper.reader
-        self._ledger = ledger
+        self._in_flight = in_flight
         self._bodies = bodies
 
     async def find(self, keys: Sequence[DeliveryKey]) -> Found:
-        """Read what the ledger does not know of these deliveries; returns without a gap before planning."""
+        """Read what memory does not know of these deliveries. The caller plans before it waits again."""
         found = Found()
-        ledger = self._ledger
-        if not ledger.unknown(keys, found):
+        in_flight = self._in_flight
+        if not in_flight.unknown(keys, found):
             return found
-        with ledger.reading():
-            while unknown := ledger.unknown(keys, found):
+        with in_flight.reading():
+            while unknown := in_flight.unknown(keys, found):
                 self._keeper.check_usable()
-                since = ledger.moment()
+                since = in_flight.moment()
                 read = await self._reader.read(scan.read_states, unknown)
                 # What was changed while it was being read is read again.
                 found.merge(read, unknown)
-                found.drop(functools.partial(ledger.is_stale, since=since))
+                found.drop(functools.partial(in_flight.is_stale, since=since))
         return found
 
     async def read_message(self, message_id: MessageId) -> Message:
-        ledger = self._ledger
-        with ledger.reading():
-            since = ledger.moment()
+        in_flight = self._in_flight
+        with in_flight.reading():
+            since = in_flight.moment()
             message, count, body = await self._reader.read(scan.read_message_and_body, message_id)
-            if not ledger.is_stale(message_id, since):
-                ledger.remember(message_id, count)
+            if not in_flight.is_stale(message_id, since):
+                in_flight.remember(message_id, count)
                 if body is not None:
                     self._bodies.put(message_id, body)
         return message
@@ -69,3 +77,40 @@ class ColdReads:
                 start = page.low
         finally:
             view.close()
+
+
+async def read_chunks(reader: SpoolReader, message_id: MessageId, chunks: int) -> AsyncGenerator[bytes, None]:
+    """The chunks 1 to `chunks` in order."""
+    ahead: asyncio.Task[list[bytes]] | None = None
+    try:
+        for first in range(1, chunks + 1, READ_CHUNKS):
+            if ahead is None:
+                group = await reader.read(_read_group, message_id, first, chunks)
+            else:
+                group = await ahead
+            following = first + READ_CHUNKS
+            ahead = None
+            if following <= chunks:
+                ahead = asyncio.create_task(reader.read(_read_group, message_id, following, chunks))
+            for chunk in group:
+                yield chunk
+    finally:
+        if ahead is not None:
+            # Its result and its error are of no use: the reader has left.
+            ahead.cancel()
+            await asyncio.wait([ahead])
+
+
+def _read_group(db: LevelDb, message_id: MessageId, first: int, chunks: int) -> list[bytes]:
+    numbers = range(first, min(first + READ_CHUNKS, chunks + 1))
+    found: list[bytes] = []
+    for number, chunk in zip(
+        numbers, db.get_many([records.chunk_key(message_id, number) for number in numbers]), strict=True
+    ):
+        if chunk is None:
+            if db.get(records.exists_key(message_id)) is None:
+                raise MessageNotFoundError(f"message {message_id} was removed while it was read")
+            lost = StoreCorruptError(f"message {message_id}: chunk {number} of {chunks} is missing")
+            raise scan.unreadable(db, lost)
+        found.append(chunk)
+    return found

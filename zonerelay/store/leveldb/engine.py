@@ -75,7 +75,7 @@ class NoRoomToOpenError(StoreOpenError):
     """The disk is full, and LevelDB has to write before it can open the spool."""
 
 
-class Batch(Protocol):
+class AtomicBatch(Protocol):
     """What one atomic write does (plyvel's WriteBatch, which it does not export)."""
 
     def write(self) -> None: ...
@@ -318,7 +318,7 @@ class LevelDb:
 
     # --- writing
 
-    def batch(self, batches: Batches) -> Batch:
+    def batch(self, batches: Batches) -> AtomicBatch:
         """Everything as one batch to be committed; nothing is written yet."""
         try:
             batch = self._handle().write_batch(sync=True)
@@ -333,7 +333,7 @@ class LevelDb:
             raise self._failure(error) from error
         return batch
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: AtomicBatch) -> None:
         """Write the batch atomically and sync it."""
         if self._suspect:
             raise StoreError("the spool failed and is being reopened")

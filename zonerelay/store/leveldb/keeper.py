@@ -1,11 +1,9 @@
-"""Keeps the LevelDB spool usable: writing, free space, reopening after trouble, sweeping after a start.
+"""Keeps the LevelDB spool usable: reopening after a failed write, damage, compaction, sweeping after a start.
 
-After a failed write nothing more is written until the database was reopened, which is tried with
-growing pauses for as long as it takes (a full disk has to be freed first). Meanwhile new mail is
-refused, nothing is handed out, and all that was acknowledged stays where it is. A spool that has shown damage
-takes no new mail until the next start, and delivers what can be read. Below
-`min_free_space` new mail is refused while outcomes are still stored: they free space. Half of it is
-kept back as ballast and given up when the disk is full, so that the queue can be drained even then.
+`LocalKeeper` says when writing stops and begins again; the repair of this engine is to reopen the database. A
+spool that has shown damage takes no new mail until the next start, and delivers what can be read. Half of
+`min_free_space` is kept back as ballast and given up when the disk is full, so that the queue can be drained
+even then.
 """
 
 from __future__ import annotations
@@ -14,28 +12,23 @@ import asyncio
 import contextlib
 import functools
 import logging
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import NamedTuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import health, records
+from zonerelay.store.common import health, records, recovery
 from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.counts import Tally
-from zonerelay.store.common.group_commit import GroupCommitter
-from zonerelay.store.common.health import Health
-from zonerelay.store.common.writer_thread import WriterThread
+from zonerelay.store.common.counts import Counts
+from zonerelay.store.common.local_keeper import LocalKeeper
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.compaction import Compactor
 from zonerelay.store.leveldb.directory import RESCUE
-from zonerelay.store.leveldb.engine import Batch, Batches, LevelDb, Op, View
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb.reader import SpoolReader
 from zonerelay.store.surroundings import Surroundings
 
-SPACE_INTERVAL = 1.0
-"""Seconds between two looks at the free space."""
 MARK_INTERVAL = 1.0
 """Seconds of which a log that lost its end looks like one that was torn by a power cut."""
 COMPACT_INTERVAL = 5.0
@@ -46,12 +39,9 @@ SWEEP_PAUSE = 20
 """Times what a page of the search for aborted uploads took. Nobody waits for them; a million messages take
 100 s of CPU time, and while a third of a thread did so, new mail lost a fifth of its rate.
 """
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-"""Seconds between two attempts to reopen a failed spool."""
 LONGEST_DAMAGED = 60.0
-"""The same of a spool whose damage makes it fail, for the outcomes that wait: what compacts meets it again
-after each reopening.
+"""Seconds between two attempts to reopen a spool whose damage makes it fail, for the outcomes that wait:
+LevelDB's compaction meets the damage again after each reopening.
 """
 MOST_REFUSED = 1
 """Times that damage may make it fail before nothing is handed out any more. A crash repeats what waits."""
@@ -67,17 +57,22 @@ _PAUSED = (
 )
 
 
-class Job(NamedTuple):
+class WriteJob(NamedTuple):
     """One write. Records are put into a batch on the event loop: plyvel lets go of the interpreter at every
     single one, and another thread would wait long to get it back. Bodies are worth that wait.
     """
 
-    batch: Batch | None
+    batch: AtomicBatch | None
     batches: Batches
 
 
-class SpoolKeeper:
-    """One open spool directory with its threads."""
+class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
+    """One open spool directory with its threads. A repair brings a view of the reopened spool."""
+
+    FAILED = "the spool cannot be written and is being reopened: %s"
+    NOT_YET = "the spool cannot be reopened yet: %s"
+    # LevelDB moves what is written from its log through its levels.
+    COPIES = 3
 
     def __init__(
         self,
@@ -87,44 +82,23 @@ class SpoolKeeper:
         min_free_space: int,
         around: Surroundings,
     ) -> None:
+        super().__init__(ballast=ballast, min_free_space=min_free_space, around=around)
         self.reader = reader
-        self.committer: GroupCommitter[Op, Job, float] = GroupCommitter(
-            self._prepare,
-            functools.partial(WriterThread, "spool-writer", self._write),
-            clock=around.clock,
-            observe=around.observe_commit,
-            failed=self._fail,
-        )
-        self.counts = Tally()
+        self.counts = Counts()
         self._compactor = Compactor(reader.db, lambda: self.counts.total)
         self.on_failure: Callable[[], None] = lambda: None
         self._db = reader.db
-        self._ballast = ballast
-        self._min_free_space = min_free_space
-        self._may_write = 0
         self._mark_at = 0.0
         self._compact_after = 0.0
         self._removed: tuple[MessageId, MessageId] | None = None
         self._cut_off: set[MessageId] = set()
-        self._look_at_space = asyncio.Event()
-        self._clock = around.clock
         self._on_news = around.on_news
-        self._health = Health(around.on_health)
-        self.check_usable = self._health.check_usable
-        self.check_writable = self._health.check_writable
-        self.unhealthy = self._health.unhealthy
-        self.problems = self._health.problems
-        self.usable = self._health.usable
-        self._loop = asyncio.get_running_loop()
         self._on_damage = around.on_damage
         self._damage: set[str] = set()
         self._unreadable: set[str] = set()
         self._losses: set[str] = set()
         self._refused = 0
-        self._pause = FIRST_PAUSE
-        self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._watcher: asyncio.Task[None] | None = None
+        self._pause = recovery.FIRST_PAUSE
 
     def start(self, view: View, last: MessageId | None) -> None:
         """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the
@@ -136,7 +110,7 @@ class SpoolKeeper:
             self._damaged(self._db.damage)
         self.note_losses()
         self._spawn(self._sweep(view, last))
-        self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
+        self._watch()
 
     def check_claims(self) -> None:
         """Raises StoreError while nothing may be handed out."""
@@ -144,22 +118,13 @@ class SpoolKeeper:
         if self._refused > MOST_REFUSED:
             raise StoreCorruptError(health.DAMAGED)
 
-    async def probe(self) -> None:
-        self.check_usable()
-        mark = b"%d" % self._clock.now()
-        await self.committer.submit([(records.META_PROBE, mark)])
-
     # --- writing
 
-    def _prepare(self, batches: Batches, size: int) -> Job:
-        """On the event loop."""
-        self._may_write -= size
-        if self._may_write < 0:
-            self._look_at_space.set()
-        return Job(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
+    def _prepare(self, batches: Batches, size: int) -> WriteJob:
+        self.note_written(size)
+        return WriteJob(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
 
-    def _write(self, job: Job) -> float:
-        """In the writer thread; the seconds that it took."""
+    def _write(self, job: WriteJob) -> float:
         db, now = self._db, self._clock.monotonic
         batch = job.batch or db.batch(job.batches)
         started = now()
@@ -169,6 +134,9 @@ class SpoolKeeper:
             self._mark_at = ended + MARK_INTERVAL
             db.note_synced()
         return ended - started
+
+    def _probe_op(self) -> Op:
+        return records.META_PROBE, b"%d" % self._clock.now()
 
     # --- free space
 
@@ -183,23 +151,14 @@ class SpoolKeeper:
             self._removed = (message_id, self._removed[1])
 
     def note_cut_off(self, message_id: MessageId) -> None:
-        """Of an upload that failed with the spool chunks may be left."""
+        """The upload failed with the spool, which may hold chunks of it: the next repair removes them."""
         self._cut_off.add(message_id)
 
-    async def _watch_space(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            self._look_at_space.clear()
-            try:
-                if self._note_space(await self._read_space()):
-                    await self._compact()
-                elif self._health.refusal is None:
-                    self._compactor.look()
-            except StoreError as error:
-                _log.warning("cannot look after the free space of the spool: %s", error)
-            timer = loop.call_later(SPACE_INTERVAL, self._look_at_space.set)
-            await self._look_at_space.wait()
-            timer.cancel()
+    async def _look_after_space(self) -> None:
+        if self._note_space(await self._read_space()):
+            await self._compact()
+        elif self._health.refusal is None:
+            self._compactor.look()
 
     async def _read_space(self) -> int:
         return await self.reader.read(_free_space, self._ballast, self._min_free_space)
@@ -221,19 +180,10 @@ class SpoolKeeper:
         self._compact_after = self._clock.monotonic() + COMPACT_INTERVAL
         await self.reader.read(LevelDb.compact, start, stop)
         # That it failed is only seen at the next write; reopening then gives it more room.
-        await self.committer.submit([(records.META_PROBE, b"%d" % self._clock.now())])
+        await self.committer.submit([self._probe_op()])
         if self._removed is removed:
             self._removed = None
         self._note_space(await self._read_space())
-
-    def _note_space(self, free: int) -> bool:
-        """True when there is too little."""
-        left = free - self._min_free_space
-        self._health.set("space", health.NO_SPACE if left < 0 else None)
-        # Fast writers must not get from here to the end before the next look. What is written may
-        # be on disk three times while LevelDB moves it from its log through its levels.
-        self._may_write = left // 4 if left >= 0 else sys.maxsize
-        return left < 0
 
     # --- damage
 
@@ -282,10 +232,7 @@ class SpoolKeeper:
 
     # --- failure and recovery
 
-    def _fail(self, error: StoreError) -> None:
-        _log.error("the spool cannot be written and is being reopened: %s", error)
-        self._health.refusal = error
-        full = isinstance(error, StoreFullError)
+    def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, View]]:
         if isinstance(error, StoreCorruptError):
             self._damaged(str(error))
             self._refused += 1
@@ -293,30 +240,18 @@ class SpoolKeeper:
             if self._refused > MOST_REFUSED:
                 self._health.note("paused", _PAUSED)
         self.on_failure()
-        self.counts = Tally()  # a count that is under way adds to the old one
-        if not self._closed:
-            self._spawn(self._recover(full))
-        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
+        self.counts = Counts()  # a count that is under way adds to the old one
+        full = isinstance(error, StoreFullError)
+        return lambda: self.reader.read(_reopen, self._ballast, full)
 
-    async def _recover(self, full: bool) -> None:
-        pause = self._pause
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                view = await self.reader.read(_reopen, self._ballast, full)
-                free = await self._read_space()
-                break
-            except StoreError as error:
-                _log.warning("the spool cannot be reopened yet: %s", error)
-                pause = min(pause * 2, max(LONGEST_PAUSE, self._pause))
-        self._health.refusal = None
+    def _first_pause(self) -> float:
+        return self._pause
+
+    def _repaired(self, found: View) -> None:
         self.note_losses()
-        self.committer.resume()
         self._spawn(self._tell_of_all())
-        self._spawn(self._count(view))
+        self._spawn(self._count(found))
         self._spawn(self._sweep_cut_off())
-        self._note_space(free)
-        self._health.set("write", None)
 
     async def _tell_of_all(self) -> None:
         """Mail that was refused may be in the spool all the same, when only its sync failed."""
@@ -383,30 +318,14 @@ class SpoolKeeper:
 
     async def close(self) -> None:
         """Write what was submitted, then release everything. A second call does nothing."""
-        if self._closed:
+        if self._closing:
             return
-        self._closed = True
-        self._health.close()
-        self._health.refusal = StoreError(health.CLOSED)
-        self.committer.refuse(self._health.refusal)
-        await self.committer.drain()
-        self.committer.stop()
-        tasks = list(self._tasks)
-        if self._watcher is not None:
-            tasks.append(self._watcher)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._drain()
+        await self._end_tasks()
         await self._compactor.close()
         self._db.on_damage = self._db.on_unreadable = lambda text: None
         await self.reader.read(LevelDb.close)
         self.reader.stop()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _damage_advice(path: Path, what: str) -> str:

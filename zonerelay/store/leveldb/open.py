@@ -8,7 +8,7 @@ from zonerelay.config.settings import SpoolSettings
 from zonerelay.config.tables.spool import space_guard
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.in_flight import Ledger
+from zonerelay.store.common.in_flight import InFlight
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import LevelDb, NoRoomToOpenError, View
@@ -44,7 +44,7 @@ async def open_leveldb(
         min_free_space=guard,
         around=around,
     )
-    store = LevelDbStore(keeper, Ledger(), last_id=opened.last_id, empty=opened.is_empty)
+    store = LevelDbStore(keeper, InFlight(), last_id=opened.last_id, empty=opened.is_empty)
     keeper.start(opened.view, opened.last_id)
     return store
 

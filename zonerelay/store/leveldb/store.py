@@ -11,45 +11,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.batches import in_batches
+from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.common.body_chunks import check_own_message, split
 from zonerelay.store.common.body_writer import BodyWriter
-from zonerelay.store.common.in_flight import NOTHING, Ledger
-from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, StoreError, Submit
+from zonerelay.store.common.in_flight import NOTHING, InFlight
+from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, Submit
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.bodies import read_chunks
 from zonerelay.store.leveldb.claims import ZoneClaims, Zones
-from zonerelay.store.leveldb.cold_reads import ColdReads
+from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.keeper import SpoolKeeper
-from zonerelay.store.leveldb.write_plan import Plan, due_time
-
-UPDATE_BATCH = 256
-"""Deliveries that an operator's bulk change rewrites in one write."""
+from zonerelay.store.leveldb.write_plan import WritePlan, due_time
 
 
-class LevelDbStore:
+class LevelDbStore(BatchedUpdate):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     node = 0
 
     def __init__(
-        self, keeper: SpoolKeeper, ledger: Ledger, *, last_id: MessageId | None, empty: bool
+        self, keeper: SpoolKeeper, in_flight: InFlight, *, last_id: MessageId | None, empty: bool
     ) -> None:
         self.uploads = 0
         self._keeper = keeper
         self._committer = keeper.committer
         self._reader = keeper.reader
-        self._ledger = ledger
+        self._in_flight = in_flight
         self._bodies = BodyCache()
-        self._cold = ColdReads(keeper, ledger, self._bodies)
+        self._cold = ColdReads(keeper, in_flight, self._bodies)
         self._zones = Zones(self._new_zone)
         self._last_id = last_id
         self._stored_last_id: MessageId | None = None
@@ -80,7 +76,7 @@ class LevelDbStore:
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        plan = Plan(self._ledger)
+        plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
         stored = self._submit(plan)
         if message.chunks > len(chunks):
@@ -102,7 +98,7 @@ class LevelDbStore:
         written.add_done_callback(ended)
 
     def _add_message(
-        self, plan: Plan, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self, plan: WritePlan, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> None:
         """A new message with its last `chunks` (all of them, when it is small)."""
         message_id = message.envelope.id
@@ -163,8 +159,8 @@ class LevelDbStore:
                 keys.append(change.delivery.key)
         doubtful = reports & self._doubtful
         made = await self.read_messages(list(doubtful)) if doubtful else {}
-        found = NOTHING if self._ledger.knows(keys) else await self._cold.find(keys)
-        plan = Plan(self._ledger, found)
+        found = NOTHING if self._in_flight.knows(keys) else await self._cold.find(keys)
+        plan = WritePlan(self._in_flight, found)
         key = iter(keys)
         for change in changes:
             if isinstance(change, Finish):
@@ -185,33 +181,28 @@ class LevelDbStore:
         finally:
             self._reporting -= reports
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            found = await self._cold.find(batch)
-            plan = Plan(self._ledger, found)
-            for key in batch:
-                old = self._ledger.state(key, found)
-                if old is None:
-                    continue
-                existed += 1
-                new = change(old)
-                if new is not None and new.key != key:
-                    raise StoreError("a change may not turn a delivery into another one")
-                if new != old:
-                    plan.change(key, new)
-            if plan.ops:
-                await self._submit(plan)
+        found = await self._cold.find(keys)
+        plan = WritePlan(self._in_flight, found)
+        for key in keys:
+            old = self._in_flight.state(key, found)
+            if old is None:
+                continue
+            existed += 1
+            new = changed(old, change)
+            if new != old:
+                plan.change(key, new)
+        if plan.ops:
+            await self._submit(plan)
         return existed
 
     def _submit(
-        self, plan: Plan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
+        self, plan: WritePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
     ) -> asyncio.Future[None]:
         """Hand a plan to the committer. What it means takes effect when it is durable, waited for or not."""
-        claims = self._ledger.claims
-        # Before the ledger runs ahead: a refused write would leave it ahead for good.
+        claims = self._in_flight.claims
+        # Before memory runs ahead of the disk: a refused write would leave it ahead for good.
         self._keeper.check_usable()
         plan.seal()
         for key, (old, _) in plan.transitions.items():
@@ -224,24 +215,24 @@ class LevelDbStore:
         applied = functools.partial(self._apply, plan, settled)
         return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
-    def _apply(self, plan: Plan, settled: Sequence[DeliveryKey]) -> None:
+    def _apply(self, plan: WritePlan, settled: Sequence[DeliveryKey]) -> None:
         """The plan is durable."""
         self._drop_claims(settled)
         for key, (old, new) in plan.transitions.items():
             self._apply_step(key, old, new)
         for message_id, entry in plan.messages.items():
-            if self._ledger.settled(message_id, entry):
+            if self._in_flight.settled(message_id, entry):
                 self._bodies.drop(message_id)
                 self._keeper.note_removed(message_id)
 
     def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
-        ledger, window = self._ledger, self._zones[key.queue].window
+        in_flight, window = self._in_flight, self._zones[key.queue].window
         self._keeper.counts.move(key.queue, old, new)
         if old is not None and old.next_attempt and (was_due := due_time(old)):
             window.due_range.gone(records.deferred_key(key, was_due))
-        is_latest = ledger.landed(key, new)
-        if key in ledger.claims:
-            ledger.claims[key] = new
+        is_latest = in_flight.landed(key, new)
+        if key in in_flight.claims:
+            in_flight.claims[key] = new
         elif not is_latest:
             return
         elif new is None:
@@ -250,13 +241,13 @@ class LevelDbStore:
             window.add(key, new)
 
     def _drop_claims(self, keys: Sequence[DeliveryKey]) -> None:
-        pop = self._ledger.claims.pop
+        pop = self._in_flight.claims.pop
         for key in keys:
             pop(key, None)
 
     def _reset(self) -> None:
         """A write failed: nothing that memory says about the disk is certain any more."""
-        self._ledger.reset()
+        self._in_flight.reset()
         self._bodies.clear()
         self._stored_last_id = None
         self._doubtful |= self._reporting
@@ -265,12 +256,12 @@ class LevelDbStore:
             zone.window.reset()
 
     def _new_zone(self, name: str) -> ZoneClaims:
-        return ZoneClaims(name, self._reader, self._committer, self._ledger, empty=self._empty)
+        return ZoneClaims(name, self._keeper, self._in_flight, empty=self._empty)
 
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
-        known = self._ledger.message(message_id)
+        known = self._in_flight.message(message_id)
         if known is None or known.message is None:
             return await self._cold.read_message(message_id)
         return known.message

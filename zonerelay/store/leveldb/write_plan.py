@@ -14,7 +14,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.in_flight import NOTHING, Found, Ledger, OpenMessage
+from zonerelay.store.common.in_flight import NOTHING, Found, InFlight, OpenMessage
 from zonerelay.store.leveldb.engine import Op
 
 _RECORD_SIZE = 200
@@ -29,15 +29,15 @@ def due_time(delivery: Delivery | None) -> float:
     return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
 
 
-class Plan:
-    """Collects what one write does. Single use: build, `seal`, and `Ledger` knows."""
+class WritePlan:
+    """Collects what one write does. Single use: build, `seal`, and `InFlight` knows."""
 
     __slots__ = (
         "_closed",
         "_counts",
         "_found",
+        "_in_flight",
         "_learned",
-        "_ledger",
         "messages",
         "ops",
         "removes_message",
@@ -46,8 +46,8 @@ class Plan:
         "transitions",
     )
 
-    def __init__(self, ledger: Ledger, found: Found = NOTHING) -> None:
-        self._ledger = ledger
+    def __init__(self, in_flight: InFlight, found: Found = NOTHING) -> None:
+        self._in_flight = in_flight
         self._found = found
         self._closed: dict[MessageId, int] = {}
         self._counts: dict[OpenMessage, int] = {}
@@ -87,7 +87,7 @@ class Plan:
     def change(self, key: DeliveryKey, new: Delivery | None) -> bool:
         """A delivery's new state, `None` if it leaves; false when it does not exist (any more)."""
         before = self.transitions.get(key)
-        old = before[1] if before is not None else self._ledger.state(key, self._found)
+        old = before[1] if before is not None else self._in_flight.state(key, self._found)
         if old is None:
             return False
         self._write(key, old, new)
@@ -97,12 +97,12 @@ class Plan:
         return True
 
     def seal(self) -> None:
-        """Complete the operations and tell the ledger. The caller hands them to the committer at once."""
+        """Complete the operations and note them as in flight. The caller submits them at once."""
         for message_id, closed in self._closed.items():
             self._close(message_id, closed)
-        self._ledger.submitted(self.states, self._counts)
+        self._in_flight.submitted(self.states, self._counts)
         for message_id, entry in self._learned.items():
-            self._ledger.remember(message_id, entry)
+            self._in_flight.remember(message_id, entry)
 
     def _write(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
         if (old is not None and old.next_attempt) or (new is not None and new.next_attempt):
@@ -121,7 +121,7 @@ class Plan:
                 self.ops.append((records.deferred_key(key, due), b""))
 
     def _close(self, message_id: MessageId, closed: int) -> None:
-        entry = self._ledger.message(message_id)
+        entry = self._in_flight.message(message_id)
         if entry is None:
             entry = self._found.messages.get(message_id)
             if entry is None:

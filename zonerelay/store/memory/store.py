@@ -18,7 +18,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import health, records
 from zonerelay.store.common.body_chunks import check_deliveries, check_own_message, split
-from zonerelay.store.common.counts import Tally
+from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Change,
@@ -234,10 +234,10 @@ class MemoryStore:
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     def counts(self) -> dict[str, QueueCounts]:
-        tally = Tally()
+        counts = Counts()
         for delivery in self._deliveries.values():
-            tally.move(delivery.queue, None, delivery)
-        return tally.current()
+            counts.move(delivery.queue, None, delivery)
+        return counts.current()
 
     def is_counted(self) -> bool:
         return True

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.store.common.counts import Tally
+from zonerelay.store.common.counts import Counts
 from zonerelay.store.contract import QueueCounts, StoreError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Access, Fetch, Link
@@ -32,22 +32,22 @@ class QueueCounter:
         self._access = access
         self._has_company = has_company
         self._again: asyncio.Task[None] | None = None
-        self._tally = Tally()
-        self._since: Tally | None = None
+        self._counts = Counts()
+        self._since: Counts | None = None
         self._counting: asyncio.Task[None] | None = None
         self._link: Link | None = None
 
     def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:
-        self._tally.move(zone, old, new)
+        self._counts.move(zone, old, new)
         if self._since is not None:
             self._since.move(zone, old, new)
 
     def current(self) -> dict[str, QueueCounts]:
-        return {zone: counts for zone, counts in self._tally.current().items() if counts.total}
+        return {zone: counts for zone, counts in self._counts.current().items() if counts.total}
 
     @property
     def is_counted(self) -> bool:
-        return self._tally.is_whole
+        return self._counts.is_whole
 
     async def start(self) -> None:
         """Take the snapshot now and count it in the background. Raises StoreError when it cannot be taken."""
@@ -63,7 +63,7 @@ class QueueCounter:
         except BaseException:
             await stack.aclose()
             raise
-        self._since = Tally()
+        self._since = Counts()
         self._counting = asyncio.get_running_loop().create_task(self._count(fetch, stack))
 
     async def _count(self, fetch: Fetch, stack: contextlib.AsyncExitStack) -> None:
@@ -76,11 +76,11 @@ class QueueCounter:
         except StoreError as error:
             _log.warning("the queue could not be counted: %s", error)
         else:
-            tally = Tally()
-            tally.add(found)
-            tally.add(self._since.moves if self._since is not None else {})
-            tally.is_whole = True
-            self._tally = tally
+            counts = Counts()
+            counts.add(found)
+            counts.add(self._since.moves if self._since is not None else {})
+            counts.is_whole = True
+            self._counts = counts
         finally:
             self._since = None
 

@@ -1,0 +1,192 @@
+"""What the keepers of the stores on this machine's own disks share: writing, free space, failure, closing.
+
+After a failed write nothing more is written until the engine has repaired its files, which is tried with
+growing pauses for as long as it takes (an operator has to free a full disk first). Meanwhile new mail is
+refused, nothing is handed out, and everything that was acknowledged stays where it is. Below `min_free_space`
+new mail is refused while outcomes are still stored, because they free space.
+
+The engine decides what a repair is and what its memory still knows after it. This module owns the order:
+refuse first, repair, believe the repaired state, then write again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Generic, TypeVar
+
+from zonerelay.store.common import health, recovery
+from zonerelay.store.common.ballast import Ballast
+from zonerelay.store.common.group_commit import GroupCommitter
+from zonerelay.store.common.health import Health
+from zonerelay.store.common.writer_thread import WriterThread
+from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.surroundings import Surroundings
+
+SPACE_INTERVAL = 1.0
+"""Seconds between two looks at the free space."""
+
+_log = logging.getLogger("zonerelay.store")
+
+Op = TypeVar("Op")
+Job = TypeVar("Job")
+Repaired = TypeVar("Repaired")
+
+
+class LocalKeeper(Generic[Op, Job, Repaired]):
+    """Belongs to the event loop that opened the store. `Repaired` is what a repair brings back."""
+
+    NAME = "spool"
+    FAILED = "the spool cannot be written: %s"
+    NOT_YET = "the spool cannot be repaired yet: %s"
+    COPIES = 1
+    """How often an octet that is written may be on the disk for some time."""
+
+    def __init__(self, *, ballast: Ballast, min_free_space: int, around: Surroundings) -> None:
+        self.committer: GroupCommitter[Op, Job, float] = GroupCommitter(
+            self._prepare,
+            functools.partial(WriterThread, "spool-writer", self._write),
+            clock=around.clock,
+            observe=around.observe_commit,
+            failed=self._fail,
+        )
+        self._ballast = ballast
+        self._min_free_space = min_free_space
+        self._may_write = 0
+        self._look_at_space = asyncio.Event()
+        self._clock = around.clock
+        self._health = Health(around.on_health)
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
+        self.usable = self._health.usable
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+
+    # --- what an engine says
+
+    def _prepare(self, submissions: Sequence[Sequence[Op]], size: int) -> Job:
+        """On the event loop: makes one job of what was submitted. `size` is in octets."""
+        raise NotImplementedError
+
+    def _write(self, job: Job) -> float:
+        """In the writer thread: makes the job durable. Returns the seconds that it took."""
+        raise NotImplementedError
+
+    def _probe_op(self) -> Op:
+        """The smallest change that shows that the engine can write."""
+        raise NotImplementedError
+
+    async def _read_space(self) -> int:
+        """Octets that are free, the ballast included. Raises StoreError."""
+        raise NotImplementedError
+
+    def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, Repaired]]:
+        """Memory forgets what it is no longer certain of. Returns one attempt at a repair."""
+        raise NotImplementedError
+
+    def _repaired(self, found: Repaired) -> None:
+        """Memory learns what the repair has found. Nothing is written before this returns."""
+        raise NotImplementedError
+
+    def _first_pause(self) -> float:
+        """Seconds until the first attempt at a repair."""
+        return recovery.FIRST_PAUSE
+
+    # --- writing
+
+    async def probe(self) -> None:
+        self.check_usable()
+        await self.committer.submit([self._probe_op()])
+
+    def note_written(self, octets: int) -> None:
+        """So much more has been written since the last look at the free space."""
+        self._may_write -= octets
+        if self._may_write < 0:
+            self._look_at_space.set()
+
+    # --- free space
+
+    def _watch(self) -> None:
+        self._watcher = self._loop.create_task(self._watch_space())
+
+    async def _watch_space(self) -> None:
+        while True:
+            self._look_at_space.clear()
+            try:
+                await self._look_after_space()
+            except StoreError as error:
+                _log.warning("cannot look after the free space of the %s: %s", self.NAME, error)
+            timer = self._loop.call_later(SPACE_INTERVAL, self._look_at_space.set)
+            await self._look_at_space.wait()
+            timer.cancel()
+
+    async def _look_after_space(self) -> None:
+        self._note_space(await self._read_space())
+
+    def _note_space(self, free: int) -> bool:
+        """True when there is too little."""
+        left = free - self._min_free_space
+        self._health.set("space", health.NO_SPACE if left < 0 else None)
+        # Fast writers must not use up what is left before the next look.
+        self._may_write = left // (1 + self.COPIES) if left >= 0 else sys.maxsize
+        return left < 0
+
+    # --- failure and repair
+
+    def _fail(self, error: StoreError) -> None:
+        _log.error(self.FAILED, error)
+        self._health.refusal = error
+        attempt = self._begin_repair(error)
+        if not self._closing:
+            self._spawn(self._recover(attempt))
+        full = isinstance(error, StoreFullError)
+        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
+
+    async def _recover(self, attempt: Callable[[], Coroutine[None, None, Repaired]]) -> None:
+        async def repair() -> tuple[Repaired, int]:
+            return await attempt(), await self._read_space()
+
+        first = self._first_pause()
+        found, free = await recovery.recover(
+            repair,
+            lambda error: _log.warning(self.NOT_YET, error),
+            first=first,
+            longest=max(first, recovery.LONGEST_PAUSE),
+        )
+        self._repaired(found)
+        self._health.refusal = None
+        self.committer.resume()
+        self._note_space(free)
+        self._health.set("write", None)
+
+    # --- closing
+
+    async def _drain(self) -> None:
+        """Write what was submitted, and refuse what comes after it."""
+        self._closing = True
+        self._health.close()
+        self._health.refusal = StoreError(health.CLOSED)
+        self.committer.refuse(self._health.refusal)
+        await self.committer.drain()
+
+    async def _end_tasks(self) -> None:
+        """End the writer thread and every task."""
+        self.committer.stop()
+        tasks = list(self._tasks)
+        if self._watcher is not None:
+            tasks.append(self._watcher)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
