@@ -26,7 +26,7 @@ from zonerelay.config.options.endpoints import parse_listen
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.routing.destinations.addresses import OwnAddresses
+from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.nexthop import Route, Unroutable
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord

@@ -22,8 +22,8 @@ from zonerelay.model.envelope import Body, Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import Addresses, MxHost, Route
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
+from zonerelay.routing.destinations.nexthop import MxHost, Route
+from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.events.subsystems import SmarthostEvents

@@ -15,8 +15,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import Resolve, Response, WebError
-from zonerelay.routing.destinations.nexthop import Addresses
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
+from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.mta_sts import policies as sts_policies
 from zonerelay.routing.mta_sts.files import StsFiles
 from zonerelay.routing.mta_sts.policies import RETRY_AFTER, PolicyLookup, StsPolicies

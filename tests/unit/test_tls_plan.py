@@ -11,8 +11,8 @@ from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls.plan import TlsPlan, TlsPlanner
-from zonerelay.routing.destinations.nexthop import Addresses, MxHost, Route, TlsDemand
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
+from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand
+from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 
 HOST = MxHost("mx.example.com", 25)
 SECURE = Addresses(("192.0.2.1",), secure=True)

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from zonerelay.delivery.tls import policy as tls
+from zonerelay.delivery.peer import expiring_set
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import ManualClock
 
@@ -14,22 +14,22 @@ from zonerelay.model.clock import ManualClock
 def test_broken_host_is_tried_again_after_a_while() -> None:
     clock = ManualClock()
     policy = TlsPolicy(clock, remember_broken=60.0)
-    policy.remember_broken("mx:25")
-    assert policy.is_broken("mx:25")
-    assert not policy.is_broken("another:25")
+    policy.broken.add("mx:25")
+    assert "mx:25" in policy.broken
+    assert "another:25" not in policy.broken
     clock.step(-3600.0)  # the wall clock does not matter
     clock.advance(59.0)
-    assert policy.is_broken("mx:25")
+    assert "mx:25" in policy.broken
     clock.advance(1.0)
-    assert not policy.is_broken("mx:25")
+    assert "mx:25" not in policy.broken
 
 
 def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(expiring_set, "MAX_REMEMBERED", 3)
     policy = TlsPolicy(ManualClock(), remember_broken=60.0)
     for name in ("a", "b", "c", "a", "d"):
-        policy.remember_broken(name)
-    assert [policy.is_broken(name) for name in "abcd"] == [True, False, True, True]
+        policy.broken.add(name)
+    assert [name in policy.broken for name in "abcd"] == [True, False, True, True]
 
 
 def test_only_verify_looks_at_certificates() -> None:

@@ -1,4 +1,5 @@
 """Routing: the zone of a recipient (`zones`), the hosts of a domain (`destinations`), and what both ask.
 
-`dns` resolves names, `mta_sts` keeps policies of recipient domains, `idna` converts domain names.
+`dns` resolves names, `mta_sts` keeps policies of recipient domains, `idna` converts domain names,
+`addresses` knows private and own IP addresses.
 """

@@ -27,7 +27,7 @@ from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.routing.destinations.addresses import OwnAddresses
+from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver

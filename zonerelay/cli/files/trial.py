@@ -255,7 +255,7 @@ def _sources(settings: Settings) -> Iterator[str]:
         return
     from ipaddress import ip_address
 
-    from zonerelay.routing.destinations.addresses import is_address_of_this_machine
+    from zonerelay.routing.addresses import is_address_of_this_machine
 
     for at, source in enumerate(settings.source):
         for index, ip in enumerate(source.address):

@@ -24,7 +24,7 @@ from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import SystemClock
-from zonerelay.routing.destinations.addresses import OwnAddresses
+from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver

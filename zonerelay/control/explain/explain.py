@@ -37,7 +37,7 @@ from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.message.header.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.priority import Priority
-from zonerelay.routing.destinations.addresses import is_private
+from zonerelay.routing.addresses import is_private
 from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.nexthop import DestinationKey, MxHost, Route, Unroutable
 from zonerelay.routing.dns.answers import TlsaRecord

@@ -81,7 +81,7 @@ class TokenSource:
         return secret, await asyncio.to_thread(self._kept.current, settings.name, original)
 
     async def token(self) -> tuple[str, bool]:
-        """The token, and whether it was fetched just now. Raises TokenError and SecretError."""
+        """Returns the token, and whether it was fetched just now. Raises TokenError and SecretError."""
         now = self._clock.monotonic()
         if self._token and now < self._good_until:
             if now >= self._renew_at and self._fetching is None and now >= self._pause_until:

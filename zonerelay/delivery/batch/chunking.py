@@ -1,18 +1,18 @@
 """Decides when BDAT replaces DATA (RFC 3030), and remembers hosts that offer CHUNKING but do not know BDAT.
 
 The decision is made once for each connection, so mail to peers without CHUNKING pays nothing. The memory
-holds MAX_REMEMBERED addresses for REMEMBER_FOR seconds and forgets the oldest first.
+holds addresses for REMEMBER_FOR seconds (`peer/expiring_set.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from zonerelay.config.settings import InDoubt
 from zonerelay.delivery.batch.transaction_io import Body
 from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -20,7 +20,6 @@ from zonerelay.smtp.client.chunk_lines import as_chunk
 from zonerelay.smtp.client.chunked import ChunkedTransaction, can_be_chunked
 from zonerelay.smtp.client.transaction import Transaction
 
-MAX_REMEMBERED = 10_000
 REMEMBER_FOR = 24 * 3600.0
 
 LATELY = 1.0
@@ -33,15 +32,14 @@ class Chunking:
     """One per worker."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._unknown_until: OrderedDict[str, float] = OrderedDict()
+        self._without_bdat = ExpiringSet(clock, REMEMBER_FOR)
 
     def allow(self, session: Session) -> None:
         """Settles whether a new session uses BDAT."""
         session.chunking = (
             session.terms.zone.chunking
             and session.capabilities.chunking
-            and not self._is_unknown_at(session.peer.address)
+            and session.peer.address not in self._without_bdat
         )
 
     def learn(self, session: Session, transaction: Transaction) -> None:
@@ -50,24 +48,9 @@ class Chunking:
             return
         if transaction.unknown:
             session.chunking = False
-            self._remember(session.peer.address)
+            self._without_bdat.add(session.peer.address)
         elif transaction.bdat_taken:
             session.bdat_taken = True
-
-    def _is_unknown_at(self, address: str) -> bool:
-        until = self._unknown_until.get(address)
-        if until is None:
-            return False
-        if until > self._clock.monotonic():
-            return True
-        del self._unknown_until[address]
-        return False
-
-    def _remember(self, address: str) -> None:
-        self._unknown_until[address] = self._clock.monotonic() + REMEMBER_FOR
-        self._unknown_until.move_to_end(address)
-        if len(self._unknown_until) > MAX_REMEMBERED:
-            self._unknown_until.popitem(last=False)
 
 
 def chunked(

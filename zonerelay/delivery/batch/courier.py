@@ -58,7 +58,8 @@ from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import Addresses, MxHost
+from zonerelay.routing.destinations.nexthop import MxHost
+from zonerelay.routing.dns.answers import Addresses
 from zonerelay.smtp.client.transaction import Transaction
 from zonerelay.store.contract import StoreError
 

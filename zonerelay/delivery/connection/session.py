@@ -132,7 +132,7 @@ class SessionOpener:
     ) -> Session:
         key = f"{host.name}:{host.port}"
         zone, why = terms.zone.name, ""
-        if plan.may_fall_back and self._tls.is_broken(key):
+        if plan.may_fall_back and key in self._tls.broken:
             session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         else:
             try:
@@ -142,7 +142,7 @@ class SessionOpener:
                     self._observe(zone, plan.level, "failed")
                     raise
                 why = trouble.reply.text
-                self._tls.remember_broken(key)
+                self._tls.broken.add(key)
                 session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         if plan.encrypts:
             result = "ok" if session.security != IN_CLEAR.security else "fallback"

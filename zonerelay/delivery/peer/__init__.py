@@ -1,3 +1,4 @@
-"""The other end of a connection: `connection_key` says which connections suit a batch, `sockets`
-opens them.
+"""The other end of a connection: `connection_key` says which connections suit a batch, `sockets` opens them.
+
+`expiring_set` remembers hosts for a while.
 """

@@ -18,7 +18,7 @@ import socket
 from zonerelay.config.settings import SourceSettings, ZoneSettings
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.addresses import is_private
+from zonerelay.routing.addresses import is_private
 
 
 class HostTrouble(Exception):

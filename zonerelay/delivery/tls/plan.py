@@ -29,8 +29,8 @@ from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls import dane
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import Addresses, MxHost, Route, TlsDemand
-from zonerelay.routing.dns.answers import DnsAnswer, TlsaRecord
+from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand
+from zonerelay.routing.dns.answers import Addresses, DnsAnswer, TlsaRecord
 from zonerelay.routing.idna import ascii_domain
 
 MTA_STS = "mta-sts"

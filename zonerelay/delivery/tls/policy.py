@@ -10,11 +10,9 @@ remembers the host, so that not every message pays for a failed handshake.
 from __future__ import annotations
 
 import ssl
-from collections import OrderedDict
 
+from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.model.clock import Clock
-
-MAX_REMEMBERED = 10_000
 
 
 class TlsPolicy:
@@ -22,8 +20,8 @@ class TlsPolicy:
 
     def __init__(self, clock: Clock, *, remember_broken: float) -> None:
         self._clock = clock
-        self._remember = remember_broken
-        self._broken_until: OrderedDict[str, float] = OrderedDict()
+        self.broken = ExpiringSet(clock, remember_broken)
+        """Hosts (`name:port`) whose TLS failed; `opportunistic` sends to them in clear text."""
         self._contexts: dict[bool, ssl.SSLContext] = {}
 
     def now(self) -> float:
@@ -38,21 +36,6 @@ class TlsPolicy:
     def forget_contexts(self) -> None:
         """Makes the next use read the trusted authorities again."""
         self._contexts.clear()
-
-    def is_broken(self, host: str) -> bool:
-        until = self._broken_until.get(host)
-        if until is None:
-            return False
-        if until > self._clock.monotonic():
-            return True
-        del self._broken_until[host]
-        return False
-
-    def remember_broken(self, host: str) -> None:
-        self._broken_until[host] = self._clock.monotonic() + self._remember
-        self._broken_until.move_to_end(host)
-        if len(self._broken_until) > MAX_REMEMBERED:
-            self._broken_until.popitem(last=False)
 
 
 def _encrypting() -> ssl.SSLContext:

@@ -71,7 +71,7 @@ def compose_pieces(draft: Draft) -> Iterator[bytes]:
 def _header(draft: Draft) -> str:
     date = rfc5322_date(draft.created)
     fields = [f"Date: {date}\r\n", f"Message-ID: {draft.message_id}\r\n", _addresses("From", [draft.author])]
-    # RFC 5322 3.6 asks for a destination field only when there is one to show: nobody but Bcc has none.
+    # RFC 5322 3.6 needs no destination field when only Bcc has recipients.
     fields += [_addresses(name, some) for name, some in (("To", draft.to), ("Cc", draft.cc)) if some]
     fields.append(mime.unstructured("Subject", draft.subject))
     for name, value in draft.headers:

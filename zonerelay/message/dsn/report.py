@@ -9,7 +9,7 @@ before it reaches a header field, a status field or a MIME boundary.
 The international types are used when an address in the report is beyond ASCII, which only mail sent with
 SMTPUTF8 can have, and for the returned part when such mail has UTF-8 in its header.
 
-The caller decides whether a report is due, and to whom; the null sender never gets one.
+The caller decides whether a report is due, and its recipient; the null sender never gets one.
 """
 
 from __future__ import annotations

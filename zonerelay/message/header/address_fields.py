@@ -32,7 +32,7 @@ addresses: ten times as many would make other mail wait.
 MAX_ADDRESSES = 4000
 """Addresses of one message: the octets alone could be ten times as many short addresses."""
 
-MAX_ADDRESS = 320  # RFC 5321 4.5.3.1: 64 octets, "@", 255. Nothing longer is an address of anybody
+MAX_ADDRESS = 320  # RFC 5321 4.5.3.1: 64 octets, "@", 255. No address is longer
 MAX_LINE = 998
 
 Change = Callable[[str], str]

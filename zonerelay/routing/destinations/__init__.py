@@ -1,5 +1,4 @@
 """Destinations of mail: `mx.MxRouter` finds a domain's hosts, `nexthop` has the values that it returns.
 
-`terms` applies [[destination]] tables (`destination_table`) and MTA-STS; `addresses` knows private and own
-addresses.
+`terms` applies [[destination]] tables (`destination_table`) and MTA-STS to a route.
 """

@@ -30,7 +30,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.addresses import OwnAddresses
+from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable
 from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.destinations.terms import by_policy, on_terms

@@ -115,17 +115,3 @@ class Unroutable:
     name: str
     outcome: Outcome
     expires: float
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """The addresses of one host, most wanted first; `failure` says why there are none.
-
-    `secure`: DNSSEC vouches for all of them, and for the aliases before them; `canonical` is where the
-    aliases end.
-    """
-
-    ips: tuple[str, ...]
-    failure: Outcome | None = None
-    secure: bool = False
-    canonical: str = ""

@@ -10,9 +10,12 @@ reference cycle and the garbage collector need not look at them (`gc=False`).
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
+
+from zonerelay.model.outcome import Outcome
 
 Record = TypeVar("Record")
 
@@ -57,5 +60,19 @@ class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     status: DnsStatus
     records: tuple[Record, ...]
     expires: float
+    secure: bool = False
+    canonical: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The addresses of one host, most wanted first; `failure` says why there are none.
+
+    `secure`: DNSSEC vouches for all of them, and for the aliases before them; `canonical` is where the
+    aliases end.
+    """
+
+    ips: tuple[str, ...]
+    failure: Outcome | None = None
     secure: bool = False
     canonical: str = ""

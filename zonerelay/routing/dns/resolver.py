@@ -29,8 +29,7 @@ from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import Addresses
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
+from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.cache import AnswerCache
 from zonerelay.routing.dns.dnspython_client import ThoroughDns
 from zonerelay.routing.dns.hosts import Hosts, is_localhost, read_hosts

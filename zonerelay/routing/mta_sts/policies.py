@@ -22,9 +22,8 @@ from typing import NamedTuple, Protocol
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
-from zonerelay.routing.destinations.addresses import is_private
-from zonerelay.routing.destinations.nexthop import Addresses
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
+from zonerelay.routing.addresses import is_private
+from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.mta_sts.files import Loaded, StsFiles
 from zonerelay.routing.mta_sts.policy_text import MAX_POLICY, HeldPolicy, parse_policy, record_id
 

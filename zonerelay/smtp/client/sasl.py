@@ -69,11 +69,11 @@ class Mechanism(Protocol):
         """Raises SaslError."""
 
     def accepted(self) -> None:
-        """The server said 235. Raises SaslError when it should have said more before."""
+        """Checks the exchange after a 235. Raises SaslError when the server should have said more before."""
 
     @property
     def explanation(self) -> str:
-        """What the server said about a refusal inside the exchange, for the operator; mostly `""`."""
+        """The server's words about a refusal inside the exchange, for the operator; mostly `""`."""
 
 
 def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
@@ -174,7 +174,7 @@ class Plain:
         raise SaslError("the server asks again after everything was said")
 
     def accepted(self) -> None:
-        """There is nothing to check."""
+        """Checks nothing."""
 
 
 class Login:
@@ -193,7 +193,7 @@ class Login:
         return self._answers.pop()
 
     def accepted(self) -> None:
-        """There is nothing to check."""
+        """Checks nothing."""
 
 
 class Xoauth2:
@@ -217,7 +217,7 @@ class Xoauth2:
         return b""  # the server says the reply that counts after this
 
     def accepted(self) -> None:
-        """There is nothing to check."""
+        """Checks nothing."""
 
 
 class Scram:
@@ -261,7 +261,7 @@ class Scram:
         if "e" in fields:
             raise SaslError(f"the server says {_shown(fields['e'])}")
         if "m" in fields:
-            raise SaslError("the server wants an extension of SCRAM that nobody knows")
+            raise SaslError("the server wants an unknown extension of SCRAM")
         nonce = fields.get("r", "")
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
             raise SaslError("the server's nonce does not continue ours")

@@ -23,11 +23,11 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
     would be a command of a stranger's choice.
     """
     envelope = message.envelope
-    sender, everybody = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
+    sender, rcpts = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
     parameters = f" SIZE={message.size}" if capabilities.size_offered else ""
     if capabilities.eight_bit_mime and (message.eight_bit or envelope.body is Body.EIGHT_BIT):
         parameters += " BODY=8BITMIME"
-    smtputf8 = capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and everybody.isascii()))
+    smtputf8 = capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and rcpts.isascii()))
     if smtputf8:
         parameters += " SMTPUTF8"
     if capabilities.dsn:
@@ -35,9 +35,9 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
             parameters += mail_parameters(envelope)
         for each in deliveries:
             if each.notify or each.orcpt:
-                everybody = _with_wishes(deliveries, smtputf8=smtputf8)
+                rcpts = _with_wishes(deliveries, smtputf8=smtputf8)
                 break
-    commands = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{everybody}\r\nDATA\r\n".encode()
+    commands = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{rcpts}\r\nDATA\r\n".encode()
     lines = len(deliveries) + 2
     if commands.count(b"\r") != lines or commands.count(b"\n") != lines:
         raise ValueError("an envelope address holds a line break")
