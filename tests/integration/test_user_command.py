@@ -262,8 +262,8 @@ def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
     """Two processes, sixty users each, on one file."""
     adds = (
         "import sys; from pathlib import Path\n"
-        "from zonerelay.config.credentials import User\n"
-        "from zonerelay.config.credentials_edit import change_user\n"
+        "from zonerelay.config.credentials.file import User\n"
+        "from zonerelay.config.credentials.edit import change_user\n"
         "from tests.support.credentials import user\n"
         "sys.stdin.readline()\n"
         "for n in range(60):\n"

@@ -74,6 +74,10 @@ class ReadinessCheck:
             probe_failure=failure,
         )
 
+    async def reasons(self) -> tuple[str, ...]:
+        """The reasons against being ready; none when the relay is."""
+        return (await self()).reasons
+
     async def close(self) -> None:
         """Forget a trial that hangs; call before the store is closed."""
         await self._probe.close()

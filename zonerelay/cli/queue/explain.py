@@ -12,8 +12,7 @@ from rich.text import Text
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.plans import ChangePlan, HostPlan, StsPlan
+from zonerelay.control.messages.answers import ChangePlan, Explanation, HostPlan, StsPlan
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.errors import NotRunningError
 

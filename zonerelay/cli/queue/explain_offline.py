@@ -13,10 +13,9 @@ from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.options.endpoints import parse_listen
 from zonerelay.config.settings import Settings
-from zonerelay.control.explain.change_plans import ChangePlans
-from zonerelay.control.explain.explain import Explainer
-from zonerelay.control.explain.rewrite_plans import RewritePlans
-from zonerelay.control.explain.source_plans import SourcePlans, Untold
+from zonerelay.control.explain.changes import ChangePlans, RewritePlans
+from zonerelay.control.explain.explainer import Explainer
+from zonerelay.control.explain.sources import SourcePlans, Untold
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.delivery.auth.logins import first_for, senders_of

@@ -18,7 +18,7 @@ from zonerelay.control.messages import answers as messages
 from zonerelay.control.messages.answers import End, Failure, Frame, Progress
 from zonerelay.control.messages.requests import MAX_REQUEST, QueueChange, Request
 from zonerelay.control.socket.errors import ControlError, NotFoundError
-from zonerelay.control.socket.listening import bind, identity
+from zonerelay.control.socket.socket_file import bind, identity
 
 MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0

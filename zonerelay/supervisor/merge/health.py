@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from zonerelay.admin.health import Readiness
-from zonerelay.control.messages.part_messages import PartReadiness, Reasons
+from zonerelay.control.messages.answers import Reasons
+from zonerelay.control.messages.requests import PartReadiness
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.supervisor.merge.asking import UnansweredError, ask
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from zonerelay.control.messages.part_messages import Families, PartMetrics
+from zonerelay.control.messages.answers import Families
+from zonerelay.control.messages.requests import PartMetrics
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.supervisor.merge.asking import UnansweredError, ask
 from zonerelay.supervisor.workers.member import Member

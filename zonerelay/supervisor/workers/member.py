@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zonerelay.control.messages.standings import WorkerStatus
+from zonerelay.control.messages.answers import WorkerStatus
 from zonerelay.supervisor.workers.child import Child
 from zonerelay.supervisor.workers.restart_policy import Life, Phase
 
