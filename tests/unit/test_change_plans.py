@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.cli.files.check_config import summary
+from zonerelay.cli.setup.check_config import summary
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings

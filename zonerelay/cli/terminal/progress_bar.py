@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DELAY = 1.0
 
 
-class Patience:
+class ProgressBar:
     """Counts frames and shows a bar on standard error from `DELAY` seconds on."""
 
     def __init__(self, text: str, *, enabled: bool = True) -> None:

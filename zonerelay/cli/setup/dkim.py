@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
-from zonerelay.cli.files.new_files import refuse_existing, write_new
 from zonerelay.cli.relay import load_settings
+from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.options.outbound_forms import selector as read_selector

@@ -47,7 +47,7 @@ def explain(arguments: Namespace) -> int:
         found = client_of(settings).ask(request, Explanation)
     except NotRunningError:
         # Apart: asking a running relay needs none of the parts that would carry mail.
-        from zonerelay.cli.queue.explain_offline import offline
+        from zonerelay.cli.operate.explain_offline import offline
 
         found = asyncio.run(offline(settings, request))
     if arguments.json:

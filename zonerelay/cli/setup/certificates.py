@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from zonerelay.cli.files.new_files import refuse_existing, write_new
 from zonerelay.cli.relay import config_path
+from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.hostname import resolve_hostname
