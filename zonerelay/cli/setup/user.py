@@ -34,7 +34,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
 SERVICE_USER = "zonerelay"
-"""Whom the systemd unit runs the relay as."""
+"""The user that the systemd unit runs the relay as."""
 
 
 class UserRow(msgspec.Struct, kw_only=True):
@@ -176,7 +176,7 @@ def _show(arguments: Namespace, password: str) -> None:
 
 
 def _advise(path: Path, *, made: bool) -> None:
-    """The relay must be able to read the file, and nobody else should."""
+    """Says when the relay cannot read the file, or when other users can."""
     found = path.stat()
     if found.st_mode & stat.S_IROTH:
         _say(f"Every user of this machine can read the hashes: chmod 640 {path}")

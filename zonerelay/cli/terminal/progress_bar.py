@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than a second, and for nobody but a person who waits for it."""
+"""A progress bar for a command that takes longer than a second; it is shown on a terminal only."""
 
 from __future__ import annotations
 

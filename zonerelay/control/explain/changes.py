@@ -54,7 +54,7 @@ class ChangePlans:
         return plan if any(changes) else None
 
     def _signatures(self, zone: ZoneSettings, author: str) -> tuple[tuple[str, ...], str]:
-        """Those there would be, or why there is none. Neither where nobody asked for any."""
+        """Returns the signatures there would be, or why there is none; neither where none is asked for."""
         if zone.dkim is DkimMode.OFF:
             return (), ""
         try:
@@ -69,7 +69,7 @@ class ChangePlans:
         return tuple(map(_name, found)), ""
 
     def _sender(self, zone: ZoneSettings, sender: str) -> str:
-        """What SRS makes of it; "" where it stays."""
+        """Returns what SRS makes of the sender; "" where it stays."""
         srs = self._srs() if zone.srs else None
         if srs is None or not sender:
             return ""
@@ -85,7 +85,7 @@ def _name(key: DkimKey) -> str:
 
 
 def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]:
-    """His domain, and whether that is certain."""
+    """Returns the domain of the author, and whether that is certain."""
     given = [value for name, value in headers if name.lower() == "from"]
     if not given:
         return domain_of(Mailbox(sender)) if "@" in sender else "", False
@@ -96,7 +96,7 @@ SRS = "srs"
 
 
 class Rewritten(NamedTuple):
-    """Who mail is for and from, in the end."""
+    """The recipient and the sender that rewriting leads to, with its steps."""
 
     recipient: str
     sender: str

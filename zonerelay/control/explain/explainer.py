@@ -1,4 +1,4 @@
-"""`explain`: how mail for an address would travel, asked of the very parts that would carry it.
+"""Answers `explain`: how mail for an address would travel, from the very parts that would carry it.
 
 Nothing is sent: DNS is asked as for real mail, and the source address is the zone's, or what the system's
 routing table says. The same code runs inside the relay and, when none runs, in the command line.
@@ -72,7 +72,7 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 class Explainer:
     """`hostname` is what the relay calls itself, `listeners` are those of now.
 
-    `suspended` knows the scheduler's suspensions, `credential` as whom a zone logs in for a sender.
+    `suspended` knows the scheduler's suspensions, `credential` names the log-in of a zone for a sender.
     """
 
     def __init__(

@@ -391,7 +391,7 @@ Frame = (
 
 
 class RequestError(Exception):
-    """The request cannot be read; the text goes back to whoever sent it."""
+    """The request cannot be read; the text goes back to the client that sent it."""
 
 
 class _Preamble(msgspec.Struct):

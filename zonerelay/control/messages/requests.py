@@ -40,7 +40,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forb
 
 
 class Ping(_Request, frozen=True, kw_only=True, tag="ping"):
-    """Is anybody there?"""
+    """Asks whether a relay answers."""
 
 
 class Status(_Request, frozen=True, kw_only=True, tag="status"):

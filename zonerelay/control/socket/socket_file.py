@@ -26,7 +26,7 @@ def bind(path: Path) -> socket.socket:
     try:
         listener.setblocking(False)
         listener.bind(str(path))
-        # Nobody can connect before listen(), so there is no moment with a wider mode.
+        # No client can connect before listen(), so there is no moment with a wider mode.
         path.chmod(SOCKET_MODE)
     except OSError as error:
         listener.close()
