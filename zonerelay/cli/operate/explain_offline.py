@@ -1,4 +1,4 @@
-"""`explain` where no relay runs: the same parts, made from the configuration for this one look.
+"""Answers `explain` where no relay runs, with the same parts made from the configuration for one question.
 
 Suspensions are a running scheduler's and stay unknown. Nothing is written.
 """

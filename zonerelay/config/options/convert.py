@@ -1,7 +1,7 @@
-"""From one TOML value to one setting, by the option's `Form`.
+"""Converts one TOML value to one setting, by the option's `Form`.
 
 Each reader takes what tomllib made of the value and raises ValueError with a text that says what
-was expected, with an example. Readers see one value only; what depends on several is in `checks.py`.
+was expected, with an example. Readers see one value only; checks of several are in `tables` and `checks.py`.
 """
 
 from __future__ import annotations
