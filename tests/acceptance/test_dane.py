@@ -24,7 +24,7 @@ from zonerelay.config.settings import DnsSettings, TlsMode, ZoneSettings
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink
 from zonerelay.telemetry.events.events import Field

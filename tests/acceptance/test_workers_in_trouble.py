@@ -28,9 +28,8 @@ from tests.support.process import PROGRAM, RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
-from zonerelay.control.messages.answers import Changed, DeliveryRow, End, MessageDetail
+from zonerelay.control.messages.answers import Changed, DeliveryRow, End, MessageDetail, ZoneStatus
 from zonerelay.control.messages.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
-from zonerelay.control.messages.standings import ZoneStatus
 from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.sandbox.conversation import Received
 from zonerelay.sandbox.sink import Sink

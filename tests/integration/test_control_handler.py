@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.support.queueing import DEFERRED, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
-from zonerelay.control.explain.explain import Explainer, Suspended
+from zonerelay.control.explain.explainer import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
 from zonerelay.control.messages.answers import (
     Address,
@@ -47,6 +48,7 @@ from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.operator.operations import Operations
+from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.dns.hosts import Hosts
 from zonerelay.routing.dns.resolver import Resolver
@@ -107,7 +109,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         status=no_status,
         explainer=Explainer(
             Zones(ZONES, ROUTES),
-            router,
+            cast("MxRouter", router),
             resolver,
             hostname="relay.example.org",
             suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,

@@ -18,7 +18,7 @@ import trustme
 from tests.support.dns import SERVFAIL, FakeDns, Records
 from tests.support.https import HttpsServer, Page
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.cli.queue.explain import _facts as explain_facts
+from zonerelay.cli.operate.explain import _facts as explain_facts
 from zonerelay.config.settings import (
     DestinationSettings,
     DestinationTls,

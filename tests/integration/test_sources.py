@@ -13,7 +13,7 @@ import pytest
 from tests.support.dns import FakeDns
 from tests.support.guard import BLOCKED, Guard
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.cli.queue.explain_offline import offline
+from zonerelay.cli.operate.explain_offline import offline
 from zonerelay.config.settings import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain

@@ -35,10 +35,11 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.control.messages.part_messages import PartMetrics, PartReadiness
 from zonerelay.control.messages.requests import (
     Explain,
     Filter,
+    PartMetrics,
+    PartReadiness,
     Ping,
     QueueChange,
     QueueCount,
@@ -50,7 +51,7 @@ from zonerelay.control.messages.requests import (
 )
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import LevelDb
 

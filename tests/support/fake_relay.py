@@ -9,17 +9,23 @@ from msgspec.structs import replace
 
 from zonerelay.control.messages.answers import (
     Address,
+    AddressPlan,
     Changed,
     Count,
     DeliveryRow,
+    DestinationStatus,
     End,
     Explanation,
+    HostPlan,
     MessageDetail,
     Pong,
     RelayStatus,
+    RouteCheck,
+    SourcePenalty,
+    SourcePlan,
     TraceStep,
+    ZoneStatus,
 )
-from zonerelay.control.messages.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.messages.requests import (
     Explain,
     Filter,
@@ -33,7 +39,6 @@ from zonerelay.control.messages.requests import (
     Resolve,
     Status,
 )
-from zonerelay.control.messages.standings import DestinationStatus, SourcePenalty, ZoneStatus
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.control.socket.server import Answer, ControlServer

@@ -34,7 +34,7 @@ from zonerelay.config.settings import (
 from zonerelay.control.messages.answers import Frame, RelayStatus
 from zonerelay.control.messages.requests import Request, Status
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.identity import Identity
 from zonerelay.routing.mta_sts.policies import HTTPS_PORT

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.cli.files.check_config import summary
+from zonerelay.cli.setup.check_config import summary
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
-from zonerelay.control.explain.change_plans import ChangePlans
-from zonerelay.control.explain.terms_plans import too_large_for
-from zonerelay.control.messages.plans import ChangePlan
+from zonerelay.control.explain.changes import ChangePlans
+from zonerelay.control.explain.explainer import too_large_for
+from zonerelay.control.messages.answers import ChangePlan
 from zonerelay.message.dkim.keys import DkimKeys
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
-from zonerelay.cli.files import check_config
+from zonerelay.cli.setup import check_config
 
 QUOTA = "zonerelay.policies.quota:Quota"
 
@@ -339,7 +339,7 @@ def test_openssl_is_not_loaded_where_nobody_has_tls(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text('[[access]]\nsender = ["a@example.com"]\n')
     program = (
-        "import sys, pathlib; from zonerelay.cli import check_config; "
+        "import sys, pathlib; from zonerelay.cli.setup import check_config; "
         f"status = check_config.run(pathlib.Path({str(path)!r})); "
         "sys.exit(status or ('OpenSSL' in sys.modules) * 3 or ('cryptography' in sys.modules) * 4)"
     )

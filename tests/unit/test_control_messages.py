@@ -24,7 +24,7 @@ from zonerelay.control.messages.requests import (
     Status,
 )
 from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path
 
 REQUESTS: list[Request] = [
     Ping(),

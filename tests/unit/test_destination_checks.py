@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.cli.files import check_config
+from zonerelay.cli.setup import check_config
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dkim import rsa_pem
-from zonerelay.cli.files.check_config import run
+from zonerelay.cli.setup.check_config import run
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.cli.files.trial import try_out
+from zonerelay.cli.setup.trial import try_out
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.options.problems import Report

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
-from zonerelay.control.messages.answers import Changed, RelayStatus
-from zonerelay.control.messages.standings import DestinationStatus, ZoneStatus
+from zonerelay.control.messages.answers import Changed, DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
 from zonerelay.supervisor.merge.merging import merge_changed, merge_status
 from zonerelay.supervisor.reload import plan

@@ -163,7 +163,7 @@ async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink
     from zonerelay.control.messages.answers import Changed
     from zonerelay.control.messages.requests import QueueChange
     from zonerelay.control.socket.client import ControlClient
-    from zonerelay.control.socket.paths import control_socket_path
+    from zonerelay.control.socket.socket_file import control_socket_path
 
     async with bed.relay(to_sink(sink.port)) as running:
         row = bed.insert(to_addresses=["defer-451@example.com", "a@example.com"])

@@ -1,9 +1,9 @@
-"""Is this relay ready for mail? What `/readyz` says, and why.
+"""Finds out whether this relay is ready for mail, which `/readyz` says with the reasons against it.
 
-Ready means: it accepts connections, it is not draining, and its spool can write and sync *now*. The last is
-tried, not assumed: a disk that hangs shows only when asked. One trial serves everybody who asks meanwhile
-and for `FRESH_FOR` seconds after, so that asking often costs nothing, and a trial that hangs is never
-joined by a second one. Nothing here raises.
+Ready means: the relay accepts connections, is not draining, and its spool can write and sync *now*. The last
+is tried, not assumed: a disk that hangs shows only when it is used. One trial answers all requests that come
+meanwhile and for `FRESH_FOR` seconds after, so that asking often costs nothing, and a trial that hangs is
+never joined by a second one. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def readiness(
 
 
 class ReadinessCheck:
-    """Asks the worker's parts. `probe` writes and syncs a mark, as `QueueStore.probe` does."""
+    """Collects the reasons of the worker's parts. `probe` writes and syncs a mark (`QueueStore.probe`)."""
 
     def __init__(
         self,
@@ -73,6 +73,10 @@ class ReadinessCheck:
             unhealthy=self._unhealthy(),
             probe_failure=failure,
         )
+
+    async def reasons(self) -> tuple[str, ...]:
+        """The reasons against being ready; none when the relay is."""
+        return (await self()).reasons
 
     async def close(self) -> None:
         """Forget a trial that hangs; call before the store is closed."""

@@ -1,4 +1,4 @@
-"""The HTTP side for monitoring: `/metrics`, `/healthz` and `/readyz`. Only here is aiohttp's server known.
+"""HTTP for monitoring: `/metrics`, `/healthz` and `/readyz`. The only module that knows aiohttp's server.
 
 It reads and never writes. A stranger can hold at most `MAX_CONNECTIONS` connections for `LIFETIME` seconds
 each, one request per connection, with small heads; bodies are not read. It answers only to addresses,

@@ -42,8 +42,8 @@ def _run(arguments: Namespace) -> int:
         case "serve" | "worker":
             return _run_relay(arguments)
         case "check-config":
-            from zonerelay.cli.files.check_config import run
             from zonerelay.cli.relay import config_path
+            from zonerelay.cli.setup.check_config import run
 
             return run(config_path(arguments.config))
         case "sandbox":
@@ -71,23 +71,23 @@ def _run_relay(arguments: Namespace) -> int:
 def _run_question(arguments: Namespace) -> int:
     match arguments.command:
         case "status":
-            from zonerelay.cli.queue.status import status
+            from zonerelay.cli.operate.status import status
 
             return status(arguments)
         case "explain":
-            from zonerelay.cli.queue.explain import explain
+            from zonerelay.cli.operate.explain import explain
 
             return explain(arguments)
         case "resolve":
-            from zonerelay.cli.queue.resolve import resolve
+            from zonerelay.cli.operate.read import resolve
 
             return resolve(arguments)
         case "user":
-            from zonerelay.cli.files.user import user
+            from zonerelay.cli.setup.user import user
 
             return user(arguments)
         case "cert":
-            from zonerelay.cli.files.certificates import self_signed
+            from zonerelay.cli.setup.certificates import self_signed
 
             return self_signed(arguments)
     return _run_tool(arguments)
@@ -96,11 +96,11 @@ def _run_question(arguments: Namespace) -> int:
 def _run_tool(arguments: Namespace) -> int:
     match arguments.command:
         case "outbox":
-            from zonerelay.cli.outbox import outbox
+            from zonerelay.cli.operate.outbox import outbox
 
             return outbox(arguments)
         case "dkim":
-            from zonerelay.cli.files.dkim import dkim
+            from zonerelay.cli.setup.dkim import dkim
 
             return dkim(arguments)
         case "spool":
@@ -109,29 +109,25 @@ def _run_tool(arguments: Namespace) -> int:
 
 
 def _run_spool(arguments: Namespace) -> int:
-    if arguments.verb == "acknowledge":
-        from zonerelay.cli.queue.spool import acknowledge
+    from zonerelay.cli.operate.spool import accept_empty, acknowledge
 
-        return acknowledge(arguments)
-    from zonerelay.cli.queue.accept_empty import accept_empty
-
-    return accept_empty(arguments)
+    return acknowledge(arguments) if arguments.verb == "acknowledge" else accept_empty(arguments)
 
 
 def _run_queue(arguments: Namespace) -> int:
     match arguments.verb:
         case "list":
-            from zonerelay.cli.queue.read import list_deliveries
+            from zonerelay.cli.operate.read import list_deliveries
 
             return list_deliveries(arguments)
         case "show":
-            from zonerelay.cli.queue.read import show
+            from zonerelay.cli.operate.read import show
 
             return show(arguments)
         case "trace":
-            from zonerelay.cli.queue.read import trace
+            from zonerelay.cli.operate.read import trace
 
             return trace(arguments)
-    from zonerelay.cli.queue.change import change
+    from zonerelay.cli.operate.change import change
 
     return change(arguments)

@@ -49,7 +49,7 @@ def load_settings(option: Path | None) -> Settings:
 
 def client_of(settings: Settings) -> ControlClient:
     from zonerelay.control.socket.client import ControlClient
-    from zonerelay.control.socket.paths import control_socket_path
+    from zonerelay.control.socket.socket_file import control_socket_path
 
     return ControlClient(control_socket_path(settings))
 

@@ -1,4 +1,4 @@
-"""What of a new configuration a running relay cannot take up without a restart. Pure."""
+"""Says which changes of the configuration a running relay cannot take up without a restart. Pure."""
 
 from __future__ import annotations
 

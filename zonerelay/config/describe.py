@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zonerelay.config.options.convert import item_form
+from zonerelay.config.options.forms import date_text
 from zonerelay.config.options.options import Form, Option, options_of
-from zonerelay.config.options.outbound_forms import date_text
 from zonerelay.config.options.units import format_duration, format_size
 from zonerelay.config.settings import REPEATED, TABLES, Settings, Table
 

@@ -1,31 +1,36 @@
-"""Requests to the relay's own parts: the queue's operations, the status, the explainer, the redactor.
+"""Answers requests from the relay's own parts: operations on the queue, status, explainer, redactor.
 
-Failures of the store come back in the store's words; they are what the operator asked to hear about.
+A failure of the store is answered with ControlError in the store's words.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 
 from zonerelay import __version__
-from zonerelay.control.explain.explain import Explainer
+from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.messages.answers import (
     Acknowledged,
     Address,
     Changed,
     Count,
+    DeliveryRow,
     End,
     Explanation,
+    Families,
+    MessageDetail,
     Pong,
+    Reasons,
     RelayStatus,
     TraceStep,
 )
-from zonerelay.control.messages.part_messages import PartMetrics, PartReadiness
 from zonerelay.control.messages.requests import (
     Explain,
     Filter,
+    PartMetrics,
+    PartReadiness,
     Ping,
     QueueChange,
     QueueCount,
@@ -37,16 +42,16 @@ from zonerelay.control.messages.requests import (
     SpoolAcknowledge,
     Status,
 )
-from zonerelay.control.messages.views import delivery_row, message_detail
-from zonerelay.control.part import PartAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
-from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.families import Family
 
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
@@ -203,3 +208,74 @@ def _queue_filter(wanted: Filter) -> QueueFilter:
         reply_text=wanted.reply_text,
         message_id=None if wanted.message_id is None else MessageId(wanted.message_id),
     )
+
+
+def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:
+    """`message` is `None` when it could not be read: sender and size are then unknown."""
+    last = delivery.last
+    return DeliveryRow(
+        message_id=delivery.message_id,
+        zone=delivery.zone,
+        priority=delivery.priority.value,
+        sender=None if message is None else message.envelope.sender,
+        recipient=delivery.recipient,
+        domain=delivery.domain,
+        state=state.value,
+        created=delivery.created,
+        attempts=delivery.attempts,
+        next_attempt=delivery.next_attempt,
+        size=None if message is None else message.size,
+        reply="" if last is None else str(last.reply),
+        host="" if last is None else last.host,
+        peer="" if last is None else last.peer,
+        last_attempt=None if last is None else last.at,
+        in_doubt=last is not None and last.in_doubt,
+    )
+
+
+def message_detail(message: Message, rows: Iterable[DeliveryRow]) -> MessageDetail:
+    envelope = message.envelope
+    origin = envelope.origin
+    return MessageDetail(
+        message_id=message.id,
+        created=envelope.created,
+        sender=envelope.sender,
+        size=message.size,
+        chunks=message.chunks,
+        body=envelope.body.value,
+        smtputf8=envelope.smtputf8,
+        envid=envelope.envid,
+        client=origin.client_address,
+        helo=origin.helo,
+        protocol=origin.protocol,
+        listener=origin.listener,
+        user=origin.user,
+        tls=origin.tls,
+        recipients_accepted=len(envelope.recipients),
+        headers=message.headers,
+        deliveries=tuple(rows),
+    )
+
+
+class PartAnswers:
+    """What a worker answers to its supervisor, which serves HTTP for all workers.
+
+    `refresh` is awaited before `families`, as before a scrape; `reasons` are those against being ready.
+    """
+
+    def __init__(
+        self,
+        refresh: Callable[[], Awaitable[None]],
+        families: Callable[[], tuple[Family, ...]],
+        reasons: Callable[[], Awaitable[Sequence[str]]],
+    ) -> None:
+        self._refresh = refresh
+        self._families = families
+        self._reasons = reasons
+
+    async def metrics(self) -> Families:
+        await self._refresh()
+        return Families(families=self._families())
+
+    async def ready(self) -> Reasons:
+        return Reasons(reasons=tuple(await self._reasons()))

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from zonerelay import __version__
 from zonerelay.config.settings import Settings
 from zonerelay.config.tables.spool import raised_guard
-from zonerelay.control.explain.explain import Suspended
-from zonerelay.control.explain.source_plans import SourcePlans
-from zonerelay.control.messages.answers import RelayStatus
-from zonerelay.control.messages.standings import DestinationStatus, ZoneStatus
+from zonerelay.control.explain.explainer import Suspended
+from zonerelay.control.explain.sources import SourcePlans
+from zonerelay.control.messages.answers import DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler

@@ -19,8 +19,7 @@ from zonerelay.control.messages.answers import RelayStatus
 from zonerelay.control.messages.requests import Status
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.listening import refuse_live
-from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path, refuse_live
 from zonerelay.process.setup import StartError, prepare_home
 
 LOCK_NAME = "supervisor.lock"

@@ -21,8 +21,8 @@ from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.paths import control_socket_path, limits_socket_path
 from zonerelay.control.socket.server import ControlServer
+from zonerelay.control.socket.socket_file import control_socket_path, limits_socket_path
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
 from zonerelay.config.settings import Settings
-from zonerelay.control.part import PartAnswers
-from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
+from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
@@ -39,7 +39,7 @@ class Endpoints:
         self._readiness = ReadinessCheck(
             probe=store.probe, unhealthy=store.unhealthy, accepting=accepting, draining=draining, clock=clock
         )
-        self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness)
+        self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness.reasons)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
 

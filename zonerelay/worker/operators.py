@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zonerelay.config.settings import Settings
-from zonerelay.control.explain.change_plans import ChangePlans
-from zonerelay.control.explain.explain import Explainer
-from zonerelay.control.explain.rewrite_plans import RewritePlans
-from zonerelay.control.explain.source_plans import SourcePlans
-from zonerelay.control.handler import ControlHandler
-from zonerelay.control.part import PartAnswers
+from zonerelay.control.explain.changes import ChangePlans, RewritePlans
+from zonerelay.control.explain.explainer import Explainer
+from zonerelay.control.explain.sources import SourcePlans
+from zonerelay.control.handler import ControlHandler, PartAnswers
 from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.clock import Clock

@@ -1,0 +1,1 @@
+"""How commands print: tables and JSON, texts for people, a progress bar, exit statuses."""

@@ -1,7 +1,7 @@
 """Where output goes: tables for people on standard output, JSON for scripts, chatter on standard error.
 
-Colour only on a terminal. A pipe gets the same tables, never cut to a width that nobody chose. The only
-module that knows rich, with `patience`.
+Colour only on a terminal. A pipe gets the same tables, never cut to a width. The only
+module that knows rich, with `progress_bar`.
 """
 
 from __future__ import annotations

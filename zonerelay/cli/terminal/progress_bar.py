@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than a second, and for nobody but a person who waits for it."""
+"""A progress bar for a command that takes longer than a second; it is shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DELAY = 1.0
 
 
-class Patience:
+class ProgressBar:
     """Counts frames and shows a bar on standard error from `DELAY` seconds on."""
 
     def __init__(self, text: str, *, enabled: bool = True) -> None:

@@ -75,7 +75,7 @@ def _locked(directory: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        # The rename is durable before anybody is told that it is done.
+        # The rename is durable before the command says that it is done.
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -109,7 +109,7 @@ def _dress(descriptor: int, path: Path) -> None:
     made = os.fstat(descriptor)
     if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
         # Before the mode, because a change of owner clears bits. Refused, it ends the command: a file that
-        # has quietly become somebody else's is one that the relay cannot read.
+        # has quietly changed its owner is one that the relay cannot read.
         _give_back(descriptor, path, old)
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 

@@ -7,10 +7,10 @@
 
 Names are case-sensitive, NFC, and hold neither white space nor a colon. `senders` limit what the user may
 say in MAIL FROM and in the From field; none means any. The `priority` is that of the user's mail; none means
-the listener's. A file with one bad line is bad as a whole: a user
-who is silently missing would be told that the password is wrong.
+the listener's. A file with one bad line is bad as a whole: a user who is silently missing would be told that
+the password is wrong.
 
-Reading only; `credentials_edit` writes. Errors name file and line, and never show a hash.
+This module only reads; `edit` writes. Errors name file and line, and never show a hash.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def parse_line(line: str) -> User | None:
         return None
     name, colon, rest = line.partition(":")
     if not colon:
-        # The line is not shown: it may be half a hash, or a password that somebody wrote down.
+        # The line is not shown: it may be half a hash, or a password.
         raise ValueError(
             "expected name:hash, name:hash:sender,sender or name:hash:senders:priority "
             "(zonerelay user add writes it)"

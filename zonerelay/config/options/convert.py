@@ -1,7 +1,7 @@
-"""From one TOML value to one setting, by the option's `Form`.
+"""Converts one TOML value to one setting, by the option's `Form`.
 
 Each reader takes what tomllib made of the value and raises ValueError with a text that says what
-was expected, with an example. Readers see one value only; what depends on several is in `checks.py`.
+was expected, with an example. Readers see one value only; checks of several are in `tables` and `checks.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.config.options import endpoints, mail_forms, outbound_forms, units
+from zonerelay.config.options import endpoints, forms, units
 from zonerelay.config.options.options import AUTO, Form, Option
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
 
@@ -201,7 +201,7 @@ def _rate(value: object, option: Option) -> units.Rate | None:
 
 
 def _date(value: object, option: Option) -> float:
-    return outbound_forms.date(value)
+    return forms.date(value)
 
 
 _READERS: dict[Form, Callable[[object, Option], object]] = {
@@ -220,25 +220,25 @@ _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.LISTEN: _listen,
     Form.NAME_SERVER: _name_server,
     Form.NETWORK: _network,
-    Form.DOMAIN: _line(mail_forms.domain),
-    Form.HEADER: _line(mail_forms.header),
-    Form.FIELD_NAME: _line(mail_forms.field_name),
-    Form.REMOVED_FIELD: _line(outbound_forms.field_name),
+    Form.DOMAIN: _line(forms.domain),
+    Form.HEADER: _line(forms.header),
+    Form.FIELD_NAME: _line(forms.field_name),
+    Form.REMOVED_FIELD: _line(forms.removed_field),
     Form.FUNCTION: _function,
     Form.FINGERPRINT: _fingerprint,
-    Form.ADDRESS_PATTERN: _line(mail_forms.address_pattern),
-    Form.REPLY: _line(mail_forms.reply),
+    Form.ADDRESS_PATTERN: _line(forms.address_pattern),
+    Form.REPLY: _line(forms.reply),
     Form.RATE: _rate,
     Form.DATE: _date,
-    Form.NEXT_HOPS: _line(outbound_forms.next_hops),
-    Form.SOURCE_NAME: _line(outbound_forms.source_name),
-    Form.IP_ADDRESS: _line(outbound_forms.ip_address),
-    Form.SECRET: _line(outbound_forms.secret),
-    Form.URL: _line(outbound_forms.url),
-    Form.SELECTOR: _line(outbound_forms.selector),
-    Form.REPLACEMENT: _line(outbound_forms.replacement),
-    Form.NEW_FIELD: _line(outbound_forms.new_field),
-    Form.PRIORITY: _line(outbound_forms.priority),
+    Form.NEXT_HOPS: _line(forms.next_hops),
+    Form.SOURCE_NAME: _line(forms.source_name),
+    Form.IP_ADDRESS: _line(forms.ip_address),
+    Form.SECRET: _line(forms.secret),
+    Form.URL: _line(forms.url),
+    Form.SELECTOR: _line(forms.selector),
+    Form.REPLACEMENT: _line(forms.replacement),
+    Form.NEW_FIELD: _line(forms.new_field),
+    Form.PRIORITY: _line(forms.priority),
 }
 
 _ITEMS = {

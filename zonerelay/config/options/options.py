@@ -1,6 +1,6 @@
-"""How one option is written: its form, its range and the reason for its default.
+"""Declares one option: its form, its range and the reason for its default.
 
-An `Option` rides in a dataclass field's metadata; `models.py` declares each setting with one of
+An `Option` rides in a dataclass field's metadata; the modules of `tables` declare each setting with one of
 the makers below. The loader, the error messages and the check of `config/zonerelay.toml` are
 derived from it, so there is no second list of options anywhere.
 """

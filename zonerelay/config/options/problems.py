@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: every problem at once, each with its key and its line.
+"""Collects what is wrong with a configuration: every problem at once, each with its key and its line.
 
 A `Report` collects while the file is read and checked. Nothing here stops at the first problem:
 an operator who corrects a file wants the whole list.

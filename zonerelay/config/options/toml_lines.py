@@ -1,4 +1,4 @@
-"""On which line each key of a TOML document stands: tomllib does not say.
+"""Finds the line of each key of a TOML document, which tomllib does not say.
 
 `line_numbers` reads only documents that tomllib has accepted, so it looks for structure and
 checks nothing. A test compares its paths with tomllib's result over odd and generated documents.

@@ -1,6 +1,6 @@
 """Durations and sizes as people write them: "30s", "5m", "1.5h", "5d"; "64 KB", "50 MB".
 
-A bare number is refused, because nobody can tell seconds from minutes when reading it back;
+A bare number is refused, because a reader cannot tell seconds from minutes;
 only 0 needs no unit. Sizes are powers of 1024. Every parser raises ValueError with a text that
 says what to write instead; every formatter writes what its parser reads back to the same value.
 """

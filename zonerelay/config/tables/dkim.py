@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.options.endpoints import is_domain
+from zonerelay.config.options.forms import date_text
 from zonerelay.config.options.options import (
     Form,
     date,
     path,
     text,
 )
-from zonerelay.config.options.outbound_forms import date_text
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.wording import quoted
 from zonerelay.config.tables.zone import DkimMode, ZoneSettings

@@ -45,7 +45,7 @@ _NEEDED = {
     "received": "it is what ends a mail loop (RFC 5321 6.3)",
     "from": "no message may be without it (RFC 5322 3.6)",
 }
-# Shorter than these, networks are a good part of the Internet, not somebody's own. Networks that cover
+# Shorter than these, networks are a good part of the Internet, not one owner's. Networks that cover
 # everything in pieces (0.0.0.0/1 and 128.0.0.0/1) are put together before they are measured.
 _OPEN_IPV4_PREFIX = 7
 _OPEN_IPV6_PREFIX = 15
@@ -357,7 +357,7 @@ def _lets_somebody_relay(listener: ListenerSettings) -> bool:
 
 
 def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
-    """Whoever is listed here can say that a client is somebody else."""
+    """Refuses open lists of servers in front: those can claim any address for a client."""
     for key, trusted in (
         ("proxy_networks", listener.proxy_networks),
         ("xclient_networks", listener.xclient_networks),

@@ -1,0 +1,1 @@
+"""`zonerelay explain`: how mail for an address would travel; no mail is sent."""

@@ -13,21 +13,170 @@ from __future__ import annotations
 
 import msgspec
 
-from zonerelay.control.messages.part_messages import Families, Reasons
-from zonerelay.control.messages.plans import (
-    ChangePlan,
-    HostPlan,
-    RewritePlan,
-    RouteCheck,
-    SourcePlan,
-    StsPlan,
-    TlsPlan,
-)
 from zonerelay.control.messages.requests import VERSION, Request
-from zonerelay.control.messages.standings import DestinationStatus, SourcePenalty, WorkerStatus, ZoneStatus
+from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
 """One frame holds at most one message with all its recipients; this is far above any of them."""
+
+
+# --- parts of frames, under the same promise ------------------------------------------------------------
+
+
+class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    ready: int
+    active: int
+    deferred: int
+    held: int
+    oldest_seconds: float
+
+
+class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`active` and `waiting` are deliveries in the scheduler's window; the rest of the queue is on disk.
+
+    `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
+    `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+    """
+
+    zone: str
+    destination: str
+    hosts: str
+    active: int
+    waiting: int
+    suspended_until: float | None = None
+    reply: str = ""
+    next_turn: float | None = None
+
+
+class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
+    """A destination (its hosts) has refused a source for its reputation: it is passed over there `until`, or
+    its IPv6 alone.
+    """
+
+    source: str
+    destination: str
+    until: float
+    reply: str
+    ipv6_only: bool = False
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several workers. `problem`: why the one before it ended, or this one does not answer."""
+
+    worker: int
+    pid: int
+    state: str
+    uptime: float
+    restarts: int
+    problem: str = ""
+
+
+class TlsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`because` is who says so: "zone", "destination" or "mta-sts". `dane`: hosts with TLSA records are held
+    to them. `names` and `certificates` are accepted instead of the host's name.
+    """
+
+    mode: str
+    because: str
+    dane: bool = False
+    names: tuple[str, ...] = ()
+    certificates: tuple[str, ...] = ()
+
+
+class StsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The domain's MTA-STS policy. `mode` is "" when none is held; `problem` says why, where there should be
+    one.
+    """
+
+    mode: str = ""
+    policy: str = ""
+    expires: float | None = None
+    mx: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the `sender` or the `recipient` becomes, and `by` what: `rewrite=2` (they count from 1) or `srs`.
+
+    `problem`: RCPT would be refused instead.
+    """
+
+    what: str
+    by: str
+    becomes: str = ""
+    problem: str = ""
+
+
+class ChangePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the zone changes. `sender` is what SRS makes of it, "" where it stays; `removed`, `replaced` and
+    `added` are its rules. `signed_by` are the signatures for the domain `author`, `unsigned` is why there is
+    none, and with `must_sign` mail waits then. `author_assumed`: no From was given, the sender's domain is
+    taken for it.
+    """
+
+    sender: str = ""
+    removed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    author: str = ""
+    author_assumed: bool = False
+    signed_by: tuple[str, ...] = ()
+    unsigned: str = ""
+    must_sign: bool = False
+
+
+class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """An IP address of a host, and ours that packets to it leave from: several, with commas between, where
+    that depends on the message. `problem`: it would not be used.
+    """
+
+    address: str
+    source: str = ""
+    problem: str = ""
+
+
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One MX host, or the next hop. `problem` says why it cannot be used now.
+
+    `tlsa`: the kinds of its TLSA records that its certificate must match, as "3 1 1" (DANE).
+    """
+
+    name: str
+    port: int
+    preference: int
+    addresses: tuple[AddressPlan, ...] = ()
+    problem: str = ""
+    tlsa: tuple[str, ...] = ()
+
+
+class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A source of the zone and its share of the mail. `chosen`: the mail would go out from it; `None` when
+    that depends on the message. `refused_until`: the destination has refused it; it, or its IPv6, is passed
+    over. `absent`: those of its addresses that this machine has not got.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    ehlo_name: str
+    share: float
+    chosen: bool | None = None
+    refused_until: float | None = None
+    refused_reply: str = ""
+    refused_ipv6_only: bool = False
+    absent: tuple[str, ...] = ()
+
+
+class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `[[route]]` says; they count from 1. `unmatched` are the conditions that do not hold."""
+
+    rule: int
+    zone: str
+    matches: bool
+    unmatched: tuple[str, ...] = ()
+
+
+# --- frames -----------------------------------------------------------------------------------------
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -190,6 +339,18 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     priority: str = ""
 
 
+class Families(_Frame, frozen=True, kw_only=True, tag="families"):
+    """The metrics of a worker, for its supervisor. Never printed, so no outside contract."""
+
+    families: tuple[Family, ...]
+
+
+class Reasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
+    """A worker's reasons against being ready, for its supervisor; none is good. No outside contract."""
+
+    reasons: tuple[str, ...]
+
+
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
     """The answer is complete. `more` is true when a limit cut a list short. `missing` names, in words, the
     workers that did not answer, and spools that are damaged: what they have is not in it.
@@ -230,7 +391,7 @@ Frame = (
 
 
 class RequestError(Exception):
-    """The request cannot be read; the text goes back to whoever sent it."""
+    """The request cannot be read; the text goes back to the client that sent it."""
 
 
 class _Preamble(msgspec.Struct):

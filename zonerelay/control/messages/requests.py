@@ -10,8 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from zonerelay.control.messages.part_messages import PartMetrics, PartReadiness
-
 VERSION = 1
 MAX_REQUEST = 64 * 1024
 
@@ -42,7 +40,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forb
 
 
 class Ping(_Request, frozen=True, kw_only=True, tag="ping"):
-    """Is anybody there?"""
+    """Asks whether a relay answers."""
 
 
 class Status(_Request, frozen=True, kw_only=True, tag="status"):
@@ -112,6 +110,14 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
     """Which addresses in the queue a pseudonym from the log stands for."""
 
     pseudonym: str
+
+
+class PartMetrics(_Request, frozen=True, kw_only=True, tag="part-metrics"):
+    """A supervisor asks for every metric of this worker. Never printed, so no outside contract."""
+
+
+class PartReadiness(_Request, frozen=True, kw_only=True, tag="part-readiness"):
+    """A supervisor asks whether this worker is ready for mail. Never printed, so no outside contract."""
 
 
 Request = (

@@ -1,4 +1,4 @@
-"""What goes wrong between an operator and the relay. Every text can be printed as it is."""
+"""Errors of the control channel. Every text can be printed as it is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class ControlError(Exception):
 
 
 class NotRunningError(ControlError):
-    """Nobody answers at the socket."""
+    """No relay answers at the socket."""
 
 
 class NotFoundError(ControlError):
-    """What the request names does not exist, or no longer."""
+    """The message or other thing that the request names does not exist, or no longer exists."""

@@ -18,7 +18,7 @@ from zonerelay.control.messages import answers as messages
 from zonerelay.control.messages.answers import End, Failure, Frame, Progress
 from zonerelay.control.messages.requests import MAX_REQUEST, QueueChange, Request
 from zonerelay.control.socket.errors import ControlError, NotFoundError
-from zonerelay.control.socket.listening import bind, identity
+from zonerelay.control.socket.socket_file import bind, identity
 
 MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0
@@ -32,7 +32,7 @@ Trouble = Callable[[str, BaseException], None]
 
 
 class ClientGone(Exception):
-    """The client left or stopped reading: nobody is there to be told."""
+    """The client left or stopped reading, so the rest of the answer has no reader."""
 
 
 class Answer:
@@ -72,7 +72,7 @@ class Answer:
         """Say that the relay is at work, unless the client has unread frames to look at anyway."""
         if not self.unheard and self._writer.transport.get_write_buffer_size() == 0:
             self._buffer += messages.encode(Progress(done=self.done, total=self.total))
-            # With what was found so far: somebody may be waiting for the first line.
+            # With what was found so far: a person may be waiting for the first line.
             self._writer.write(bytes(self._buffer))
             self._buffer.clear()
 
@@ -169,5 +169,5 @@ class ControlServer:
             work.cancel()
             await asyncio.wait({work})
             if not work.cancelled():
-                work.exception()  # seen: asyncio would complain about one that nobody looked at
+                work.exception()  # seen: asyncio would complain about one that was never looked at
         return work.result()

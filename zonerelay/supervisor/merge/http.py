@@ -15,7 +15,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from zonerelay.admin.health import Readiness
-from zonerelay.control.messages.part_messages import Families, PartMetrics, PartReadiness, Reasons
+from zonerelay.control.messages.answers import Families, Reasons
+from zonerelay.control.messages.requests import PartMetrics, PartReadiness
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.supervisor.merge.control_client import UnansweredError, ask
 from zonerelay.supervisor.merge.relay_state import RelayState

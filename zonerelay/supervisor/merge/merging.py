@@ -6,8 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from zonerelay.control.messages.answers import Changed, Explanation, RelayStatus
-from zonerelay.control.messages.standings import DestinationStatus, SourcePenalty, ZoneStatus
+from zonerelay.control.messages.answers import (
+    Changed,
+    DestinationStatus,
+    Explanation,
+    RelayStatus,
+    SourcePenalty,
+    ZoneStatus,
+)
 
 ONCE_GONE = frozenset({"bounce", "drop"})
 """Verbs after which the next worker of a shared queue finds what is left, not the same again."""

@@ -12,7 +12,7 @@ from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings
 from zonerelay.config.tables.spool import raised_guard
 from zonerelay.control.messages.answers import RelayStatus
-from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.model.clock import Clock
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets

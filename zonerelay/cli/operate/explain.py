@@ -12,8 +12,7 @@ from rich.text import Text
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.plans import ChangePlan, HostPlan, StsPlan
+from zonerelay.control.messages.answers import ChangePlan, Explanation, HostPlan, StsPlan
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.errors import NotRunningError
 
@@ -48,7 +47,7 @@ def explain(arguments: Namespace) -> int:
         found = client_of(settings).ask(request, Explanation)
     except NotRunningError:
         # Apart: asking a running relay needs none of the parts that would carry mail.
-        from zonerelay.cli.queue.explain_offline import offline
+        from zonerelay.cli.operate.explain_offline import offline
 
         found = asyncio.run(offline(settings, request))
     if arguments.json:

@@ -12,11 +12,11 @@ import time
 from argparse import Namespace
 
 from zonerelay.cli.arguments import filter_of
-from zonerelay.cli.queue.read import delivery_table
+from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.cli.terminal.progress_bar import Patience
+from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.control.messages.answers import Changed, Count, DeliveryRow, End
 from zonerelay.control.messages.requests import Filter, QueueChange, QueueCount
 from zonerelay.control.socket.client import ControlClient
@@ -66,9 +66,9 @@ def _somebody_to_ask() -> bool:
 
 def _preview(client: ControlClient, wanted: Filter) -> tuple[int, list[DeliveryRow]]:
     matched, sample = 0, []
-    with Patience("Counting") as patience:
+    with ProgressBar("Counting") as bar:
         for frame in client.stream(QueueCount(filter=wanted, sample=SAMPLE)):
-            patience.saw(frame)
+            bar.saw(frame)
             if isinstance(frame, DeliveryRow):
                 sample.append(frame)
             elif isinstance(frame, Count):
@@ -115,9 +115,9 @@ def _change(client: ControlClient, arguments: Namespace, wanted: Filter) -> Chan
     )
     changed: Changed | None = None
     end = End()
-    with Patience(arguments.verb.capitalize()) as patience:
+    with ProgressBar(arguments.verb.capitalize()) as bar:
         for frame in client.stream(request):
-            patience.saw(frame)
+            bar.saw(frame)
             if isinstance(frame, Changed):
                 changed = frame
             elif isinstance(frame, End):

@@ -1,4 +1,7 @@
-"""Making and removing the control socket's file, with every refusal in words."""
+"""The control socket's file: where it is, how it is made and when it may be removed.
+
+Every refusal is a ControlError that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import socket
 import stat
 from pathlib import Path
 
+from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import ControlError
 
 SOCKET_MODE = 0o600
@@ -22,7 +26,7 @@ def bind(path: Path) -> socket.socket:
     try:
         listener.setblocking(False)
         listener.bind(str(path))
-        # Nobody can connect before listen(), so there is no moment with a wider mode.
+        # No client can connect before listen(), so there is no moment with a wider mode.
         path.chmod(SOCKET_MODE)
     except OSError as error:
         listener.close()
@@ -84,3 +88,31 @@ def _explained(path: Path, error: OSError) -> str:
                 "give the relay's user its directory, or set [admin] socket"
             )
     return f"cannot create the control socket {path}: {error.strerror or error}"
+
+
+MAX_SOCKET_PATH = 107
+"""Linux unix(7): `sun_path` holds 108 octets, the last of which is a NUL."""
+
+SOCKET_NAME = "control.sock"
+LIMITS_NAME = "limits.sock"
+
+
+def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
+    """`[admin] socket`, or `control.sock` beside the spool; that of one of several workers is
+    `control-01.sock`. Raises ControlError when it is too long.
+    """
+    path = (settings.admin.socket or settings.spool.path.parent / SOCKET_NAME).absolute()
+    if worker is not None:
+        path = path.with_name(f"{path.stem}-{worker:02d}{path.suffix}")
+    length = len(bytes(path))
+    if length > MAX_SOCKET_PATH:
+        raise ControlError(
+            f"the control socket's path is {length} bytes long and the system takes {MAX_SOCKET_PATH}: "
+            f"set [admin] socket to a shorter one than {path}"
+        )
+    return path
+
+
+def limits_socket_path(settings: Settings) -> Path:
+    """Where the workers of a relay keep the totals of their limits: beside the control socket."""
+    return control_socket_path(settings, 0).with_name(LIMITS_NAME)

@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
-from zonerelay.cli.files.new_files import refuse_existing, write_new
 from zonerelay.cli.relay import load_settings
+from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.config.options.outbound_forms import selector as read_selector
+from zonerelay.config.options.forms import selector as read_selector
 from zonerelay.config.settings import Settings
 from zonerelay.config.tables.dkim import read_key_file
 from zonerelay.message.dkim.dns_record import Finding, RecordStatus, judge, record_name, record_text, strings

@@ -1,4 +1,4 @@
-"""`queue list`, `queue show` and `queue trace`."""
+"""`queue list`, `queue show`, `queue trace`, and `resolve`, which finds the addresses behind a pseudonym."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rich.text import Text
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import OK
-from zonerelay.cli.terminal.progress_bar import Patience
-from zonerelay.control.messages.answers import DeliveryRow, End, Frame, MessageDetail, TraceStep
-from zonerelay.control.messages.requests import QueueList, QueueShow, QueueTrace
+from zonerelay.cli.terminal.exits import FAILED, OK
+from zonerelay.cli.terminal.progress_bar import ProgressBar
+from zonerelay.control.messages.answers import Address, DeliveryRow, End, Frame, MessageDetail, TraceStep
+from zonerelay.control.messages.requests import QueueList, QueueShow, QueueTrace, Resolve
 
 PAGE = 1000
 """Rows per table: the widths of a table are those of all its rows, so they have to be held."""
@@ -35,9 +35,9 @@ def list_deliveries(arguments: Namespace) -> int:
 
 def _list_json(frames: Iterator[Frame]) -> int:
     end = End()
-    with Patience("Listing the queue", enabled=not sys.stdout.isatty()) as patience:
+    with ProgressBar("Listing the queue", enabled=not sys.stdout.isatty()) as bar:
         for frame in frames:
-            patience.saw(frame)
+            bar.saw(frame)
             if isinstance(frame, DeliveryRow):
                 output.print_line(frame)
             elif isinstance(frame, End):
@@ -69,12 +69,12 @@ class _Rows:
         self.end = End()
 
     def page(self) -> list[DeliveryRow]:
-        with Patience("Looking through the queue") as patience:
-            return list(islice(self._rows(patience), PAGE))
+        with ProgressBar("Looking through the queue") as bar:
+            return list(islice(self._rows(bar), PAGE))
 
-    def _rows(self, patience: Patience) -> Iterator[DeliveryRow]:
+    def _rows(self, bar: ProgressBar) -> Iterator[DeliveryRow]:
         for frame in self._frames:
-            patience.saw(frame)
+            bar.saw(frame)
             if isinstance(frame, DeliveryRow):
                 yield frame
             elif isinstance(frame, End):
@@ -199,3 +199,26 @@ def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
             told = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
             rows.append([text.when(step.at), step.event, told])
     return output.table(columns, rows, cut=("recipient", "detail"))
+
+
+def resolve(arguments: Namespace) -> int:
+    found: list[Address] = []
+    end = End()
+    with ProgressBar("Looking through the queue") as bar:
+        for frame in connect(arguments.config).stream(Resolve(pseudonym=arguments.pseudonym)):
+            bar.saw(frame)
+            if isinstance(frame, Address):
+                found.append(frame)
+            elif isinstance(frame, End):
+                end = frame
+    if arguments.json:
+        for address in found:
+            output.print_line(address)
+    elif found:
+        rows = [(text.clean(each.address), each.role, each.message_id) for each in found]
+        output.console().print(output.table(["address", "role", "message"], rows))
+    if not found:
+        output.chatter().print(
+            "No mail in the queue has this pseudonym: it was delivered since, or the key has changed."
+        )
+    return output.completeness(end) if found else FAILED

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.control.messages.plans import SourcePlan
-from zonerelay.control.messages.standings import SourcePenalty
+from zonerelay.control.messages.answers import SourcePenalty, SourcePlan
 from zonerelay.delivery.source.selection import SourceSelection, SourceStatus
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.nexthop import SiteKey

@@ -1,6 +1,7 @@
-"""For `explain`: what a zone changes in mail before it is sent, and which keys would sign it.
+"""What `explain` says of changes to mail: addresses as it comes in, fields and signatures as it is sent.
 
-The author is the one of `--header 'From: …'`; without that, the envelope sender is taken for him.
+`RewritePlans` covers [[rewrite]] and the reversal of SRS, `ChangePlans` the header rules of a zone, SRS and
+DKIM. The author is that of `--header 'From: …'`; without it, the envelope sender is taken for the author.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import DkimMode, ZoneSettings
-from zonerelay.control.messages.plans import ChangePlan
+from zonerelay.control.messages.answers import ChangePlan
 from zonerelay.message.dkim.authors import author_domain
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, domain_of
@@ -18,6 +19,10 @@ from zonerelay.model.clock import Clock
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
     from zonerelay.message.dkim.signature import DkimKey
+from typing import NamedTuple
+
+from zonerelay.control.messages.answers import RewritePlan
+from zonerelay.inbound.state.rewriting import Place, Rewriting
 
 
 class ChangePlans:
@@ -49,7 +54,7 @@ class ChangePlans:
         return plan if any(changes) else None
 
     def _signatures(self, zone: ZoneSettings, author: str) -> tuple[tuple[str, ...], str]:
-        """Those there would be, or why there is none. Neither where nobody asked for any."""
+        """Returns the signatures there would be, or why there is none; neither where none is asked for."""
         if zone.dkim is DkimMode.OFF:
             return (), ""
         try:
@@ -64,7 +69,7 @@ class ChangePlans:
         return tuple(map(_name, found)), ""
 
     def _sender(self, zone: ZoneSettings, sender: str) -> str:
-        """What SRS makes of it; "" where it stays."""
+        """Returns what SRS makes of the sender; "" where it stays."""
         srs = self._srs() if zone.srs else None
         if srs is None or not sender:
             return ""
@@ -80,8 +85,59 @@ def _name(key: DkimKey) -> str:
 
 
 def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]:
-    """His domain, and whether that is certain."""
+    """Returns the domain of the author, and whether that is certain."""
     given = [value for name, value in headers if name.lower() == "from"]
     if not given:
         return domain_of(Mailbox(sender)) if "@" in sender else "", False
     return author_domain("".join(f"From: {value}\r\n" for value in given).encode()), True
+
+
+SRS = "srs"
+
+
+class Rewritten(NamedTuple):
+    """The recipient and the sender that rewriting leads to, with its steps."""
+
+    recipient: str
+    sender: str
+    plans: tuple[RewritePlan, ...]
+
+
+class RewritePlans:
+    """`rewriting` and `srs` are those of now."""
+
+    def __init__(
+        self, rewriting: Callable[[], Rewriting | None], srs: Callable[[], Srs | None], clock: Clock
+    ) -> None:
+        self._rewriting = rewriting
+        self._srs = srs
+        self._clock = clock
+
+    def of(self, recipient: str, sender: str, *, listener: str, user: str) -> Rewritten:
+        plans: list[RewritePlan] = []
+        recipient = self._reversed(recipient, plans)
+        rewriting = self._rewriting()
+        if rewriting is not None:
+            rewrites = rewriting.of(listener, user)
+            found = []
+            for place, address in ((Place.SENDER, sender), (Place.RECIPIENT, recipient)):
+                other, rule = rewrites.find(place, Mailbox(address))
+                if rule:
+                    plans.append(RewritePlan(what=place.name.lower(), becomes=other, by=f"rewrite={rule}"))
+                found.append(other)
+            sender, recipient = found
+        return Rewritten(recipient, sender, tuple(plans))
+
+    def _reversed(self, recipient: str, plans: list[RewritePlan]) -> str:
+        srs = self._srs()
+        if srs is None:
+            return recipient
+        try:
+            first = srs.reverse(Mailbox(recipient), self._clock.now())
+        except SrsError as error:
+            plans.append(RewritePlan(what="recipient", by=SRS, problem=f"refused with 550 5.1.1: {error}"))
+            return recipient
+        if first is None:
+            return recipient
+        plans.append(RewritePlan(what="recipient", becomes=first, by=SRS))
+        return first

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from zonerelay.cli.files.trial import try_out
+from zonerelay.cli.setup.trial import try_out
 from zonerelay.cli.terminal.text import plural
 from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname

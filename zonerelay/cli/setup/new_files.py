@@ -10,7 +10,10 @@ from zonerelay.cli.terminal.exits import CliError
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """In one piece: whoever reads meanwhile has the old file or the new one. Makes directories."""
+    """Writes a file in one piece: a reader has the old file or the new one. Makes directories.
+
+    Raises CliError.
+    """
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,8 @@
-"""`zonerelay spool`: the spool itself, of a running relay and of one that is stopped."""
+"""`zonerelay spool`: what an operator says of the store itself, with and without a running relay.
+
+`acknowledge` ends the warning about lost mail. `accept-empty` makes the relay believe a store that has lost
+the queue that was known; a relay that refuses the store looks at that decision every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from argparse import Namespace
 
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output
-from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.control.messages.answers import Acknowledged
 from zonerelay.control.messages.requests import SpoolAcknowledge
 from zonerelay.control.socket.errors import NotRunningError
+from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.directory import lock_directory
 from zonerelay.store.leveldb.losses import Losses
@@ -49,3 +54,27 @@ def _acknowledge_in(spool: SpoolSettings, loss: str) -> None:
     except (StoreError, OSError) as error:
         raise CliError(str(error)) from error
     raise CliError(f"no loss {loss} of the spool in {spool.path} waits to be acknowledged")
+
+
+def accept_empty(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    spool = settings.spool
+    place = place_of(spool.backend, redis=settings.redis, postgres=settings.postgres, s3=settings.s3)
+    if not place:
+        raise CliError(
+            f'backend = "{spool.backend.value}" keeps its queue in {spool.path}, which is believed as it is:'
+            " there is nothing to accept",
+            USAGE,
+        )
+    try:
+        forgotten = QueueMark(spool.path, place).forget()
+    except (StoreError, OSError) as error:
+        raise CliError(str(error)) from error
+    if not forgotten:
+        raise CliError(f"this machine knows no queue in {place}: the store is believed as it is already")
+    print(
+        f"The queue {forgotten!r} in {place} is forgotten here: the relay believes the store as it is, at its"
+        " next start, or within seconds if it is running and refuses it. Do the same on each machine that"
+        " shares the store."
+    )
+    return OK

@@ -1,4 +1,4 @@
-"""`explain` where no relay runs: the same parts, made from the configuration for this one look.
+"""Answers `explain` where no relay runs, with the same parts made from the configuration for one question.
 
 Suspensions are a running scheduler's and stay unknown. Nothing is written.
 """
@@ -13,10 +13,9 @@ from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.options.endpoints import parse_listen
 from zonerelay.config.settings import Settings
-from zonerelay.control.explain.change_plans import ChangePlans
-from zonerelay.control.explain.explain import Explainer
-from zonerelay.control.explain.rewrite_plans import RewritePlans
-from zonerelay.control.explain.source_plans import SourcePlans, Untold
+from zonerelay.control.explain.changes import ChangePlans, RewritePlans
+from zonerelay.control.explain.explainer import Explainer
+from zonerelay.control.explain.sources import SourcePlans, Untold
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.delivery.auth.logins import first_for, senders_of

@@ -1,4 +1,4 @@
-"""`explain`: how mail for an address would travel, asked of the very parts that would carry it.
+"""Answers `explain`: how mail for an address would travel, from the very parts that would carry it.
 
 Nothing is sent: DNS is asked as for real mail, and the source address is the zone's, or what the system's
 routing table says. The same code runs inside the relay and, when none runs, in the command line.
@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.options.units import Rate, format_size
 from zonerelay.config.options.wording import did_you_mean, in_words
 from zonerelay.config.settings import ListenerSettings, ZoneSettings
-from zonerelay.control.explain.change_plans import ChangePlans
-from zonerelay.control.explain.rewrite_plans import RewritePlans, Rewritten
-from zonerelay.control.explain.source_plans import SourcePlans, candidates, own_addresses
-from zonerelay.control.explain.terms_plans import (
-    limits_in_force,
-    rates_in_force,
-    sts_plan,
-    tls_plan,
-    too_large_for,
+from zonerelay.control.explain.changes import ChangePlans, RewritePlans, Rewritten
+from zonerelay.control.explain.sources import SourcePlans, candidates, own_addresses
+from zonerelay.control.messages.answers import (
+    AddressPlan,
+    Explanation,
+    HostPlan,
+    RouteCheck,
+    SourcePlan,
+    StsPlan,
+    TlsPlan,
 )
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.delivery.peer.connection_key import Terms
@@ -38,10 +38,18 @@ from zonerelay.message.header.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.priority import Priority
 from zonerelay.routing.addresses import is_private
-from zonerelay.routing.destinations.mx import ExaminedRoute
-from zonerelay.routing.destinations.nexthop import DestinationKey, MxHost, Route, Unroutable
+from zonerelay.routing.destinations.mx import ExaminedRoute, MxRouter
+from zonerelay.routing.destinations.nexthop import (
+    DestinationKey,
+    Limits,
+    MxHost,
+    Route,
+    TlsDemand,
+    Unroutable,
+)
 from zonerelay.routing.dns.answers import TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.mta_sts.policies import PolicyLookup
 from zonerelay.routing.zones.route_rules import Mail
 from zonerelay.routing.zones.zones import Explanation as Choice
 from zonerelay.routing.zones.zones import Zones
@@ -61,22 +69,16 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
     return None
 
 
-class Examiner(Protocol):
-    """What `MxRouter` does."""
-
-    async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute: ...
-
-
 class Explainer:
     """`hostname` is what the relay calls itself, `listeners` are those of now.
 
-    `suspended` knows the scheduler's suspensions, `credential` as whom a zone logs in for a sender.
+    `suspended` knows the scheduler's suspensions, `credential` names the log-in of a zone for a sender.
     """
 
     def __init__(
         self,
         zones: Zones,
-        router: Examiner,
+        router: MxRouter,
         resolver: Resolver,
         *,
         hostname: str,
@@ -274,3 +276,61 @@ def _priority(request: Explain, listener: ListenerSettings | None) -> Priority:
     if request.priority:
         return Priority(request.priority)
     return Priority.NORMAL if listener is None else listener.priority
+
+
+def tls_plan(zone: ZoneSettings, found: ExaminedRoute) -> TlsPlan:
+    answer = found.answer
+    demand = answer.tls_in(zone) if isinstance(answer, Route) else TlsDemand(zone.tls)
+    return TlsPlan(
+        mode=demand.mode.value,
+        because=demand.because,
+        dane=demand.dane,
+        names=demand.names,
+        certificates=demand.certificates,
+    )
+
+
+def sts_plan(found: PolicyLookup | None) -> StsPlan | None:
+    """`None` where no policy is asked for: the zone does not want it, or an entry has the say."""
+    if found is None:
+        return None
+    held = found.held
+    if held is None:
+        return StsPlan(problem=found.problem)
+    policy = held.policy
+    return StsPlan(mode=policy.mode.value, policy=held.id, expires=held.expires, mx=policy.patterns)
+
+
+def _limits(zone: ZoneSettings, found: ExaminedRoute) -> Limits:
+    answer = found.answer
+    return answer.limits_in(zone) if isinstance(answer, Route) else Limits.of_zone(zone)
+
+
+def limits_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, int]:
+    limits = _limits(zone, found)
+    in_force = {
+        "max_connections": zone.max_connections,
+        "max_connections_per_destination": limits.max_connections,
+        "max_recipients_per_transaction": limits.max_recipients_per_transaction,
+        "max_messages_per_connection": limits.max_messages_per_connection,
+    }
+    if zone.max_message_size:
+        in_force["max_message_size"] = zone.max_message_size
+    return in_force
+
+
+def too_large_for(zone: ZoneSettings, size: int | None) -> str:
+    """The reply that a message of this size is returned with; "" if it is not."""
+    if not zone.max_message_size or size is None or size <= zone.max_message_size:
+        return ""
+    most = format_size(zone.max_message_size)
+    return f"552 5.3.4 the message has {size} octets; zone {zone.name} sends no more than {most}"
+
+
+def rates_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, str]:
+    """Those that there are, as they are written in the configuration."""
+    rates: dict[str, Rate | None] = {
+        "max_rate": zone.max_rate,
+        "max_rate_per_destination": _limits(zone, found).max_rate,
+    }
+    return {name: str(rate) for name, rate in rates.items() if rate is not None}

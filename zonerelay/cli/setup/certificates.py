@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from zonerelay.cli.files.new_files import refuse_existing, write_new
 from zonerelay.cli.relay import config_path
+from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.hostname import resolve_hostname
@@ -85,7 +85,7 @@ def issue(names: list[Name], now: datetime.datetime, *, days: int) -> Issued:
         .not_valid_before(start)
         .not_valid_after(start + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        # Not an authority: whoever trusts it trusts this server, and nothing that it might sign.
+        # Not an authority: a client that trusts it trusts this server, and nothing that it might sign.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(identifier, critical=False)

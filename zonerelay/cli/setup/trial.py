@@ -1,8 +1,8 @@
-"""What a start would try, and can be tried without one: the files and the code that a configuration names.
+"""Tries what a start would try and needs no relay: the files and the code that a configuration names.
 
 Problems go into the report, each with its key and its line, as those of the file itself; what is worth a
 thought is returned as notes. An operator's code (a policy, a back-off function) is imported, and a policy
-is made, as at a start. Files are read with the rights of who runs this.
+is made, as at a start. Files are read with the rights of the user who runs the command.
 
 Everything heavy is imported only when the configuration has it: OpenSSL for TLS alone.
 """
@@ -210,7 +210,7 @@ def _backoff(function: str, report: Report) -> None:
 
 
 def _outbox(settings: Settings, report: Report) -> None:
-    """Its secrets. Nobody connects."""
+    """Tries the keys of [outbox]; no connection is made."""
     if not settings.outbox.keys:
         return
     from zonerelay.config.credentials.secrets import SecretError, read_secret

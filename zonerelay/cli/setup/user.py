@@ -2,34 +2,39 @@
 
 The file is `--file`, or what `[auth] credentials` of the configuration names. Everything is asked and hashed
 before the file is locked, and checked again under the lock.
+
+A new password comes from a terminal (asked twice, not shown), from standard input or from random numbers,
+never from the command line, where every user of the machine can read it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import getpass
 import grp
 import os
 import pwd
+import secrets
 import stat
+import sys
 from argparse import Namespace
 from pathlib import Path
 
 import msgspec
 
-from zonerelay.cli.files.new_password import new_password
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.credentials.file import CredentialsError, User
 from zonerelay.model.priority import Priority
-from zonerelay.smtp.server.sasl import prepare_user
+from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
 SERVICE_USER = "zonerelay"
-"""Whom the systemd unit runs the relay as."""
+"""The user that the systemd unit runs the relay as."""
 
 
 class UserRow(msgspec.Struct, kw_only=True):
@@ -171,7 +176,7 @@ def _show(arguments: Namespace, password: str) -> None:
 
 
 def _advise(path: Path, *, made: bool) -> None:
-    """The relay must be able to read the file, and nobody else should."""
+    """Says when the relay cannot read the file, or when other users can."""
     found = path.stat()
     if found.st_mode & stat.S_IROTH:
         _say(f"Every user of this machine can read the hashes: chmod 640 {path}")
@@ -204,3 +209,64 @@ def _name_of_group(gid: int) -> str:
     with contextlib.suppress(KeyError):
         return grp.getgrgid(gid).gr_name
     return str(gid)
+
+
+MIN_PASSWORD = 8
+"""Characters. Shorter ones are found by trying, whatever the hash."""
+
+_GENERATED_OCTETS = 18  # 24 characters, 144 bits
+
+
+def new_password(arguments: Namespace, name: str) -> str:
+    """Raises CliError. A generated one is for the caller to show, once it is in force."""
+    if arguments.generate:
+        return secrets.token_urlsafe(_GENERATED_OCTETS)
+    if arguments.password_stdin:
+        return _checked(_from_input(), name)
+    if not sys.stdin.isatty():
+        raise CliError(
+            "nobody to ask for a password on this input: add --password-stdin to read it from there, "
+            "or --generate to get one",
+            USAGE,
+        )
+    password = _checked(_asked(f"Password for {name}: "), name)
+    if prepare_password(_asked("The same again: ")) != password:
+        raise CliError("the two are not the same; nothing was changed")
+    return password
+
+
+def _asked(prompt: str) -> str:
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:  # Ctrl-D
+        raise CliError("there is no password; nothing was changed") from None
+
+
+def _from_input() -> str:
+    """One line; its line end does not belong to the password."""
+    # Two octets more than fit: a line end, and one to see that there is more.
+    data = sys.stdin.buffer.read(MAX_PASSWORD + 3)
+    try:
+        password = data.decode()
+    except UnicodeDecodeError:
+        password = ""
+    if data and not password:
+        raise CliError("the password is not UTF-8", FAILED)
+    return password.removesuffix("\n").removesuffix("\r")
+
+
+def _checked(password: str, name: str) -> str:
+    if not password:
+        raise CliError("there is no password; nothing was changed")
+    if not all(c.isprintable() or c.isspace() for c in password) or "\n" in password or "\r" in password:
+        raise CliError("a password is one line without control characters; nothing was changed")
+    # What is hashed is what a client's password will be turned into.
+    prepared = prepare_password(password)
+    if len(prepared.encode()) > MAX_PASSWORD:
+        raise CliError(f"a password has at most {MAX_PASSWORD} octets; nothing was changed")
+    if len(prepared) < MIN_PASSWORD or prepared == name:
+        raise CliError(
+            f"too weak: a password needs {MIN_PASSWORD} characters or more and is not the user's name "
+            "(--generate makes a good one); nothing was changed"
+        )
+    return prepared

@@ -12,9 +12,14 @@ from rich.text import Text
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK
-from zonerelay.control.messages.answers import RelayStatus
+from zonerelay.control.messages.answers import (
+    DestinationStatus,
+    RelayStatus,
+    SourcePenalty,
+    WorkerStatus,
+    ZoneStatus,
+)
 from zonerelay.control.messages.requests import Status
-from zonerelay.control.messages.standings import DestinationStatus, SourcePenalty, WorkerStatus, ZoneStatus
 
 MAX_SHOWN = 20
 """Destinations in the table; `--json` has them all."""

@@ -1,0 +1,1 @@
+"""Commands of the daily work: they ask the running relay, or its stores, and change its queue."""

@@ -1,0 +1,1 @@
+"""Commands that set a relay up: they make files, such as keys and users, and check its configuration."""
