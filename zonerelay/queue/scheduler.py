@@ -4,7 +4,7 @@ STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone/pla
 
 - Zones share nothing but the store and the settler → no zone waits for another's destinations.
 - Nothing polls: a zone wakes on new mail, on its earliest due time and on a freed connection
-  → an idle relay costs nothing, and new mail starts within a turn or two of the event loop.
+  → an idle relay costs nothing, and new mail starts within a round or two of the event loop.
 - Mail in zones that the configuration no longer names is served with the default zone's settings
   → no mail is orphaned by an edit of the configuration.
 - An operator's change withdraws its deliveries first and gives them back afterwards
@@ -98,7 +98,7 @@ class Scheduler:
         # Zones whose settings were replaced, while their last attempts end.
         self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
-        self.resumed: Callable[[str], None] = _nobody
+        self.resumed: Callable[[str], None] = _ignore
         """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
         settler.on_postponed(self._postponed)
 
@@ -239,7 +239,7 @@ class Scheduler:
         if self._running and not is_mailbox_zone(queue):
             self.zone(zone_of(queue)).claims.postponed(when, priority_of(queue))
 
-    # Operators
+    # For operators
 
     def withdraw(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
         """Keep the scheduler's hands off deliveries; the ones that may be changed now.
@@ -348,8 +348,8 @@ class Scheduler:
         return zone
 
 
-def _nobody(zone: str) -> None:
-    """Until somebody listens."""
+def _ignore(zone: str) -> None:
+    """The hook before a listener is set."""
 
 
 def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:

@@ -1,5 +1,4 @@
-"""When the next transaction may begin, where the configuration says at most so many in a time. Pure: no
-clock.
+"""Rates: when the next transaction may begin, where the configuration bounds their number in a time. Pure.
 
 All times are readings of a monotonic clock, handed in. Policy:
 
@@ -42,7 +41,7 @@ _NEVER = float("-inf")
 
 
 class Pacer:
-    """The turns at one rate. `last`: of a turn that was taken before it was made."""
+    """The turns at one rate. `last`: the time of a turn that was taken before the pacer was made."""
 
     __slots__ = ("_grace", "_most_pending", "_rate", "interval", "last", "next_start", "next_turn", "pending")
 
@@ -73,7 +72,7 @@ class Pacer:
         return self.pending >= self._most_pending
 
     def is_over(self, now: float) -> bool:
-        """Nothing is lost by starting afresh."""
+        """Whether nothing is lost by starting afresh."""
         return not self.pending and self.due <= now
 
     def start(self, now: float) -> None:
@@ -176,7 +175,7 @@ class Pace:
 
 
 class Ticket:
-    """A batch's way from its start to its turns; `end` when the batch is over."""
+    """Follows one batch from its start to its turns; `end` is called when the batch is over."""
 
     __slots__ = ("_pace", "_pending", "_started", "taken")
 
@@ -200,7 +199,7 @@ class Ticket:
         return self._pace.leased
 
     def arrived(self, now: float) -> None:
-        """Its connection stands."""
+        """The connection of the batch stands."""
         for pacer in self._pending:
             if isinstance(pacer, LeasedTurns):
                 pacer.arrived(now - self._started)
@@ -230,17 +229,17 @@ class Changed(Protocol):
     def __call__(self, site: SiteKey, /, *, earlier: bool) -> None: ...
 
 
-def _nobody(site: SiteKey, /, *, earlier: bool) -> None:
+def _ignore(site: SiteKey, /, *, earlier: bool) -> None:
     """Until a zone listens."""
 
 
 class Rates:
-    """The turns of one zone, and whom to tell of them. Outlives the zone's queue when settings are replaced,
-    or a reload would reset them.
+    """The turns of one zone, of which `changed` is told. They outlive the zone's plan when settings are
+    replaced, or a reload would reset them.
     """
 
     def __init__(self) -> None:
-        self.changed: Changed = _nobody
+        self.changed: Changed = _ignore
         self.used = False
         """Something has ever been limited."""
         self.zone: Pacer | None = None

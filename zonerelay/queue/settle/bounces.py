@@ -1,4 +1,4 @@
-"""Makes the message that reports to a sender, ready to be stored with what it reports.
+"""Makes the delivery status notification for a sender, ready to be stored with the outcomes it reports.
 
 A report goes from the null sender to the original one (RFC 3464 2, RFC 5321 4.5.5) and is an ordinary message
 afterwards: routed, queued and retried like any other. It returns the original's header, or all of it when a
@@ -93,7 +93,7 @@ class DsnMaker:
 
         try:
             submit = made(whole)
-            # Its zone would return it, and nobody is told of a report.
+            # Its zone would return it, and no report is made about a report.
             submit = made(b"") if whole and self._is_too_large(submit) else submit
             return replace(submit, about=tuple(report.delivery.key for report in reports))
         except Exception as error:

@@ -166,7 +166,7 @@ class Attempts:
         self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
         if isinstance(error, MessageNotFoundError | StoreCorruptError):
-            # Kept for whoever repairs the spool. If it was dropped meanwhile, nothing is left to change.
+            # Kept until the spool is repaired. If it was dropped meanwhile, nothing is left to change.
             self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
         else:
             now = self._clock.now()

@@ -1,9 +1,9 @@
-"""Claims the deliveries of one zone: what to ask the store for is `ZonePlan`'s to say, when is decided here.
+"""The claims of one zone: they ask the store for deliveries when there is a reason, as `ZonePlan` says.
 
-One task for the life of the zone. It goes on while there is room and a reason (new mail, a due time, a line
+One task lives as long as the zone. It goes on while there is room and a reason (new mail, a due time, a line
 that has drained), then waits for the next one; nothing is asked of the store when nothing has happened.
 
-Failure: a store that cannot be asked is asked again with back-off, for everything.
+Failure: a store that raises is asked again with back-off, for everything.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ OVERDUE_PAUSE = 1.0
 
 
 class Claims:
-    """What it has claimed is added to `queue`, then `claimed` is called. Its task is one of `tasks`, whose
-    owner ends it; after `stop` what a question still brings is released.
+    """Claimed deliveries are added to the plan, then `claimed` is called. The task is one of `tasks`, whose
+    owner ends it; after `stop` deliveries that a question still brings are released.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One zone at work: does what `ZonePlan` decides. Looks up routes, runs couriers, sets the timers.
+"""A zone at work: it does what its `ZonePlan` decides. It looks up routes, runs couriers and sets the timers.
 
 Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
 call on the queue's plan, so no two tasks ever see it half changed.
@@ -59,9 +59,9 @@ class ZoneParts:
 
 
 class Zone:
-    """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
+    """One zone. Reasons to claim come in by `claims`, `plan` tells what waits; everything else follows.
 
-    `rates`: the zone's, which a runner with newer settings takes over. The mail of a zone that is not served
+    `rates`: the zone's, which a `Zone` with newer settings takes over. The mail of a zone that is not served
     waits in the store: the configuration does not say how it is to be sent.
     """
 
@@ -138,23 +138,23 @@ class Zone:
         await self._attempts.cancel()
 
     async def retire(self, given_back: Callable[[], None]) -> None:
-        """Make way for a runner with other settings: give back what waits, let attempts end. `given_back` is
+        """Make way for a `Zone` with other settings: give back what waits, let attempts end. `given_back` is
         called when others can have what waited.
         """
         self._quit()
         await self._give_up()
         given_back()
-        # Not cancelled: a claim that is cut off would keep its deliveries from the next runner.
+        # Not cancelled: a claim that is cut off would keep its deliveries from the next `Zone`.
         await self._errands.wait(None)
         await self._give_up()
-        # Attempts may take many minutes, and nobody would look for this claim's mail until they have ended.
+        # Attempts may take many minutes, and no zone would look for this claim's mail until they have ended.
         given_back()
         await self._attempts.wait(None)
         async for _ in in_slices(self.plan.clear(), self._clock.monotonic):
             pass
 
     async def _give_up(self) -> None:
-        """Back to the store with what waits."""
+        """Releases everything that waits to the store."""
         async for deliveries in in_slices(self.plan.drain(), self._clock.monotonic):
             self._release(deliveries)
 
