@@ -50,7 +50,6 @@ TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
 Selected = tuple[Delivery, Message | None, DeliveryState]
-_Batch = list[tuple[Delivery, DeliveryState]]
 _Change = Callable[[Delivery], Delivery | None]
 _Act = Callable[[Sequence[DeliveryKey]], Awaitable[int]]
 
@@ -247,7 +246,7 @@ class Operations:
         complete before anything is done to it.
         """
         matcher = Matcher(wanted, self._clock.now())
-        batch: _Batch = []
+        batch: list[tuple[Delivery, DeliveryState]] = []
         began = self._clock.monotonic()
         seen = 0
         active = self._scheduler.active_keys()

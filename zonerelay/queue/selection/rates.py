@@ -22,7 +22,7 @@ All times are readings of a monotonic clock, handed in. Policy:
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from zonerelay.config.options.units import Rate
@@ -95,11 +95,12 @@ class Pacer:
 
 AnyPacer = Pacer | LeasedTurns
 
+Lessor = Callable[[str, str, Rate | None, Rate | None], LeasedTurns]
+"""`lessor(site, line, rate, zone_rate)`: the turns that several workers share."""
 
-class Lessor(Protocol):
-    """Where turns come from that several workers share."""
-
-    def __call__(self, site: str, line: str, rate: Rate | None, zone_rate: Rate | None) -> LeasedTurns: ...
+Changed = Callable[[SiteKey, bool], None]
+"""`changed(site, earlier)`: a batch has taken its first turn (`earlier` is false), or has ended without one:
+others may start earlier then."""
 
 
 class SiteRates:
@@ -171,7 +172,7 @@ class Pace:
         return Ticket(self, now)
 
     def changed(self, *, earlier: bool) -> None:
-        self._rates.changed(self.site.key, earlier=earlier)
+        self._rates.changed(self.site.key, earlier)
 
 
 class Ticket:
@@ -223,23 +224,13 @@ class Ticket:
             self._pace.changed(earlier=True)
 
 
-class Changed(Protocol):
-    """Told when a batch has taken its first turn, or ended without one: others may start `earlier` then."""
-
-    def __call__(self, site: SiteKey, /, *, earlier: bool) -> None: ...
-
-
-def _ignore(site: SiteKey, /, *, earlier: bool) -> None:
-    """Until a zone listens."""
-
-
 class Rates:
     """The turns of one zone, of which `changed` is told. They outlive the zone's plan when settings are
     replaced, or a reload would reset them.
     """
 
     def __init__(self) -> None:
-        self.changed: Changed = _ignore
+        self.changed: Changed = lambda site, earlier: None
         self.used = False
         """Something has ever been limited."""
         self.zone: Pacer | None = None
