@@ -32,8 +32,8 @@ try costs a message a deferral.
 
 PUT_OFF_RATE = 200.0
 """Deliveries a second that are put off for one destination.
-Each costs a write and a line in the log: hundreds of thousands for a dead host would keep other mail from its
-turn after every probe.
+Each costs a write and a line in the log: hundreds of thousands for a dead host would hold up other mail after
+every probe.
 """
 PUT_OFF_MOST = 1000
 """Deliveries that are put off in one suspension; of the others only those whose age demands it."""

@@ -21,7 +21,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   → a newsletter does not delay a password reset, and a flood of those does not starve the newsletter.
 - New mail (`window.py`): in a zone routed by MX much that waits is backlog: new mail alternates with it
   → a hundred thousand fresh messages do not hold up one for an idle host.
-- Restraint (`throttle.py`): while new mail keeps the processor busy, other mail starts at a limited rate
+- Restraint (`backlog_throttle.py`): while new mail keeps the processor busy, other mail starts at a limited rate
   → where the processor is short, a backlog does not slow down what comes in.
 - Shares (`window.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
@@ -218,7 +218,7 @@ class ZonePlan:
         return None
 
     def following(self, work: Work, now: float, tick: float = 0.0) -> Work | None:
-        """As `next_work`, after `finished`: the next batch of the same turn, which has a connection."""
+        """As `next_work`, after `finished`: the next batch of the same visit, which has a connection."""
         if not work.more or work.yields:
             return None
         destination = work.destination
