@@ -154,8 +154,8 @@ class Backlog:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
-        """Up to `limit` deliveries of the oldest message, alternately of fresh ones and others; the backlog must
-        not be empty. `domains`: how many of a message go together although they are apart.
+        """Up to `limit` deliveries of the oldest message, alternately of fresh and of other mail. One must
+        wait. `domains`: how many of a message go together although they are apart.
         """
         is_again = bool(self._again) and (self._again_is_next or not self._fresh)
         self._again_is_next = not is_again
