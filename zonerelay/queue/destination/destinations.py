@@ -59,7 +59,7 @@ class Site:
 
     Several have the same hosts and other terms (another TLS demand, other limits). A line's limit counts the
     transactions of all lines there whose limit is no larger: lines with equal limits share it, a line never
-    exceeds its own, and all together never the largest. `blocked` are lines that were visited and found no room.
+    exceeds its own, and all together never the largest. `blocked` are lines that found no room.
     """
 
     __slots__ = ("_counts", "blocked", "key", "lines")

@@ -21,8 +21,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   → a newsletter does not delay a password reset, and a flood of those does not starve the newsletter.
 - New mail (`window.py`): in a zone routed by MX much that waits is backlog: new mail alternates with it
   → a hundred thousand fresh messages do not hold up one for an idle host.
-- Restraint (`backlog_throttle.py`): while new mail keeps the processor busy, other mail starts at a limited rate
-  → where the processor is short, a backlog does not slow down what comes in.
+- Throttle (`backlog_throttle.py`): while new mail keeps the processor busy, other mail starts at a limited
+  rate → where the processor is short, a backlog does not slow down what comes in.
 - Shares (`window.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
 - Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
