@@ -29,7 +29,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
 from zonerelay.queue.contract import ChooseZone, NotifyZone
-from zonerelay.queue.settle.bounces import DsnError, DsnMaker
+from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
     Disposition,
@@ -339,7 +339,7 @@ class Settler:
                 continue
             try:
                 reports.append(await self._report(kind, message, owed))
-            except DsnError as error:
+            except ReportError as error:
                 self._events.trouble("queue.report", error, message_id=message.id)
                 now = self._clock.now()
                 dispositions = [unreported(c, now) if c.report is kind else c for c in dispositions]
