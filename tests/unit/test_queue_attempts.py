@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import cast
 
 import pytest
@@ -14,11 +15,12 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome
-from zonerelay.queue.contract import Courier
+from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import Destination, Site, Work
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone import attempts as module
 from zonerelay.queue.zone.attempts import Attempts
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.store.contract import QueueStore
 
 
@@ -29,13 +31,18 @@ class Carried(Attempts):
         clock = ManualClock()
         super().__init__(
             ZoneSettings(),
-            store=store,
-            courier=cast("Courier", None),
-            settler=cast("Settler", None),
-            events=make_events(Sink(), clock),
-            clock=clock,
-            following=following,
-            finished=lambda work, _: self.finished.append(work),
+            ZoneParts(
+                store=store,
+                router=cast("Router", None),
+                courier=cast("Courier", None),
+                settler=cast("Settler", None),
+                retry=RetrySettings(),
+                events=make_events(Sink(), clock),
+                clock=clock,
+                random=Random(1),
+            ),
+            following,
+            lambda work, _: self.finished.append(work),
         )
         self.finished: list[Work] = []
         self.carried: list[tuple[Work, asyncio.Task[object] | None]] = []

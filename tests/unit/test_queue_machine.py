@@ -343,7 +343,7 @@ class Plans(RuleBasedStateMachine):
     def _release(self, each: Delivery) -> None:
         self.ready[each.key] = self.claimed.pop(each.key)
 
-    def _changed(self, site: SiteKey, /, *, earlier: bool) -> None:
+    def _changed(self, site: SiteKey, earlier: bool) -> None:
         self.runner.queue.turns_changed(site, self.now, earlier=earlier)
 
     def _route(self, domain: str) -> Route:

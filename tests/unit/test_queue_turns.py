@@ -45,7 +45,7 @@ class Plan:
         self.works: list[Work] = []
         self._number = 0
 
-    def _changed(self, site: SiteKey, /, *, earlier: bool) -> None:
+    def _changed(self, site: SiteKey, earlier: bool) -> None:
         self.queue.turns_changed(site, NOW, earlier=earlier)
 
     def domain(self, name: str, site: str = "", limits: Limits | None = None) -> None:

@@ -133,7 +133,7 @@ def test_with_a_slow_rate_one_at_a_time_starts() -> None:
 def test_a_batch_that_ends_without_a_turn_gives_its_start_back() -> None:
     found = pace(Rates(), parse_rate("1/1h"))
     told: list[tuple[SiteKey, bool]] = []
-    found._rates.changed = lambda site, /, *, earlier: told.append((site, earlier))
+    found._rates.changed = lambda site, earlier: told.append((site, earlier))
     ticket = found.start(10.0)
     ticket.end()
     ticket.end()

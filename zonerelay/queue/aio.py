@@ -24,7 +24,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tasks:
-    """A set of running tasks. A TaskGroup would end them all when one fails; here each stands alone."""
+    """A set of running tasks. Unlike in a TaskGroup, the others go on when one fails."""
 
     def __init__(self, where: str, events: Events) -> None:
         self._where = where
@@ -40,7 +40,7 @@ class Tasks:
         task.add_done_callback(self._ended)
 
     async def wait(self, timeout: float | None) -> bool:
-        """Until every task has ended, those started meanwhile included; false when the time is over first."""
+        """Waits until every task has ended, also those started meanwhile; false after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while self._running:
@@ -51,7 +51,7 @@ class Tasks:
         return True
 
     async def cancel(self) -> None:
-        """Cancel what is left and wait until it has ended."""
+        """Cancels the tasks that are left and waits until they have ended."""
         while self._running:
             for task in self._running:
                 task.cancel()
@@ -64,7 +64,7 @@ class Tasks:
 
 
 class Once:
-    """Runs a callable at the next turn of the loop, however often it is asked to until then."""
+    """Runs a callable once in the next round of the loop, however often it is asked to until then."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -81,7 +81,7 @@ class Once:
 
 
 class Linger:
-    """Runs a callable after `seconds`, or `now`; once for all who asked until then."""
+    """Runs a callable after `seconds`, or `now`: once for all calls of `soon` until then."""
 
     def __init__(self, seconds: float, call: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -103,7 +103,7 @@ class Linger:
 
 
 class Slices:
-    """One slice in each turn of the loop, for all tasks that share this."""
+    """Long work on the event loop: one slice of `SLICE` seconds a round, for all tasks that share this."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -111,8 +111,8 @@ class Slices:
         self._until = 0.0
 
     async def next(self) -> None:
-        """Before each piece of work: waits for the next turn of the loop when this one's slice is used up."""
-        while self._is_open and self._monotonic() >= self._until:  # noqa: ASYNC110 - for a turn, not an event
+        """Waits, before a piece of work, for the loop to come round when this round's slice is used up."""
+        while self._is_open and self._monotonic() >= self._until:  # noqa: ASYNC110 - for a round of the loop, not an event
             await asyncio.sleep(0)
         if not self._is_open:
             self._is_open = True
@@ -125,9 +125,9 @@ class Slices:
 
 
 async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> AsyncIterator[_Step]:
-    """Each step's result; whoever takes them does its part of the work within the slice.
+    """Yields each step's result; what the caller does with it counts to the slice.
 
-    What the work is about may change between two slices.
+    The data that the steps are about may change between two slices.
     """
     slices = Slices(monotonic)
     for step in steps:
@@ -136,11 +136,11 @@ async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> A
 
 
 class Alarm:
-    """Calls `ring` when the clock, read with `now`, has reached the earliest time it was set to."""
+    """Calls `call` when the clock, read with `now`, has reached the earliest time it was set to."""
 
-    def __init__(self, now: Callable[[], float], ring: Callable[[], None]) -> None:
+    def __init__(self, now: Callable[[], float], call: Callable[[], None]) -> None:
         self._now = now
-        self._round_robin = ring
+        self._call = call
         self._when: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -168,7 +168,7 @@ class Alarm:
             self._arm()
             return
         self._when = None
-        self._round_robin()
+        self._call()
 
 
 class Timers(Generic[_Key]):
@@ -201,7 +201,7 @@ class Timers(Generic[_Key]):
 
 @asynccontextmanager
 async def closing(stream: AsyncIterator[_Item]) -> AsyncIterator[AsyncIterator[_Item]]:
-    """Stores promise iterators; most are generators, which hold a snapshot until they are closed."""
+    """Closes a store's stream on leaving. Most streams are generators, which hold a snapshot until closed."""
     try:
         yield stream
     finally:

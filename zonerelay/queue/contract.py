@@ -1,6 +1,6 @@
-"""What the scheduler needs from others, declared here and satisfied structurally.
+"""The contract between the queue, routing and delivery.
 
-The queue imports neither the delivery nor the inbound side; they meet in these values.
+The queue imports neither delivery nor inbound: they satisfy the protocols that are declared here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NotifyZone = Callable[[str], None]
 
 
 class ChooseZone(Protocol):
-    """Which zone delivers to each recipient of a message of our own making."""
+    """Chooses the zone that delivers to each recipient of a message that the relay makes."""
 
     def __call__(self, envelope: Envelope, /, *, headers: Sequence[tuple[str, str]], size: int) -> ZoneOf: ...
 
@@ -32,8 +32,8 @@ class Batch:
     """Deliveries of one message that go to one destination in one transaction.
 
     Where there is a `turn`, it is taken before each transaction. `rcptdomainmax`: of how many domains on a
-    connection the peer takes recipients (RFC 9422), where it has said so. `more`: the next batch is likely to
-    be for the same destination, and to come at once.
+    connection the peer takes recipients (RFC 9422), where it has announced that. `more`: the next batch is
+    likely to be for the same destination, and to come at once.
     """
 
     zone: ZoneSettings
@@ -49,8 +49,8 @@ class Courier(Protocol):
     """Carries one batch to one of the route's hosts."""
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """One outcome per delivery, in order. Raises nothing but CancelledError: unknown trouble
-        is a deferral. Outcomes of scope HOST mean that no host of the route would talk.
+        """Returns one outcome per delivery, in order. Raises nothing but CancelledError: unknown trouble
+        is a deferral. Outcomes of scope HOST mean that no host of the route answered.
         """
 
 
@@ -58,7 +58,7 @@ class Router(Protocol):
     """Finds the hosts for a domain."""
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
-        """Hosts for a domain, from cache when fresh. Raises nothing but CancelledError.
+        """Returns the hosts for a domain, from a cache while it is fresh. Raises nothing but CancelledError.
 
         A zone with a `next_hop` has one route for every domain; the scheduler then passes `""`.
         """

@@ -4,7 +4,7 @@ STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone/pla
 
 - Zones share nothing but the store and the settler → no zone waits for another's destinations.
 - Nothing polls: a zone wakes on new mail, on its earliest due time and on a freed connection
-  → an idle relay costs nothing, and new mail starts within a turn or two of the event loop.
+  → an idle relay costs nothing, and new mail starts within a round or two of the event loop.
 - Mail in zones that the configuration no longer names is served with the default zone's settings
   → no mail is orphaned by an edit of the configuration.
 - An operator's change withdraws its deliveries first and gives them back afterwards
@@ -31,8 +31,9 @@ from zonerelay.queue.destination.destinations import DestinationStatus
 from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW
-from zonerelay.queue.zone.zone import Zone, ZoneParts
+from zonerelay.queue.zone.zone import Zone
 from zonerelay.routing.destinations.nexthop import DestinationKey
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
@@ -75,7 +76,7 @@ class Scheduler:
         self._events = events
         self._window = window
         self._throttle_timer = None if busy is None else ThrottleTimer(busy, self._unthrottled)
-        self._around = ZoneParts(
+        self._parts = ZoneParts(
             store=store,
             router=router,
             courier=courier,
@@ -98,7 +99,7 @@ class Scheduler:
         # Zones whose settings were replaced, while their last attempts end.
         self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
-        self.resumed: Callable[[str], None] = _nobody
+        self.resumed: Callable[[str], None] = _ignore
         """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
         settler.on_postponed(self._postponed)
 
@@ -135,7 +136,7 @@ class Scheduler:
         `other_routes` nothing that the router has said so far is used any longer.
         """
         self._default = _default(zones)
-        self._around = replace(self._around, retry=retry)
+        self._parts = replace(self._parts, retry=retry)
         wanted = {zone.name: zone for zone in zones} | self._provided
         for name in (*wanted, *(self._zones.keys() - wanted.keys())):
             wanted_settings = wanted.get(name) or self._implied(name)
@@ -161,7 +162,7 @@ class Scheduler:
     def _is_in_force(self, zone: Zone, settings: ZoneSettings | None, other_routes: bool) -> bool:
         if settings is None:
             return True
-        return not other_routes and zone.settings == settings and zone.retry == self._around.retry
+        return not other_routes and zone.settings == settings and zone.retry == self._parts.retry
 
     def provide(self, settings: ZoneSettings) -> None:
         """Serve a zone that the configuration does not name by these settings from now on."""
@@ -239,7 +240,7 @@ class Scheduler:
         if self._running and not is_mailbox_zone(queue):
             self.zone(zone_of(queue)).claims.postponed(when, priority_of(queue))
 
-    # Operators
+    # For operators
 
     def withdraw(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
         """Keep the scheduler's hands off deliveries; the ones that may be changed now.
@@ -340,16 +341,16 @@ class Scheduler:
         return sum(counts[queue].total for queue in queues_of(zone) if queue in counts)
 
     def _make(self, settings: ZoneSettings, *, is_served: bool = True) -> Zone:
-        rates, limits = self._rates[settings.name], self._around.limits
+        rates, limits = self._rates[settings.name], self._parts.limits
         if limits is not None:
             rates.lessor = partial(limits.turns, settings.name)
-        zone = Zone(settings, self._around, rates, window=self._window, is_served=is_served)
+        zone = Zone(settings, self._parts, rates, window=self._window, is_served=is_served)
         zone.plan.withdraw([key for key in self._withdrawn if zone_of(key.queue) == settings.name])
         return zone
 
 
-def _nobody(zone: str) -> None:
-    """Until somebody listens."""
+def _ignore(zone: str) -> None:
+    """The hook before a listener is set."""
 
 
 def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:

@@ -115,9 +115,9 @@ class Backlog:
 
     __slots__ = (
         "_again",
+        "_again_is_next",
         "_apart",
         "_fresh",
-        "_turn_of_again",
         "domains",
         "is_new",
         "passed_over",
@@ -129,7 +129,7 @@ class Backlog:
         # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
         self._fresh: Row | None = None
         self._again: Row | None = None
-        self._turn_of_again = False
+        self._again_is_next = False
         self.waiting = 0
         self.domains = domains
         self.is_new = False
@@ -154,11 +154,11 @@ class Backlog:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
-        """Up to `limit` deliveries of the oldest message, of fresh ones and others by turns; the backlog must
-        not be empty. `domains`: how many of a message go together although they are apart.
+        """Up to `limit` deliveries of the oldest message, alternately of fresh and of other mail. One must
+        wait. `domains`: how many of a message go together although they are apart.
         """
-        is_again = bool(self._again) and (self._turn_of_again or not self._fresh)
-        self._turn_of_again = not is_again
+        is_again = bool(self._again) and (self._again_is_next or not self._fresh)
+        self._again_is_next = not is_again
         row = self._again if is_again else self._fresh
         assert row is not None
         taken = row.take(limit, domains)
@@ -243,7 +243,7 @@ class Line:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Priority, tuple[Delivery, ...]]:
-        """Up to `limit` deliveries of the oldest message of the priority whose turn it is. One must wait.
+        """Up to `limit` deliveries of the oldest message of the priority that goes next. One must wait.
         `domains`: as in `Backlog.take`.
         """
         backlogs = self._backlogs

@@ -59,7 +59,7 @@ class Site:
 
     Several have the same hosts and other terms (another TLS demand, other limits). A line's limit counts the
     transactions of all lines there whose limit is no larger: lines with equal limits share it, a line never
-    exceeds its own, and all together never the largest. `blocked` are lines that had their turn and no room.
+    exceeds its own, and all together never the largest. `blocked` are lines that found no room.
     """
 
     __slots__ = ("_counts", "blocked", "key", "lines")
@@ -184,13 +184,13 @@ class Work:
     seconds: float = 0.0
     """How long the attempt took, once it is over."""
     number: int = 1
-    """In its turn (`round_robin.py`): the first may have to open a connection, which the others use."""
+    """In its visit (`round_robin.py`): the first may have to open a connection, which the others use."""
     used: float = 0.0
-    """Seconds of its turn that were used before, without those of the first."""
+    """Seconds of its visit that were used before, without those of the first."""
     more: bool = False
-    """The turn may go on after it."""
+    """The visit may go on after it."""
     yields: bool = False
-    """The turn is over: it reached out to nobody, or another line waits for room at the hosts."""
+    """The visit is over: the batch reached no peer, or another line waits for room at the hosts."""
 
     @property
     def message_id(self) -> MessageId:

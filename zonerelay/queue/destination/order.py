@@ -78,7 +78,7 @@ class FairQueue(Generic[_Line]):
         return bool(self._fresh or self._other or self._first)
 
     def append(self, waiting: _Line, *, new: bool = False) -> None:
-        """`new`: nothing of the line waited or was under way when its mail came; it counts for fresh mail."""
+        """`new`: nothing of it waited or was under way when its mail came; used for fresh mail alone."""
         if waiting.has_fresh:
             self._fresh.append(waiting, new=new)
         else:

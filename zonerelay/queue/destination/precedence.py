@@ -1,10 +1,9 @@
-"""Who goes next among priorities: what is urgent first, and nothing waits for ever. Pure.
+"""Precedence among priorities: urgent mail goes first, and no mail waits for ever. Pure.
 
-Weighted turns (stride scheduling, Waldspurger and Weihl 1995): while all of them have something, of 31 turns
-25 are high, 5 normal and 1 bulk. One that had nothing for a while saves nothing up, and one that comes new
-has its turn at once or after the one that is on: so urgent mail is hardly delayed by a long bulk queue, and
-bulk
-mail moves on, slowly, under a flood of urgent mail.
+Stride scheduling (Waldspurger and Weihl 1995): while all priorities have mail, of 31 picks 25 are high, 5
+normal and 1 bulk. A priority that had no mail for a while saves nothing up, and one that gets mail is picked
+at once or after the present one. So a long bulk queue hardly delays urgent mail, and bulk mail moves on,
+slowly, under a flood of urgent mail.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ STRIDE = {Priority.HIGH: 1, Priority.NORMAL: 5, Priority.BULK: 25}
 
 
 class Precedence:
-    """The turns at one place: a line, the ring of a zone, its claims."""
+    """The order of priorities at one place: a line, the round robin of a zone, its claims."""
 
     __slots__ = ("_at", "_now")
 
@@ -26,7 +25,7 @@ class Precedence:
         self._now = 0
 
     def pick(self, waiting: Iterable[Priority]) -> Priority:
-        """Whose turn it is; that turn is used up. There must be one that waits."""
+        """Picks one of the priorities that wait; there must be one."""
         now, places = self._now, self._at
         # The stride breaks ties: what is urgent goes first.
         at, stride, chosen = min((max(places.get(each, 0), now), STRIDE[each], each) for each in waiting)

@@ -1,4 +1,4 @@
-"""Which part of a zone's connections may be held by destinations that do not answer, or take long. Pure.
+"""Probation: the part of a zone's connections for destinations that do not answer, or take long. Pure.
 
 A host that accepts connections and says nothing keeps each for minutes, one that takes messages and does not
 say so for ten, and a tarpit answers in the end. So in a zone routed by MX destinations have a standing:
@@ -9,9 +9,9 @@ say so for ten, and a tarpit answers in the end. So in a zone routed by MX desti
 - SLOW: it answered the last attempt, after more than `LONG` seconds.
 
 Of the zone's connections NEW ones have five eighths, FAILING ones a quarter, and an eighth while new ones
-wait, FAILING and SLOW ones half, all of them three quarters. Who finds no room waits here; the next
-connection that is given back goes to those that wait by turns: to new ones with fresh mail, new ones without
-it, failing and slow ones.
+wait, FAILING and SLOW ones half, all of them three quarters. A destination without room waits here; the next
+connection that is given back goes to those that wait, in rotation: to new ones with fresh mail, new ones
+without it, failing and slow ones.
 
 Promise: QUICK destinations always find a quarter of the zone's connections free of all others; NEW ones a
 quarter free of those that are known to be slow or to fail. NEW ones come before FAILING ones: when thousands
@@ -19,8 +19,8 @@ of domains die together, the attempts at them would else hold what every host ne
 yet (seen in ten million simulated deliveries: the queue never became shorter again).
 
 Where workers share the zone's connections each goes by its part of them, or together they would have all.
-Who was admitted and waits until its worker is given a connection for it counts as if it had one: or those
-connections would come for destinations that may not use them.
+A destination that was admitted and waits until its worker is given a connection counts as if it had one: or
+those connections would come for destinations that may not use them.
 
 When thousands of domains have died together, the suspensions of many are over while few connections are for
 such. What is claimed for them would fill the window with mail that cannot go. So once the window is half full
@@ -43,7 +43,7 @@ KNOWN = 20_000
 
 
 class Probation:
-    """Of one zone; `most` is what it may have."""
+    """The probation of one zone, which may have `most` connections."""
 
     def __init__(self, most: int) -> None:
         self.resize(most)
@@ -55,7 +55,7 @@ class Probation:
             (Standing.FAILING, {}),
             (Standing.SLOW, {}),
         )
-        self._turn = 0
+        self._at = 0
         self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
 
     def resize(self, most: int) -> None:
@@ -66,15 +66,15 @@ class Probation:
         self._three_quarters = max(1, most * 3 // 4)
 
     def __bool__(self) -> bool:
-        """Somebody waits."""
+        """A destination waits."""
         return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
-        """It may start another transaction, as far as this goes."""
+        """Whether it may start another transaction, as far as probation goes."""
         return destination in self._wishing or self._has_room(destination.standing)
 
     def is_full(self, destination: Destination) -> bool:
-        """It has as many as a destination may have before it answers."""
+        """Whether it has as many as a destination may have before it answers."""
         return not destination.suspension.is_proven and destination.active >= self.first
 
     def _has_room(self, kind: Standing) -> bool:
@@ -95,7 +95,7 @@ class Probation:
         return bool(self._rows[0][1] or self._rows[1][1])
 
     def put_aside(self, destination: Destination) -> None:
-        """It was not admitted."""
+        """Keeps a destination that was not admitted."""
         kind = destination.standing
         if kind is Standing.NEW:
             row = self._rows[0 if destination.has_fresh else 1][1]
@@ -104,18 +104,18 @@ class Probation:
         row[destination] = None
 
     def sort(self) -> None:
-        """What was fresh may be backlog now."""
+        """Sorts anew: fresh mail may be backlog now."""
         fresh, other = self._rows[0][1], self._rows[1][1]
         for destination in [each for each in fresh if not each.has_fresh]:
             del fresh[destination]
             other[destination] = None
 
-    def next(self, has_turn: Callable[[Destination], bool]) -> Destination | None:
-        """One that was put aside, would be admitted now, and has a turn."""
+    def next(self, may_go: Callable[[Destination], bool]) -> Destination | None:
+        """A destination that was put aside, would be admitted now, and may go; it is no longer aside."""
         for _ in self._rows:
-            kind, row = self._rows[self._turn]
-            self._turn = (self._turn + 1) % len(self._rows)
-            if row and self._has_room(kind) and has_turn(destination := next(iter(row))):
+            kind, row = self._rows[self._at]
+            self._at = (self._at + 1) % len(self._rows)
+            if row and self._has_room(kind) and may_go(destination := next(iter(row))):
                 del row[destination]
                 return destination
         return None
@@ -159,7 +159,7 @@ class Probation:
     # What outlives the destinations
 
     def remember(self, destination: Destination) -> None:
-        """It is about to be forgotten."""
+        """Keeps what is known of a destination that is about to be forgotten."""
         kind = destination.standing
         if kind is Standing.QUICK or kind is Standing.SLOW:
             self._past[destination.key] = destination.is_slow
@@ -167,7 +167,7 @@ class Probation:
                 self._past.popitem(last=False)
 
     def recall(self, destination: Destination) -> None:
-        """It is back."""
+        """Gives a destination that is back what was known of it."""
         is_slow = self._past.pop(destination.key, None)
         if is_slow is not None:
             destination.suspension.is_proven, destination.is_slow = True, is_slow

@@ -1,8 +1,9 @@
-"""Which domains' routes are asked for next. Pure.
+"""The look-ups of routes: which domains are asked for next. Pure.
 
-A bounded number is under way. Domains of urgent mail come first; those of fresh mail and those of mail that
-has been put off take turns (`order.py`), so that a list for ten thousand domains does not stand before the
-mail of others. A domain that waits already when fresh or urgent mail comes for it is put there as well.
+A bounded number of look-ups is under way. Domains of urgent mail come first; those of fresh mail and those of
+mail that has been put off alternate (`order.py`), so that a list for ten thousand domains does not stand
+before the mail of others. A domain that waits already when fresh or urgent mail comes for it is put there as
+well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KNOWN = 10_000
 
 
 class LookUps:
-    """Of one zone."""
+    """The look-ups of one zone."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[Unrouted] = FairQueue()
@@ -32,7 +33,7 @@ class LookUps:
         self._again_under_way: set[str] = set()
 
     def want(self, line: Unrouted) -> None:
-        """Something has come for the domain."""
+        """Mail has come for the domain of the line."""
         if line.is_looked_up:
             return
         if not self._failed.keys().isdisjoint(line.domains):
@@ -47,7 +48,7 @@ class LookUps:
         line.sought = True
 
     def sort(self) -> None:
-        """What was fresh may be backlog now."""
+        """Sorts anew: fresh mail may be backlog now."""
         for line in self._waiting.sort():
             line.sought_fresh = False
 
@@ -89,6 +90,6 @@ class LookUps:
         return self._under_way > 0
 
     def clear(self) -> None:
-        """Nothing waits any more."""
+        """Forgets the domains that wait."""
         self._waiting.clear()
         self._again.clear()

@@ -1,4 +1,4 @@
-"""Whether a destination may be connected to now. Pure: no clock, no timers, `now` is a parameter.
+"""The suspension of a destination: whether it may be connected to now. Pure: `now` is a parameter.
 
     open ──a batch finds no host that talks──▶ suspended ──its time is over──▶ probing ──success──▶ open
                                                    ▲                              │
@@ -32,8 +32,8 @@ try costs a message a deferral.
 
 PUT_OFF_RATE = 200.0
 """Deliveries a second that are put off for one destination.
-Each costs a write and a line in the log: hundreds of thousands for a dead host would keep other mail from its
-turn after every probe.
+Each costs a write and a line in the log: hundreds of thousands for a dead host would hold up other mail after
+every probe.
 """
 PUT_OFF_MOST = 1000
 """Deliveries that are put off in one suspension; of the others only those whose age demands it."""
@@ -65,7 +65,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     """Deliveries, since the suspension began."""
     epoch: int = 0
     is_proven: bool = False
-    """What was heard last from a peer was an answer, for somebody's mail."""
+    """The last that was heard from a peer was an answer, about some mail."""
     reply: Reply | None = None
 
     def is_suspended(self, now: float) -> bool:

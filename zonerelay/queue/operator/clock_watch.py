@@ -35,7 +35,7 @@ class ClockWatch:
         self._clock = clock
         self._tasks = Tasks("queue.clock", events)
         self._ahead = self._difference()
-        """How far the wall clock is in front of the monotonic one, at the last look."""
+        """Seconds by which the wall clock was ahead of the monotonic one at the last look."""
         self._is_suspect = False
 
     def start(self, last: MessageId | None) -> None:

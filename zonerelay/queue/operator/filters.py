@@ -1,4 +1,4 @@
-"""Which deliveries an operator means. Pure; addresses are compared without regard to case."""
+"""Selects the deliveries that an operator means. Pure; addresses are compared without regard to case."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Matcher:
         self._reply_text = None if wanted.reply_text is None else wanted.reply_text.casefold()
         self.needs_message = wanted.sender is not None
         self.recipient: Callable[[str], bool] = everybody
-        """Whether deliveries to somebody may match at all."""
+        """Whether deliveries to a recipient may match at all."""
         if self._recipient is not None or self._domain is not None:
             self.recipient = self._matches_recipient
 
     def matches(self, delivery: Delivery, state: DeliveryState) -> bool:
-        """Everything but the sender, which is the message's."""
+        """Whether a delivery matches, its sender apart, which only the message has."""
         wanted = self._wanted
         return (
             (wanted.zone is None or delivery.zone == wanted.zone)

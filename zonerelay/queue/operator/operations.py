@@ -1,4 +1,4 @@
-"""What operators do to the queue: list, show, trace, retry, hold, release, bounce, drop.
+"""The verbs of operators on the queue: list, show, trace, retry, hold, release, bounce, drop.
 
 Policy: deliveries on their way at this moment are left alone and counted as `busy`. Every change is durable
 when its verb returns, in batches of `BATCH`, so a verb over a huge queue neither blocks the loop nor holds
@@ -8,8 +8,8 @@ it in memory; when it fails or is cancelled half-way, the finished batches stay 
   suspension of their destinations is lifted; held ones stay held.
 - hold: nothing is attempted until release; survives restarts; held deliveries do not expire.
 - release: held deliveries become due now; those that their senders hold back, at the time of their release.
-- bounce: leaves with a failure report to the sender, as if the peer had refused it.
-- drop: leaves without a word.
+- bounce: deliveries leave with a failure report to the sender, as if the peer had refused them.
+- drop: deliveries leave without a report.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
 Selected = tuple[Delivery, Message | None, DeliveryState]
-_Batch = list[tuple[Delivery, DeliveryState]]
 _Change = Callable[[Delivery], Delivery | None]
 _Act = Callable[[Sequence[DeliveryKey]], Awaitable[int]]
 
@@ -92,7 +91,7 @@ class Operations:
     # Looking
 
     def left_out(self) -> tuple[str, ...]:
-        """What the answers of a damaged store lack, in words."""
+        """Says in words what the answers of a damaged store lack."""
         return (LEFT_OUT,) if self._store.unhealthy() == health.DAMAGED else ()
 
     async def select(
@@ -126,7 +125,7 @@ class Operations:
         return Shown(message, tuple((delivery, _state(delivery, active, now)) for delivery in deliveries))
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
-        """What is known to have happened, and what will. Raises MessageNotFoundError."""
+        """The known history of a message, and its next attempts. Raises MessageNotFoundError."""
         return steps(await self.show(message_id))
 
     # Changing
@@ -193,7 +192,7 @@ class Operations:
         return await self._over(verb, wanted, update, progress)
 
     async def _over(self, verb: str, wanted: QueueFilter, act: _Act, progress: Progress | None) -> Result:
-        """Withdraw, act, give back: batch by batch."""
+        """Withdraws, acts on and gives back the matching deliveries, batch by batch."""
         result = Result()
         try:
             async with aclosing(self._matching(wanted, progress)) as batches:
@@ -247,7 +246,7 @@ class Operations:
         complete before anything is done to it.
         """
         matcher = Matcher(wanted, self._clock.now())
-        batch: _Batch = []
+        batch: list[tuple[Delivery, DeliveryState]] = []
         began = self._clock.monotonic()
         seen = 0
         active = self._scheduler.active_keys()
@@ -333,6 +332,6 @@ def _dropped(delivery: Delivery) -> None:
 
 
 def _described(wanted: QueueFilter) -> str:
-    """The filter as one line of the log, for who asks later what was done."""
+    """The filter as one line of the log, which shows later what was done."""
     given = ((field.name, getattr(wanted, field.name)) for field in fields(wanted))
     return " ".join(f"{name}={value}" for name, value in given if value is not None)

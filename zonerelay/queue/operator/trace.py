@@ -1,4 +1,4 @@
-"""What is known about one message, in order of time. Pure.
+"""Shows the history of one message, in order of time. Pure.
 
 A spool holds the state of a delivery, not its history: the acceptance, the last attempt and the next one are
 known here; everything else is in the log under the same message id.
@@ -32,7 +32,7 @@ class Step:
 
 
 def steps(shown: Shown) -> tuple[Step, ...]:
-    """In order of time; what happens next comes last."""
+    """The steps of a message in order of time; what happens next comes last."""
     envelope = shown.message.envelope
     trace = list(shown.message.trace) or [f"protocol={envelope.origin.protocol}"]
     found = [Step(envelope.created, "accepted", text=note) for note in trace]

@@ -1,18 +1,18 @@
-"""How fast what has waited before may start while new mail needs the processor. `BacklogThrottle` is pure.
+"""Throttles mail that has waited before, while new mail needs the processor. `BacklogThrottle` is pure.
 
-Turns (`order.py`) are of no use where the processor is what is short: a message of a backlog for thousands of
+The order of lines (`order.py`) is of no use where the processor is short: a message of a backlog for many
 hosts, with look-ups and a connection of its own, takes five times as much of it as one that comes in and
-leaves for a known host, and has the turns that new mail leaves while it is being accepted. With 100,000 of
-them other mail was taken at a third of its rate. So while the event loop is busy (`BUSY`) and fresh mail
+leaves for a known host, and goes while new mail is being accepted. With 100,000 of them other mail was taken
+at a third of its rate. So while the event loop is busy (`BUSY`) and fresh mail
 starts at a quarter of the other's rate or more (`SHARE`), the other is given a rate, which is lowered step by
 step, to one start for `FRESH_STARTS` of fresh mail (or `LEAST`), and raised when the loop has time again. A
 trickle of new mail changes nothing, and without any there is no rate.
 
-That is for bursts. Where it lasts, the other has more and more, after `PATIENCE` seconds as much as it has of
-the turns: or what is deferred would never leave a relay that has too much to do all day.
+That is for bursts. Where it lasts, the other has more and more, after `PATIENCE` seconds as much as it has in
+the order of lines: or deferred mail would never leave a relay that has too much to do all day.
 
-One for all zones of a worker: they share its processor. It is looked at every `LOOK` seconds while mail that
-has waited is being sent.
+There is one throttle for all zones of a worker, which share its processor. It is looked at every `LOOK`
+seconds while mail that has waited is being sent.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BacklogThrottle:
 
     def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
         self.begun = begun
-        """Called when mail that has waited starts, and nobody looks."""
+        """Called when mail that has waited starts and no timer of `look` runs."""
         self.rate = math.inf
         """Starts a second that the other mail may have."""
         self.is_used_up = False
@@ -78,7 +78,7 @@ class BacklogThrottle:
             self._fresh += 1
             return
         if not self.is_looked_at:
-            # What started while nobody looked says nothing.
+            # What started without a timer says nothing.
             self.is_looked_at = True
             self._fresh = self._other = 0
             self._fresh_rate = self._other_rate = 0.0

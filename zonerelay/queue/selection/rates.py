@@ -1,5 +1,4 @@
-"""When the next transaction may begin, where the configuration says at most so many in a time. Pure: no
-clock.
+"""Rates: when the next transaction may begin, where the configuration bounds their number in a time. Pure.
 
 All times are readings of a monotonic clock, handed in. Policy:
 
@@ -23,7 +22,7 @@ All times are readings of a monotonic clock, handed in. Policy:
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from zonerelay.config.options.units import Rate
@@ -42,7 +41,7 @@ _NEVER = float("-inf")
 
 
 class Pacer:
-    """The turns at one rate. `last`: of a turn that was taken before it was made."""
+    """The turns at one rate. `last`: the time of a turn that was taken before the pacer was made."""
 
     __slots__ = ("_grace", "_most_pending", "_rate", "interval", "last", "next_start", "next_turn", "pending")
 
@@ -73,7 +72,7 @@ class Pacer:
         return self.pending >= self._most_pending
 
     def is_over(self, now: float) -> bool:
-        """Nothing is lost by starting afresh."""
+        """Whether nothing is lost by starting afresh."""
         return not self.pending and self.due <= now
 
     def start(self, now: float) -> None:
@@ -96,11 +95,12 @@ class Pacer:
 
 AnyPacer = Pacer | LeasedTurns
 
+Lessor = Callable[[str, str, Rate | None, Rate | None], LeasedTurns]
+"""`lessor(site, line, rate, zone_rate)`: the turns that several workers share."""
 
-class Lessor(Protocol):
-    """Where turns come from that several workers share."""
-
-    def __call__(self, site: str, line: str, rate: Rate | None, zone_rate: Rate | None) -> LeasedTurns: ...
+Changed = Callable[[SiteKey, bool], None]
+"""`changed(site, earlier)`: a batch has taken its first turn (`earlier` is false), or has ended without one:
+others may start earlier then."""
 
 
 class SiteRates:
@@ -172,11 +172,11 @@ class Pace:
         return Ticket(self, now)
 
     def changed(self, *, earlier: bool) -> None:
-        self._rates.changed(self.site.key, earlier=earlier)
+        self._rates.changed(self.site.key, earlier)
 
 
 class Ticket:
-    """A batch's way from its start to its turns; `end` when the batch is over."""
+    """Follows one batch from its start to its turns; `end` is called when the batch is over."""
 
     __slots__ = ("_pace", "_pending", "_started", "taken")
 
@@ -200,7 +200,7 @@ class Ticket:
         return self._pace.leased
 
     def arrived(self, now: float) -> None:
-        """Its connection stands."""
+        """The connection of the batch stands."""
         for pacer in self._pending:
             if isinstance(pacer, LeasedTurns):
                 pacer.arrived(now - self._started)
@@ -224,23 +224,13 @@ class Ticket:
             self._pace.changed(earlier=True)
 
 
-class Changed(Protocol):
-    """Told when a batch has taken its first turn, or ended without one: others may start `earlier` then."""
-
-    def __call__(self, site: SiteKey, /, *, earlier: bool) -> None: ...
-
-
-def _nobody(site: SiteKey, /, *, earlier: bool) -> None:
-    """Until a zone listens."""
-
-
 class Rates:
-    """The turns of one zone, and whom to tell of them. Outlives the zone's queue when settings are replaced,
-    or a reload would reset them.
+    """The turns of one zone, of which `changed` is told. They outlive the zone's plan when settings are
+    replaced, or a reload would reset them.
     """
 
     def __init__(self) -> None:
-        self.changed: Changed = _nobody
+        self.changed: Changed = lambda site, earlier: None
         self.used = False
         """Something has ever been limited."""
         self.zone: Pacer | None = None

@@ -1,21 +1,22 @@
-"""Whose turn it is: fair turns between destinations, within the limits on transactions and rates. Pure.
+"""The round robin: fair visits to the destinations of a zone, within its limits and rates. Pure.
 
-- Destinations with work stand in a ring and take turns. There is a ring for each priority, and
-  a destination stands in that of the most urgent mail that it has; between rings `precedence.py` chooses.
-  Within one, destinations with fresh mail and those without it go by turns (`order.py`).
-- In a zone routed by MX a turn goes on for up to `MOST_IN_VISIT` batches, as long as the later ones take less
-  than `VISIT_SECONDS` together: with more destinations than connections each turn costs a new connection. It
-  ends at once when what waits is more urgent, or fresh where its own mail is not, or for the same hosts on
-  other terms; only destinations that answer in time go on.
-- One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
-  is some: lines that share hosts alternate.
-- One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
-  meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
-- Where the limits are shared with other workers, one that this worker has no unit for waits until it is given
-  some (`granted`).
-- In a zone routed by MX, those that do not answer, or take long, have a part of the connections
+- Destinations with work wait in a queue and are visited one after the other. There is a queue for each
+  priority, and a destination is in that of the most urgent mail that it has; `precedence.py` chooses between
+  queues. Within a queue destinations with fresh mail and those without it alternate (`order.py`).
+- In a zone routed by MX a visit goes on for up to `MOST_IN_VISIT` batches, as long as the later ones take
+  less than `VISIT_SECONDS` together: with more destinations than connections each visit costs a new
+  connection. It ends at once when other mail waits that is more urgent, or fresh where the destination's own
+  is not, or for the same hosts on other terms; only destinations that answer in time go on.
+- A destination without room at its hosts leaves the queue and returns, before the one that made room, when
+  there is some: lines that share hosts alternate.
+- A destination whose rate says later waits aside until then (`next_turn`): it holds no connection of the
+  zone meanwhile. Where the zone's own rate says later, all wait, in the order of the queue.
+- Where the limits are shared with other workers, a destination for which this worker has no unit waits until
+  it is given one (`granted`).
+- In a zone routed by MX, destinations that do not answer, or take long, have a part of the connections
   (`probation.py`).
-- While new mail needs the processor, destinations without fresh mail stand still at times (`throttle.py`).
+- While new mail needs the processor, destinations without fresh mail stand still at times
+  (`backlog_throttle.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
 """
@@ -37,11 +38,11 @@ from zonerelay.routing.destinations.nexthop import SiteKey
 
 MOST_IN_VISIT = 10
 VISIT_SECONDS = 0.25
-"""A turn that took the longest that it may, and one batch more, delays the others by this much each round."""
+"""Seconds by which a visit of the longest kind, and one batch more, delays the others each round."""
 
 
 class RoundRobin:
-    """The turns of one zone. `active` counts transactions."""
+    """The round robin of one zone. `active` counts transactions."""
 
     def __init__(
         self,
@@ -55,13 +56,13 @@ class RoundRobin:
         self._shared = shared
         self._ungranted: dict[Destination, None] = {}
         self._has_ended = False
-        """Nothing starts any more, and wishes for the same lines are a successor's."""
+        """Nothing starts any more; wishes for the same lines are those of the zone's successor."""
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
         self._queues: dict[Priority, FairQueue[Destination]] = {each: FairQueue() for each in Priority}
         self._normal = self._queues[Priority.NORMAL]
         self._urgencies = False
-        """A destination has stood in another ring than the normal one."""
+        """A destination has been in another queue than the normal one."""
         self._precedence = Precedence()
         self._aside: list[tuple[float, int, Destination]] = []
         self._count = 0
@@ -79,14 +80,14 @@ class RoundRobin:
         return site
 
     def enter(self, destination: Destination) -> None:
-        """A destination that is new here."""
+        """Takes in a new destination."""
         destination.site.lines[destination] = None
         destination.site.changed()
         if self._probation is not None:
             self._probation.recall(destination)
 
     def leave(self, destination: Destination) -> None:
-        """A destination that is forgotten; nothing of it waits or is active."""
+        """Forgets a destination of which nothing waits or is active."""
         self._give_up(destination)
         if self._probation is not None:
             self._probation.remember(destination)
@@ -99,12 +100,12 @@ class RoundRobin:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
-        """Nothing waits any more, nor will."""
+        """Forgets everything that waits, for a stop."""
         for destination in self._ungranted:
             self._give_up(destination)
         self._has_ended = True
-        for ring in self._queues.values():
-            ring.clear()
+        for queue in self._queues.values():
+            queue.clear()
         self._aside.clear()
         self._ungranted.clear()
         if self._probation is not None:
@@ -113,30 +114,30 @@ class RoundRobin:
 
     def sort(self) -> None:
         """What was fresh may be backlog now (`window.py`)."""
-        for ring in self._queues.values():
-            ring.sort()
+        for queue in self._queues.values():
+            queue.sort()
         if self._probation is not None:
             self._probation.sort()
 
     def offer(self, destination: Destination, now: float, *, new: bool = False) -> None:
-        """It may have work, or there may be room for it. `new`: it has just got work."""
+        """A destination may have work, or there may be room for it. `new`: it has just got work."""
         if not destination.waiting:
             return
         if destination.is_queued:
             self._hasten(destination)
             return
-        # Among several lines one without room stands in the ring all the same: that keeps their order.
+        # Among several lines one without room is queued all the same: that keeps their order.
         if len(destination.site.lines) > 1 or destination.site.has_room(destination, now):
             destination.is_queued = True
             self._append(destination, new=new and not destination.active)
 
     def next(self, now: float, tick: float) -> Destination | None:
-        """Who may start a batch now; it leaves the ring until it is offered again."""
+        """The destination that may start a batch now; it leaves the queue until it is offered again."""
         if self._aside:
             self._bring_back(tick)
         probation = self._probation
         while self.active < self._most:
-            if probation and (waiting := probation.next(self._has_turn)) is not None:
+            if probation and (waiting := probation.next(self._may_go)) is not None:
                 self._append(waiting, first=True)
             if not self._normal and not (self._urgencies and self._stands()):
                 break
@@ -166,7 +167,7 @@ class RoundRobin:
         return None
 
     def start(self, destination: Destination, tick: float) -> Ticket | None:
-        """One more is active there; the ticket to its turns, where there is a rate."""
+        """Counts a transaction that starts; returns the ticket to its turns, where there is a rate."""
         destination.active += 1
         destination.site.changed()
         self.active += 1
@@ -181,7 +182,7 @@ class RoundRobin:
         return ticket
 
     def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
-        """One fewer is active there: those that were waiting for it come first."""
+        """Counts a transaction that has ended: lines that waited for its room come first."""
         destination.active -= 1
         destination.site.changed()
         self.active -= 1
@@ -194,12 +195,12 @@ class RoundRobin:
         self._unblock(destination.site, now)
 
     def is_awaited(self, destination: Destination) -> bool:
-        """Another line waits for room at its hosts."""
+        """Whether another line waits for room at its hosts."""
         blocked = destination.site.blocked
         return bool(blocked) and any(line is not destination for line in blocked)
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
-        """Its turn may, before those that wait for theirs."""
+        """Whether the visit may go on, before the destinations that wait."""
         return (
             destination.waiting > 0
             and destination.standing is Standing.QUICK
@@ -211,7 +212,7 @@ class RoundRobin:
         )
 
     def _is_preceded(self, destination: Destination) -> bool:
-        """Others wait with mail that comes before its own."""
+        """Whether others wait with mail that comes before its own."""
         urgency = destination.urgency
         if self._urgencies and any(STRIDE[each] < STRIDE[urgency] for each in self._stands()):
             return True
@@ -221,12 +222,12 @@ class RoundRobin:
         return self._queues[urgency].has_fresh or (throttle is not None and throttle.is_used_up)
 
     def quick(self, destination: Destination) -> None:
-        """It has answered in time, for the first time or again."""
+        """The destination has answered in time, for the first time or again."""
         if self._probation is not None and self._probation.quick(destination):
             self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
-        """A batch for the site took its turn, or ended without one: then who waits there may be due
+        """A batch for the site took its turn, or ended without one: then the lines there may be due
         `earlier`.
         """
         site = self._sites.get(key)
@@ -272,30 +273,30 @@ class RoundRobin:
             self._probation.gives_up(destination)
 
     def _append(self, destination: Destination, *, first: bool = False, new: bool = False) -> None:
-        """It stands in a ring now; nothing may wait there any more (it is withdrawn, or has gone)."""
+        """Queues a destination, also one whose mail has gone or is withdrawn."""
         priority = destination.urgency if destination.waiting else Priority.NORMAL
         destination.stands_as = priority
-        ring = self._queues[priority]
+        queue = self._queues[priority]
         self._urgencies = self._urgencies or priority is not Priority.NORMAL
         if first:
-            ring.put_first(destination)
+            queue.put_first(destination)
         else:
-            ring.append(destination, new=new)
+            queue.append(destination, new=new)
 
     def _hasten(self, destination: Destination) -> None:
-        """Something more urgent may have come: it changes over to where that stands."""
+        """Something more urgent may have come: the destination moves to the queue of that."""
         stands = destination.stands_as
         if stands is None:
             return
         if STRIDE[destination.urgency] < STRIDE[stands]:
-            # A place left behind would be a turn more in each round, for every urgent message one.
+            # A place left behind would be a visit more in each round, for every urgent message one.
             self._queues[stands].remove(destination)
             self._append(destination)
         else:
             self._queues[stands].hasten(destination)
 
-    def _has_turn(self, destination: Destination) -> bool:
-        """Or a backlog for thousands of hosts that nobody has heard of yet would stand before fresh mail."""
+    def _may_go(self, destination: Destination) -> bool:
+        """Whether it may go now: a backlog for thousands of unknown hosts must not go before fresh mail."""
         if destination.has_fresh or not destination.waiting:
             return True
         if self._throttle is not None and self._throttle.is_used_up:
@@ -304,7 +305,7 @@ class RoundRobin:
 
     def _stands(self, *, fresh_only: bool = False) -> list[Priority]:
         return [
-            priority for priority, ring in self._queues.items() if (ring.has_fresh if fresh_only else ring)
+            priority for priority, queue in self._queues.items() if (queue.has_fresh if fresh_only else queue)
         ]
 
     def _pop(self, *, fresh_only: bool) -> Destination:
@@ -319,7 +320,7 @@ class RoundRobin:
         return destination
 
     def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
-        """Its standing leaves it room as well. Otherwise it waits where it will be found."""
+        """Whether its standing leaves it room, too. Otherwise it waits where it will be found."""
         if destination.standing is Standing.QUICK:
             return True
         if probation.is_full(destination):

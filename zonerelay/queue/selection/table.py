@@ -1,10 +1,10 @@
-"""Which line the mail for a domain stands in, and which destinations there are. Pure.
+"""The table of lines by domain and of destinations by key. Pure.
 
-Owns making destinations and forgetting them: a provider's hosts are one destination for thousands of domains.
-Idle domains and destinations are forgotten when there are many, so memory does not grow with all that was
-ever sent to. That is done a few at a time, those that have not been looked at for longest, as others come: to
-look at thousands at once would stop the event loop. Promise: nothing is forgotten of which something waits,
-is active, was passed over or is suspended.
+It makes destinations and forgets them: a provider's hosts are one destination for thousands of domains. Idle
+domains and destinations are forgotten when there are many, so memory does not grow with all that was ever
+sent to. That is done a few at a time, those that have not been looked at for longest, as others come: to look
+at thousands at once would stop the event loop. Promise: nothing is forgotten of which something waits, is
+active, was passed over or is suspended.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ TIDIED = 500
 class DestinationTable:
     """`lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
 
-    def __init__(self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, ring: RoundRobin) -> None:
+    def __init__(
+        self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, round_robin: RoundRobin
+    ) -> None:
         self.lines: dict[str, Line] = {}
         # Not a dict: there the search for the first takes longer the more have left from the front.
         self.destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
         self._zone = zone
         self._retry = retry
         self._rates = rates
-        self._round_robin = ring
+        self._round_robin = round_robin
         self._max_domains = MAX_DOMAINS
         self._to_tidy: Iterator[DestinationKey] | None = None
 

@@ -1,4 +1,4 @@
-"""A batch's turns where a rate limits them: the courier waits for one before each transaction.
+"""The turns of a batch under a rate: the courier waits for one before each transaction.
 
 The scheduler starts a batch when a turn is due, but only when its connection stands is it known when MAIL is
 written; connections that come late and together would else bring their mail together. So the turn is taken
@@ -23,7 +23,7 @@ LONGEST_FIRST = 120.0
 
 
 class Turn:
-    """One batch's."""
+    """The turns of one batch."""
 
     __slots__ = ("_clock", "_ticket")
 
@@ -45,7 +45,7 @@ class Turn:
         return True
 
     async def _wait(self, seconds: float) -> None:
-        """Or until there are new turns."""
+        """Waits `seconds`, or until there are new turns."""
         turns = self._ticket.leased
         if turns is None:
             await asyncio.sleep(seconds)

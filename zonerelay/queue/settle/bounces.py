@@ -1,9 +1,9 @@
-"""Makes the message that reports to a sender, ready to be stored with what it reports.
+"""Makes the delivery status notification for a sender, ready to be stored with the outcomes it reports.
 
 A report goes from the null sender to the original one (RFC 3464 2, RFC 5321 4.5.5) and is an ordinary message
 afterwards: routed, queued and retried like any other. It returns the original's header, or all of it when a
 failure is reported, the sender asked for that (RET=FULL) and it is no larger than `bounce.return_size`
-(RFC 3461 6.2). When the original cannot be read, the report is made without it. `DsnError` means that
+(RFC 3461 6.2). When the original cannot be read, the report is made without it. `ReportError` means that
 no report can be made at all.
 """
 
@@ -33,7 +33,7 @@ PROTOCOL = "internal"
 _END_OF_HEADER = b"\r\n\r\n"
 
 
-class DsnError(Exception):
+class ReportError(Exception):
     """The report could not be made; what it reports must not be forgotten."""
 
 
@@ -93,11 +93,11 @@ class DsnMaker:
 
         try:
             submit = made(whole)
-            # Its zone would return it, and nobody is told of a report.
+            # Its zone would return it, and no report is made about a report.
             submit = made(b"") if whole and self._is_too_large(submit) else submit
             return replace(submit, about=tuple(report.delivery.key for report in reports))
         except Exception as error:
-            raise DsnError(f"{kind} report: {type(error).__name__}: {error}") from error
+            raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
 
     def _is_too_large(self, submit: Submit) -> bool:
         size = submit.message.size

@@ -1,4 +1,4 @@
-"""What an outcome does to a delivery: the new durable state, and which report is owed. No I/O.
+"""The disposition of a delivery: its new durable state after an outcome, and the report it owes. No I/O.
 
 Policy, in this order:
 
@@ -47,7 +47,7 @@ UNREADABLE_DELAY = 15 * 60.0
 _TOO_CLOSE = 1.0
 
 STRANGER = "stranger"
-"""The silence about mail of a client that may not relay."""
+"""Why no report is made about mail of a client that may not relay."""
 
 TROUBLE = Outcome(
     Verdict.DEFERRED,
@@ -69,8 +69,8 @@ UNREADABLE = Outcome(
 class Disposition:
     """`delivery` as it was, `outcome` as it is recorded (an expiry was a deferral before).
 
-    `report` is what is owed to the sender; `silence` says why a failure, or a success somebody asked to hear
-    of, is not reported.
+    `report` is what is owed to the sender; `silence` says why a failure, or a success that the sender
+    asked to hear of, is not reported.
     """
 
     delivery: Delivery
@@ -82,7 +82,7 @@ class Disposition:
 
 
 class DispositionPolicy:
-    """Knows the policies; decides one recipient at a time."""
+    """Decides one recipient at a time, by the retry and bounce settings."""
 
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
         self._retry = retry
@@ -199,13 +199,13 @@ def asks_for_success(delivery: Delivery, outcome: Outcome) -> bool:
 
 
 def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> Disposition:
-    """Without an attempt, by somebody who knows that nothing else is due."""
+    """Defers without an attempt. The caller knows that neither expiry nor warning is due."""
     change = Postpone(delivery.deferred(until, outcome.attempt(now), counts=False))
     return Disposition(delivery, outcome, change, until)
 
 
 def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
-    """Stays for a while, whatever its age: something of ours must be repaired first."""
+    """Keeps a delivery for a while, whatever its age: the relay or its spool must be repaired first."""
     if outcome.verdict is Verdict.DELIVERED:
         return Disposition(delivery, outcome, Finish(delivery))
     outcome = replace(outcome, verdict=Verdict.DEFERRED)
@@ -213,7 +213,7 @@ def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def unreported(disposition: Disposition, now: float) -> Disposition:
-    """Its report cannot be made: a failure stays in the queue, a warning is owed the next time.
+    """The disposition without its report, which cannot be made: a failure stays, a warning is owed next time.
 
     A success leaves without its report: keeping it would deliver the message again.
     """
@@ -246,7 +246,7 @@ def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
 
 
 def local_delay(age: float) -> float:
-    """Until what failed for our own trouble is tried again."""
+    """Seconds until a delivery that failed for the relay's own trouble is tried again."""
     return min(max(age / 4, LOCAL_FIRST), LOCAL_DELAY)
 
 

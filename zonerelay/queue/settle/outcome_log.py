@@ -1,15 +1,15 @@
-"""Changes on their way into the store. What is put here is written, or the process dies trying.
+"""The outcome log: changes on their way into the store. A write that is put here is tried until it succeeds.
 
-What becomes known in one turn of the event loop is written in one `settle`; what may be written lazily
+What becomes known in one round of the event loop is written in one `settle`; what may be written lazily
 (outcomes of delivered mail) waits up to `GATHERING` for company first. Promises:
 
-- Changes of one entry are in one atomic write (an outcome and the bounce that reports it).
-- `then` of an entry is called once, after its changes are durable.
-- While the store refuses, entries are kept in order and tried again with back-off; a sick entry (the store
-  works, this one fails) is tried again by itself and holds up nobody.
-- At most `MAX_UNSETTLED` deliveries are to be on their way: who produces more waits in `room`, and nobody
-  gets room while the store refuses, or has not answered for `SILENT`: what is sent whose outcome cannot be
-  recorded is sent again by whoever shares the store.
+- The changes of an `AtomicWrite` are written together (an outcome and the bounce that reports it).
+- Its `then` is called once, after its changes are durable.
+- While the store refuses, writes are kept in order and tried again with back-off; a sick write (the store
+  works, this one fails) is tried again by itself and holds up no other.
+- At most `MAX_UNSETTLED` deliveries are to be on their way: a caller with more waits in `room`. There is no
+  room while the store refuses, or has not answered for `SILENT`: mail whose outcome cannot be recorded would
+  be sent again by the other workers that share the store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_UNSETTLED = 1000
 MAX_CHANGES = 250
 """In one write, of more than one entry: putting it together takes some milliseconds of the event loop."""
 GATHERING = 0.01
-"""Seconds that lazy entries wait for others: one write for dozens of messages instead of one for each."""
+"""Seconds that lazy writes wait for others: one write for dozens of messages instead of one for each."""
 COMPANY = 64
 """Changes that need not wait for more."""
 SILENT = 1.0
@@ -39,7 +39,7 @@ RETRY_LONGEST = 30.0
 
 @dataclass(slots=True, eq=False)
 class AtomicWrite:
-    """Changes that belong together. `lazy`: they may wait for company (nobody waits for them)."""
+    """Changes that belong together. `lazy`: they may wait for company (no caller waits for them)."""
 
     changes: Sequence[Change]
     then: Callable[[], None] | None = None
@@ -219,7 +219,7 @@ class OutcomeLog:
         return True
 
     async def _try_each(self) -> bool:
-        """One by one, so that a sick one is alone; true when any was written."""
+        """Tries the failed writes one by one, so that a sick one is alone; true when any was written."""
         progress = False
         for entry in list(self._failed):
             if await self._settle([entry]):

@@ -1,4 +1,4 @@
-"""When a deferred delivery is tried again, and when it has been tried long enough.
+"""The retry policy: when a deferred delivery is tried again, and when it expires.
 
 Policy. `attempts` is the number of finished attempts, the one that just failed included; attempt 1 is
 made at acceptance. The times below are since acceptance, for attempts that take no time, jitter 0:
@@ -24,8 +24,8 @@ Zones may have a schedule (which takes the place of the policy and of `backoff`)
 attempts of their own; what one leaves out is as [retry] says. A zone's `max_age` shortens the life of reports
 in it, it never prolongs it. What ends in a zone that a reload has taken away goes by the default zone's.
 
-Failure: a `backoff` function that raises, hangs or answers nonsense costs nobody anything: the delay is
-`FALLBACK_DELAY`, and the operator is told.
+Failure: a `backoff` function that raises, hangs or answers nonsense costs no mail: the delay is
+`FALLBACK_DELAY`, and a `trouble` event tells the operator.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _TOO_CLOSE = 1.0
 
 
 class RetryPolicy(Protocol):
-    """What the settler asks."""
+    """The policy as the settler sees it."""
 
     def lifetime(self, envelope: Envelope, zone: str) -> float:
         """Seconds after acceptance at which a message expires in a zone."""
@@ -108,7 +108,7 @@ class IsolatedBackoff:
             return self._fallback
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[float | None] = loop.create_future()
-        answer.add_done_callback(_retrieve)  # nobody may be left to look at it
+        answer.add_done_callback(_retrieve)  # the caller may have given up
         self._start()
         self._jobs.put((envelope, attempts, loop, answer))
         try:
@@ -144,7 +144,7 @@ class IsolatedBackoff:
         delay: float | None,
         error: BaseException | None,
     ) -> None:
-        # A closed loop means that nobody waits any more.
+        # When the loop is closed no caller waits any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, answer, delay, error)
 
@@ -162,7 +162,7 @@ def _resolve(answer: asyncio.Future[float | None], delay: float | None, error: B
 
 
 def _retrieve(answer: asyncio.Future[float | None]) -> None:
-    """Look at a late answer's exception: asyncio complains about those that nobody saw."""
+    """Retrieves a late answer's exception: asyncio complains about exceptions that were never retrieved."""
     if not answer.cancelled():
         answer.exception()
 

@@ -1,12 +1,12 @@
-"""Turns outcomes into what the store must remember, and reports what a sender must hear.
+"""The settler turns outcomes into changes of the store, and makes the reports that senders are owed.
 
-Owns a delivery from the moment its outcome is known until that is durable. Promises:
+It owns a delivery from the moment its outcome is known until that is durable. Promises:
 
 - One atomic write holds the outcomes of a message's attempt and the report about them (DESIGN rule 2).
 - `post` never waits and cannot be cancelled half-way: the caller's task may end, the outcome is recorded.
 - A report that cannot be made keeps its deliveries in the queue; an error here never removes mail.
 - A `delivered` event is emitted at once, for it is a fact about the peer, recorded by us or not; every other
-  event tells a decision of ours and follows the write that holds it.
+  event tells a decision of the relay and follows the write that holds it.
 
 Callers wait in `room` before they start another attempt: see `outcome_log.py`.
 """
@@ -29,7 +29,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
 from zonerelay.queue.contract import ChooseZone, NotifyZone
-from zonerelay.queue.settle.bounces import DsnError, DsnMaker
+from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
     Disposition,
@@ -149,7 +149,7 @@ class Settler:
         self._tasks = Tasks("queue.settle", events)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_Parcel | Unattempted] = set()
-        self._postponed: Postponed = _nobody
+        self._postponed: Postponed = _ignore
         self.refused_stranger: RefusedStranger | None = None
         """Is told what a next hop has refused for good of mail whose sender gets no report."""
 
@@ -166,7 +166,7 @@ class Settler:
     # For the scheduler
 
     def on_postponed(self, postponed: Postponed) -> None:
-        """Whom to tell when a deferral is durable."""
+        """`postponed` is called when a deferral is durable."""
         self._postponed = postponed
 
     @property
@@ -221,7 +221,7 @@ class Settler:
                 simple = False
         self._outcome_log.reserve(len(deliveries))
         if simple:
-            # Nobody has to be told any more, and nobody waits.
+            # No event and no report is left to make, and no caller waits.
             self._outcome_log.put(AtomicWrite([Finish(delivery) for delivery in deliveries], lazy=True))
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
@@ -235,7 +235,7 @@ class Settler:
         destination: str,
         until: Callable[[], float] | None = None,
     ) -> None:
-        """One outcome for deliveries (in message order) that nobody was asked about.
+        """One outcome for deliveries (in message order) that no peer was asked about.
 
         `until`: when to look again at each, for those of a suspended destination.
         """
@@ -339,7 +339,7 @@ class Settler:
                 continue
             try:
                 reports.append(await self._report(kind, message, owed))
-            except DsnError as error:
+            except ReportError as error:
                 self._events.trouble("queue.report", error, message_id=message.id)
                 now = self._clock.now()
                 dispositions = [unreported(c, now) if c.report is kind else c for c in dispositions]
@@ -409,8 +409,8 @@ class Settler:
             self._notify(delivery.queue)
 
 
-def _nobody(zone: str, when: float) -> None:
-    """Until a scheduler listens."""
+def _ignore(zone: str, when: float) -> None:
+    """The hook before a scheduler is attached."""
 
 
 def _message_id(delivery: Delivery) -> MessageId:

@@ -20,18 +20,16 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.config.options.units import format_size
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Tasks
-from zonerelay.queue.contract import Batch, Courier
+from zonerelay.queue.contract import Batch
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.selection.turn import Turn
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
-from zonerelay.queue.settle.settler import Settler
-from zonerelay.store.contract import MessageNotFoundError, MessageSettledError, QueueStore, StoreCorruptError
-from zonerelay.telemetry.events.events import Events
+from zonerelay.queue.zone.parts import ZoneParts
+from zonerelay.store.contract import MessageNotFoundError, MessageSettledError, StoreCorruptError
 
 SPARE = 16
 
@@ -46,24 +44,19 @@ class Attempts:
     def __init__(
         self,
         zone: ZoneSettings,
-        *,
-        store: QueueStore,
-        courier: Courier,
-        settler: Settler,
-        events: Events,
-        clock: Clock,
+        parts: ZoneParts,
         following: Callable[[Work], Work | None],
         finished: Callable[[Work, Sequence[Outcome]], None],
     ) -> None:
         self._zone = zone
-        self._store = store
-        self._courier = courier
-        self._settler = settler
-        self._events = events
-        self._clock = clock
+        self._store = parts.store
+        self._courier = parts.courier
+        self._settler = parts.settler
+        self._events = parts.events
+        self._clock = parts.clock
         self._following = following
         self._finished = finished
-        self._tasks = Tasks("queue.lane", events)
+        self._tasks = Tasks("queue.lane", parts.events)
         self._spare: list[asyncio.Future[Work | None]] = []
         self._closed = False
 
@@ -166,7 +159,7 @@ class Attempts:
         self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
         if isinstance(error, MessageNotFoundError | StoreCorruptError):
-            # Kept for whoever repairs the spool. If it was dropped meanwhile, nothing is left to change.
+            # Kept until the spool is repaired. If it was dropped meanwhile, nothing is left to change.
             self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
         else:
             now = self._clock.now()

@@ -1,9 +1,9 @@
-"""Claims the deliveries of one zone: what to ask the store for is `ZonePlan`'s to say, when is decided here.
+"""The claims of one zone: they ask the store for deliveries when there is a reason, as `ZonePlan` says.
 
-One task for the life of the zone. It goes on while there is room and a reason (new mail, a due time, a line
+One task lives as long as the zone. It goes on while there is room and a reason (new mail, a due time, a line
 that has drained), then waits for the next one; nothing is asked of the store when nothing has happened.
 
-Failure: a store that cannot be asked is asked again with back-off, for everything.
+Failure: a store that raises is asked again with back-off, for everything.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.aio import Alarm, Tasks
-from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import Claim, NewClaim, Question, Refill
-from zonerelay.store.contract import QueueStore
-from zonerelay.telemetry.events.events import Events
 
 CLAIM_PAUSE = 0.02
 """Seconds between claims while plenty waits already: new mail for an idle destination waits no longer."""
@@ -34,19 +31,16 @@ OVERDUE_PAUSE = 1.0
 
 
 class Claims:
-    """What it has claimed is added to `queue`, then `claimed` is called. Its task is one of `tasks`, whose
-    owner ends it; after `stop` what a question still brings is released.
+    """Claimed deliveries are added to the plan, then `claimed` is called. The task is one of `tasks`, whose
+    owner ends it; after `stop` deliveries that a question still brings are released.
     """
 
     def __init__(
         self,
         zone: str,
-        queue: ZonePlan,
+        plan: ZonePlan,
+        parts: ZoneParts,
         *,
-        store: QueueStore,
-        settler: Settler,
-        events: Events,
-        clock: Clock,
         tasks: Tasks,
         claimed: Callable[[], None],
         is_served: bool = True,
@@ -54,14 +48,14 @@ class Claims:
         """Of a zone that is not served nothing is claimed."""
         self._is_served = is_served
         self._zone = zone
-        self._queue = queue
-        self._store = store
-        self._settler = settler
-        self._events = events
-        self._clock = clock
+        self._plan = plan
+        self._store = parts.store
+        self._settler = parts.settler
+        self._events = parts.events
+        self._clock = parts.clock
         self._tasks = tasks
         self._claimed = claimed
-        self._alarm = Alarm(clock.now, self.wake)
+        self._alarm = Alarm(parts.clock.now, self.wake)
         self._stopping = False
         self._busy = False
         self._wanted: asyncio.Future[None] | None = None
@@ -115,7 +109,7 @@ class Claims:
         """There may be room again."""
         if self._busy or self._stopping or not self._is_served:
             return
-        if self._queue.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
+        if self._plan.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
             self._busy = True
             if not self._wake_task():
                 self._tasks.start(self._run())
@@ -157,7 +151,7 @@ class Claims:
         """One question to the store; false when there is none left to ask."""
         if not self._settler.has_room:
             await self._settler.room()
-        plan = self._queue.plan_claim(self._more, self._new)
+        plan = self._plan.plan_claim(self._more, self._new)
         try:
             if plan is not None:
                 await self._carry_out(plan)
@@ -170,7 +164,7 @@ class Claims:
             await self._wait_for_store(error)
             return True
         self._delay = CLAIM_RETRY_FIRST
-        if plan is not None and self._queue.is_crowded and not _is_worthwhile(plan):
+        if plan is not None and self._plan.is_crowded and not _is_worthwhile(plan):
             await asyncio.sleep(CLAIM_PAUSE)
         return True
 
@@ -181,7 +175,7 @@ class Claims:
         if isinstance(plan, Claim):
             self._more.discard(priority)
             self._claimed_at[priority] = now
-            due = self._queue.due_time(now)
+            due = self._plan.due_time(now)
             claimed = await self._store.claim(queue, plan.limit, now=due, skip_domains=plan.skip)
             more = len(claimed) >= plan.limit
         elif isinstance(plan, NewClaim):
@@ -200,8 +194,8 @@ class Claims:
             if claimed:
                 self._store.release([delivery.key for delivery in claimed])
             return
-        self._queue.add(claimed, self._clock.now(), priority)
-        self._queue.claimed(plan, len(claimed))
+        self._plan.add(claimed, self._clock.now(), priority)
+        self._plan.claimed(plan, len(claimed))
 
     async def _ask_due(self) -> None:
         while self._due_unknown:

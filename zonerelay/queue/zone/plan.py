@@ -1,7 +1,7 @@
-"""One zone's plan: what waits in memory, what to claim next, which batch goes next. Pure and synchronous.
+"""The plan of a zone: the mail in memory, the next claim, and the next batch. Pure and synchronous.
 
-Nothing here awaits, reads a clock or touches a store: the driver (`zone.py`) reports what happened
-and asks what to do. Between two calls the state is consistent, so there is nothing to lock.
+Nothing here awaits, reads a clock or touches a store: `zone.py` reports what happened and asks what
+to do. Between two calls the state is consistent, so there is nothing to lock.
 
 STRATEGIES (policy → the harm it prevents; compare the list at the head of Postfix's qmgr.c)
 
@@ -10,19 +10,19 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   starve the others of the zone's connections, and not every message pays for a connection of its own.
 - Probation (`probation.py`): destinations that have not answered yet, or take long, have a part of the zone's
   connections → hosts that accept connections and say nothing, and tarpits, cannot hold all of them.
-- Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
+- Rates (`rates.py`): a destination that has to wait for the next turn of a rate waits aside
   → a limited destination holds no connection while it waits.
 - Oldest message first within a destination → nothing waits for ever behind newer mail.
 - One domain in a batch where domains do not mix (`ZoneSettings.mixes_domains`), or as many as the hosts
-  announce → no recipient is put off because of his neighbours, and each outcome is stored when it is known.
+  announce → no recipient is put off because of the others, and each outcome is stored when it is known.
 - Window: at most `WINDOW` deliveries of a zone and priority wait in memory → memory does not grow with the
   queue, and no queue keeps what is more urgent out of it.
-- Precedence (`precedence.py`): urgent mail first, in claims, in the ring and in each line → a newsletter does
-  not delay a password reset, and a flood of those does not starve the newsletter.
-- Newcomers (`window.py`): in a zone routed by MX much that waits is backlog: new mail takes turns with it
+- Precedence (`precedence.py`): urgent mail first, in claims, in the round robin and in each line
+  → a newsletter does not delay a password reset, and a flood of those does not starve the newsletter.
+- New mail (`window.py`): in a zone routed by MX much that waits is backlog: new mail alternates with it
   → a hundred thousand fresh messages do not hold up one for an idle host.
-- Restraint (`throttle.py`): while new mail keeps the processor busy, other mail starts at a limited rate
-  → where the processor is short, a backlog does not slow down what comes in.
+- Throttle (`backlog_throttle.py`): while new mail keeps the processor busy, other mail starts at a limited
+  rate → where the processor is short, a backlog does not slow down what comes in.
 - Shares (`window.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
 - Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
@@ -218,7 +218,7 @@ class ZonePlan:
         return None
 
     def following(self, work: Work, now: float, tick: float = 0.0) -> Work | None:
-        """As `next_work`, after `finished`: the next batch of the same turn, which has a connection."""
+        """As `next_work`, after `finished`: the next batch of the same visit, which has a connection."""
         if not work.more or work.yields:
             return None
         destination = work.destination

@@ -236,7 +236,7 @@ class PriorityWindow:
         return self._frozen
 
     def plan_refill(self) -> Refill | None:
-        """Of new mail and of other mail by turns, as there is room."""
+        """Refills new mail and other mail alternately, as there is room."""
         self._refills_new = not self._refills_new
         for new in (self._refills_new, not self._refills_new):
             # What is new may have any room, or it would wait for its places while the window is empty.
@@ -255,7 +255,7 @@ class PriorityWindow:
                 self.shortened(line)
                 continue
             domain = next(iter(line.passed_over))
-            # To the end: the domains of one destination take turns.
+            # To the end: the domains of one destination alternate.
             del line.passed_over[domain]
             line.passed_over[domain] = None
             return Refill(domain, min(self.share(line) - line.waiting, places), self.priority)

@@ -1,4 +1,4 @@
-"""One zone at work: does what `ZonePlan` decides. Looks up routes, runs couriers, sets the timers.
+"""A zone at work: it does what its `ZonePlan` decides. It looks up routes, runs couriers and sets the timers.
 
 Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
 call on the queue's plan, so no two tasks ever see it half changed.
@@ -12,63 +12,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from random import Random
 
-from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.limits.worker.keeper import LimitKeeper
-from zonerelay.model.clock import Clock
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, Linger, Once, Tasks, Timers, in_slices
-from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
-from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.disposition import TROUBLE
-from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.attempts import Attempts
 from zonerelay.queue.zone.claims import Claims
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
-from zonerelay.store.contract import QueueStore
-from zonerelay.telemetry.events.events import Events
 
 LINGER = 0.05
 """Seconds that a found route waits for look-ups in progress: recipients of one message whose domains turn
 out to share their hosts then share a transaction, where domains mix."""
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneParts:
-    """What every zone of one scheduler works with."""
-
-    store: QueueStore
-    router: Router
-    courier: Courier
-    settler: Settler
-    retry: RetrySettings
-    events: Events
-    clock: Clock
-    random: Random
-    limits: LimitKeeper | None = None
-    """Where other workers go by the same limits."""
-    throttle: BacklogThrottle | None = None
-
-
 class Zone:
-    """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
+    """One zone. Reasons to claim come in by `claims`, `plan` tells what waits; everything else follows.
 
-    `rates`: the zone's, which a runner with newer settings takes over. The mail of a zone that is not served
+    `rates`: the zone's, which a `Zone` with newer settings takes over. The mail of a zone that is not served
     waits in the store: the configuration does not say how it is to be sent.
     """
 
     def __init__(
         self,
         settings: ZoneSettings,
-        around: ZoneParts,
+        parts: ZoneParts,
         rates: Rates,
         *,
         window: int = WINDOW,
@@ -76,41 +51,24 @@ class Zone:
     ) -> None:
         self.settings = settings
         self.is_served = is_served
-        self.retry = around.retry
-        self._around = around
-        self._store = around.store
-        self._settler = around.settler
-        self._attempts = Attempts(
-            settings,
-            store=around.store,
-            courier=around.courier,
-            settler=around.settler,
-            events=around.events,
-            clock=around.clock,
-            following=self._following,
-            finished=self._finished,
-        )
-        self._events = around.events
-        self._clock = around.clock
+        self.retry = parts.retry
+        self._parts = parts
+        self._store = parts.store
+        self._settler = parts.settler
+        self._attempts = Attempts(settings, parts, self._following, self._finished)
+        self._events = parts.events
+        self._clock = parts.clock
         self._rates = rates
-        shared = None if around.limits is None else around.limits.zone(settings.name)
+        shared = None if parts.limits is None else parts.limits.zone(settings.name)
         self.plan = ZonePlan(
-            settings, around.retry, rates, window=window, shared=shared, throttle=around.throttle
+            settings, parts.retry, rates, window=window, shared=shared, throttle=parts.throttle
         )
-        self._errands = Tasks("queue.errand", around.events)
+        self._errands = Tasks("queue.errand", parts.events)
         self._pump_soon = Once(self._pump)
         self.claims = Claims(
-            settings.name,
-            self.plan,
-            store=around.store,
-            settler=around.settler,
-            events=around.events,
-            clock=around.clock,
-            tasks=self._errands,
-            claimed=self._pump,
-            is_served=is_served,
+            settings.name, self.plan, parts, tasks=self._errands, claimed=self._pump, is_served=is_served
         )
-        self._next_turn = Alarm(around.clock.monotonic, self._pump)
+        self._next_turn = Alarm(parts.clock.monotonic, self._pump)
         rates.changed = self._turns_changed
         self._stopping = False
         self._linger = Linger(LINGER, self._pump)
@@ -138,23 +96,23 @@ class Zone:
         await self._attempts.cancel()
 
     async def retire(self, given_back: Callable[[], None]) -> None:
-        """Make way for a runner with other settings: give back what waits, let attempts end. `given_back` is
+        """Make way for a `Zone` with other settings: give back what waits, let attempts end. `given_back` is
         called when others can have what waited.
         """
         self._quit()
         await self._give_up()
         given_back()
-        # Not cancelled: a claim that is cut off would keep its deliveries from the next runner.
+        # Not cancelled: a claim that is cut off would keep its deliveries from the next `Zone`.
         await self._errands.wait(None)
         await self._give_up()
-        # Attempts may take many minutes, and nobody would look for this claim's mail until they have ended.
+        # Attempts may take many minutes, and no zone would look for this claim's mail until they have ended.
         given_back()
         await self._attempts.wait(None)
         async for _ in in_slices(self.plan.clear(), self._clock.monotonic):
             pass
 
     async def _give_up(self) -> None:
-        """Back to the store with what waits."""
+        """Releases everything that waits to the store."""
         async for deliveries in in_slices(self.plan.drain(), self._clock.monotonic):
             self._release(deliveries)
 
@@ -226,7 +184,7 @@ class Zone:
 
     async def _look_up(self, domain: str) -> None:
         try:
-            answer = await self._around.router.route(self.settings, domain)
+            answer = await self._parts.router.route(self.settings, domain)
         except Exception as error:  # noqa: BLE001 - a router's bug is temporary trouble
             self._events.trouble("queue.router", error)
             outcome = TROUBLE
@@ -247,7 +205,7 @@ class Zone:
         some have been put off the rest is left in the store until then, unless it is so old that it has to be
         looked at, which is done slowly.
         """
-        suspension, random, now = destination.suspension, self._around.random, self._clock.now()
+        suspension, random, now = destination.suspension, self._parts.random, self._clock.now()
         suspension.put_off += len(deliveries)
         is_old = any(map(self._settler.is_old, deliveries))
         pause = max(1, len(deliveries)) / PUT_OFF_RATE
@@ -261,7 +219,7 @@ class Zone:
             if not is_old:
                 return suspension.until
             # The store hands out the same ones first: behind each other, or others would never be looked at.
-            spread = max(1.0, suspension.duration() * self._around.retry.jitter)
+            spread = max(1.0, suspension.duration() * self._parts.retry.jitter)
             return suspension.place() + random.uniform(0, spread)
 
         outcome = Outcome(
@@ -305,12 +263,12 @@ class Zone:
             self._resumed(destination)
             return
         # Destinations that died together are not probed at the same moment.
-        suspension.until += self._around.random.uniform(0, suspension.duration() * self._around.retry.jitter)
+        suspension.until += self._parts.random.uniform(0, suspension.duration() * self._parts.retry.jitter)
         if suspension.reply is not None:
             self._events.suspended(self.settings.name, destination.label, suspension.until, suspension.reply)
 
     # Rates
 
-    def _turns_changed(self, site: SiteKey, /, *, earlier: bool) -> None:
+    def _turns_changed(self, site: SiteKey, earlier: bool) -> None:
         self.plan.turns_changed(site, self._clock.now(), earlier=earlier)
         self._pump_soon.ask()

@@ -1,0 +1,32 @@
+"""The parts of the relay that every zone of one scheduler works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from zonerelay.config.settings import RetrySettings
+from zonerelay.limits.worker.keeper import LimitKeeper
+from zonerelay.model.clock import Clock
+from zonerelay.queue.contract import Courier, Router
+from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.store.contract import QueueStore
+from zonerelay.telemetry.events.events import Events
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneParts:
+    """Handed to each zone; a reload replaces `retry`."""
+
+    store: QueueStore
+    router: Router
+    courier: Courier
+    settler: Settler
+    retry: RetrySettings
+    events: Events
+    clock: Clock
+    random: Random
+    limits: LimitKeeper | None = None
+    """Where other workers go by the same limits."""
+    throttle: BacklogThrottle | None = None
