@@ -101,7 +101,7 @@ class Listeners:
 
     @property
     def addresses(self) -> list[str]:
-        """Where they listen, as in the configuration; ports that were 0 are the real ones."""
+        """The addresses of all listeners, as in the configuration; a port 0 is the real port."""
         return [address for kept in self._kept for address in kept.listener.addresses]
 
     @property
@@ -120,7 +120,7 @@ class Listeners:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What an operator should look at now."""
+        """Problems that an operator should look at, a sentence each."""
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
@@ -289,7 +289,7 @@ class Listeners:
 
 
 def _files(settings: ListenerSettings) -> tuple[object, ...]:
-    """What certificates are built from."""
+    """Return the settings that certificates are built from."""
     return settings.tls, settings.certificate, settings.key, bool(settings.allow_certificates)
 
 
