@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from zonerelay.inbound.access.password_check import (
-    LANES,
     MAX_REMEMBERED,
     MAX_WAITING,
     MAX_WAITING_PER_CLIENT,
+    QUEUES,
     REMEMBERED_FOR,
     BusyError,
     ClosedError,
@@ -188,14 +188,14 @@ async def test_closing_answers_what_waits_without_hashing_it(gate: Gate) -> None
     checks = PasswordChecks(gate.matches)
     tasks = await started(checks, range(5))
     tasks += await started(checks, range(5, 10), regular=True)
-    for _ in range(LANES):
+    for _ in range(QUEUES):
         assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
     checks.close()
     gate.open.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [answers.pop(5), answers.pop(0)] == [True, True]
     assert all(isinstance(answer, ClosedError) for answer in answers)
-    assert gate.calls == LANES
+    assert gate.calls == QUEUES
     with pytest.raises(ClosedError):
         await check(checks, b"late", client="a")
 
@@ -206,7 +206,7 @@ async def test_regulars_do_not_wait_for_strangers_who_have_one_lane(gate: Gate) 
     assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
     [regular] = await started(checks, range(100, 101), regular=True)
     assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
-    assert gate.calls == LANES  # nothing else of 66
+    assert gate.calls == QUEUES  # nothing else of 66
     gate.open.set()
     assert await regular
     await asyncio.gather(*strangers)
@@ -265,7 +265,7 @@ async def test_a_check_that_a_regular_waits_for_too_moves_to_the_lane_of_regular
     checks = PasswordChecks(gate.matches)
     strangers = await started(checks, range(3))
     [regular] = await started(checks, range(2, 3), regular=True)
-    for _ in range(LANES):
+    for _ in range(QUEUES):
         assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
     gate.open.set()
     assert await regular

@@ -47,7 +47,7 @@ from zonerelay.telemetry.events.events import Events
 
 
 class LoginKind(enum.StrEnum):
-    """Also the metric's label."""
+    """The result of a log-in, and the label of the metric."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -94,7 +94,7 @@ class _Attempt:
 
 
 class Authenticator:
-    """Use it on one event loop. `secret` is the process's own and lives as long as it."""
+    """Runs on one event loop. `secret` keys the remembered passwords and lives as long as the process."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Authenticator:
         self._tasks: set[asyncio.Task[tuple[Login, float]]] = set()
 
     def configure(self, settings: AuthSettings) -> None:
-        """Other settings from now on. What failed until now still counts."""
+        """Apply other settings from now on. Earlier failures still count."""
         tables = (self._clients, self._networks, self._accounts)
         for table, most in zip(tables, _limits(settings), strict=True):
             table.configure(max_failures=most, window=settings.forget_failures)
@@ -162,7 +162,7 @@ class Authenticator:
         return CredentialsWatch(path, events=self._events, changed=self._remembered.clear)
 
     def _at_once(self, attempt: _Attempt) -> Login | None:
-        """What needs neither a thread nor a file: the way of an application that logs in all the time."""
+        """Answer without a thread or a file, as for an application that logs in all the time."""
         locked = self._lock(attempt)
         if locked is not None:
             return locked
@@ -240,7 +240,7 @@ class Authenticator:
         return seen is not None and self._clock.monotonic() < seen + REGULAR_FOR
 
     def _counters(self, attempt: _Attempt) -> tuple[tuple[Attempts, Hashable, str], ...]:
-        """What a failure of it counts against, each with its name."""
+        """Return the counters that a failure counts against, each with its name."""
         client, network = attempt.client, attempt.network
         if attempt.regular:
             user = attempt.credentials.user
@@ -262,7 +262,7 @@ class Authenticator:
         return None
 
     def _rank(self, attempt: _Attempt) -> int | None:
-        """When strangers wait for their hash: how much has failed where it comes from."""
+        """Rank a stranger that waits for a hash by the failures of its network."""
         if self._lock(attempt) is not None:
             return None
         return self._networks.count(attempt.network, self._clock.monotonic())

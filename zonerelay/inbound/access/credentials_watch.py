@@ -35,7 +35,7 @@ class CredentialsWatch:
         self._reading = asyncio.Lock()
 
     def is_current(self) -> bool:
-        """Whether the file is the one that was read: one stat."""
+        """Return whether the file is the one that was read; costs one stat."""
         return self._look() == self._seen
 
     async def refresh(self) -> None:
@@ -48,7 +48,7 @@ class CredentialsWatch:
                 await self._read(look)
 
     def _look(self) -> _Look:
-        """On the event loop: microseconds for a small local file, and a thread would cost a hundred."""
+        """Read the file on the event loop: that takes microseconds, and a thread would take a hundred."""
         try:
             found = os.stat(self.path)  # noqa: PTH116  (half the time of Path.stat)
         except OSError as error:

@@ -24,9 +24,9 @@ from functools import partial
 
 from zonerelay.inbound.limits.connections import Key
 
-LANES = 2
+QUEUES = 2
 MAX_WAITING = 64
-"""In each lane, besides the one that is computed."""
+"""Checks in each queue, besides the one that is computed."""
 MAX_WAITING_PER_CLIENT = 32
 
 MAX_REMEMBERED = 1024
@@ -51,7 +51,7 @@ class GoneError(Exception):
 
 
 class RememberedPasswords:
-    """What was right within the last ten minutes, by `key`."""
+    """Remembers passwords that were right within the last ten minutes, by `key`."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET:
@@ -115,10 +115,10 @@ class PasswordChecks:
 
     def __init__(self, matches: Matches) -> None:
         self._matches = matches
-        self._pool = ThreadPoolExecutor(LANES, "password")  # starts no thread before the first check
+        self._pool = ThreadPoolExecutor(QUEUES, "password")  # starts no thread before the first check
         self._checks: dict[bytes, Check] = {}  # in the order in which they came
         self._of_client: dict[Key, int] = {}
-        self._busy: set[bool] = set()  # the lanes that compute
+        self._busy: set[bool] = set()  # the queues that compute
         self._closed = False
 
     def enter(
@@ -162,7 +162,7 @@ class PasswordChecks:
         return True
 
     def close(self) -> None:
-        """What waits is answered with ClosedError; a hash that is being computed ends by itself."""
+        """Answer waiting checks with ClosedError; a hash that is being computed ends by itself."""
         self._closed = True
         for check in list(self._checks.values()):
             if not check.begun:
@@ -171,21 +171,21 @@ class PasswordChecks:
 
     def _make_room(self, check: Check) -> None:
         """Raises BusyError when it is this one that has no room."""
-        lane = [each for each in self._checks.values() if each.regular is check.regular and not each.begun]
-        if len(lane) < MAX_WAITING:
+        queue = [each for each in self._checks.values() if each.regular is check.regular and not each.begun]
+        if len(queue) < MAX_WAITING:
             return
         # Of equals the one that came last goes.
-        worst = check if check.regular else max(reversed([*lane, check]), key=_rank)
+        worst = check if check.regular else max(reversed([*queue, check]), key=_rank)
         if worst is check:
             raise BusyError
         self._end(worst, BusyError())
 
     def _compute_next(self, regular: bool) -> None:
         while regular not in self._busy:
-            lane = [each for each in self._checks.values() if each.regular is regular and not each.begun]
-            if not lane:
+            queue = [each for each in self._checks.values() if each.regular is regular and not each.begun]
+            if not queue:
                 return
-            check = lane[0] if regular else min(lane, key=_rank)
+            check = queue[0] if regular else min(queue, key=_rank)
             if check.rank() is None:
                 self._end(check, GoneError())
                 continue
@@ -216,7 +216,7 @@ class PasswordChecks:
             check.done.set_result(result)
 
     def _run(self, stored_hash: str, password: str) -> bool:
-        """In a thread."""
+        """Compute the hash, in a thread."""
         if self._closed:
             raise ClosedError
         return self._matches(stored_hash, password)

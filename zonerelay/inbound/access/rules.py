@@ -22,7 +22,7 @@ _REPLY = re.compile(r"([0-9]{3}) (?:[245]\.([0-9]{1,3}\.[0-9]{1,3}) )?(.*)")
 
 
 class AccessRules:
-    """Made once from the settings; raises ValueError in words when a pattern's domain is none."""
+    """The rules, made once from the settings. Raises ValueError when the domain of a pattern is invalid."""
 
     def __init__(self, rules: Sequence[AccessSettings]) -> None:
         self._rules = tuple(_Rule(rule) for rule in rules)

@@ -57,7 +57,7 @@ class SenderDomains:
                 return UNKNOWN
 
     async def _by_address(self, name: str) -> Reply | None:
-        """RFC 5321 5.1: without any MX record the domain's own address takes its mail."""
+        """Check the domain's own address, which takes its mail without any MX record (RFC 5321 5.1)."""
         if (await self._resolver.addresses(name, ipv6=True)).ips:
             return None
         answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))

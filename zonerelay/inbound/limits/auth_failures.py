@@ -38,7 +38,7 @@ class Attempts:
         self.configure(max_failures=max_failures, window=window)
 
     def configure(self, *, max_failures: int, window: float) -> None:
-        """Other limits from now on, also for what was counted already."""
+        """Apply other limits from now on, also to failures that were counted already."""
         self._max_failures = min(max_failures, MAX_COUNTED)
         self._window = window
 
@@ -49,7 +49,7 @@ class Attempts:
         return self.count(key, now) >= self._max_failures
 
     def count(self, key: Hashable, now: float) -> int:
-        """Failures that still count."""
+        """Return the number of failures that still count."""
         found = self._keys.get(key)
         return 0 if found is None else len(self._recent(found, now))
 

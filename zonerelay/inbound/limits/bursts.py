@@ -45,7 +45,7 @@ class _Sender:
 
 
 class Bursts:
-    """Of one worker, over all listeners."""
+    """The senders of one worker, over all listeners."""
 
     def __init__(self, counts: Callable[[], Mapping[str, QueueCounts]], clock: Clock) -> None:
         self._counts = counts

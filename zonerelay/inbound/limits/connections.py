@@ -23,7 +23,7 @@ def client_key(address: str) -> Key:
 
 @lru_cache(maxsize=1024)
 def client_and_network(address: str) -> tuple[Key, Key]:
-    """Twice per connection, so without ipaddress, which takes microseconds."""
+    """Return both keys. Called twice per connection, so without ipaddress, which takes microseconds."""
     client = client_key(address)
     return client, client[:6] if isinstance(client, bytes) else address.rpartition(".")[0]
 
@@ -38,7 +38,7 @@ class ConnectionLimits:
         self.count = 0
 
     def change(self, *, total: int, per_client: int, per_network: int) -> None:
-        """Other limits from now on; connections that are open stay."""
+        """Apply other limits from now on; open connections stay."""
         self._total = total
         self._per_client = per_client
         self._per_network = per_network

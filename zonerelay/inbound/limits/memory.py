@@ -28,7 +28,7 @@ class Holder(Protocol):
 
     @property
     def held(self) -> int:
-        """Its share of `used`."""
+        """Octets of `used` that belong to this session."""
 
     @property
     def must_stay(self) -> bool:
@@ -49,7 +49,7 @@ class SessionMemory:
         self.change(limit)
 
     def change(self, limit: int) -> None:
-        """Another limit from now on."""
+        """Apply another limit, in octets, from now on."""
         self._limit = limit
         self._tight = int(limit * TIGHT)
 
@@ -59,7 +59,7 @@ class SessionMemory:
 
     @property
     def tight(self) -> bool:
-        """No new connections."""
+        """No new connection may be admitted."""
         return self.used + len(self.holders) * SESSION_COST >= self._tight
 
     @property

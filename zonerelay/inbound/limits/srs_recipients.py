@@ -56,7 +56,7 @@ class SrsRecipients:
         self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def reverse(self, srs: Srs, recipient: Mailbox, client: Key, clock: Clock) -> Mailbox | None:
-        """As `Srs.reverse`. Raises SrsError, WrongHashError or TooManyGuessesError."""
+        """Reverse an address as `Srs.reverse` does. Raises SrsError, WrongHashError, TooManyGuessesError."""
         now = clock.monotonic()
         old = srs.is_in_old_form(recipient)
         if old and (self._wrong.locked(client, now) or self._old.locked(_ALL, now)):

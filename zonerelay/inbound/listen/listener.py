@@ -83,7 +83,7 @@ class Listener:
 
     @property
     def addresses(self) -> list[str]:
-        """Where this listener really listens, in the form of the configuration; empty when it does not."""
+        """The addresses that the socket is bound to, as in the configuration; empty before `start`."""
         if self._server is None:
             return []
         names = [each.getsockname() for each in self._server.sockets]
@@ -136,7 +136,7 @@ class Listener:
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
     ) -> None:
-        """Greet by these settings from now on; sessions that are open end by those they began with."""
+        """Apply these settings to new sessions; open sessions keep those they began with."""
         self.settings = settings
         self._shared = shared
         self._context = replace(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
@@ -73,13 +74,8 @@ class Listeners:
         srs: Callable[[], Srs | None] = lambda: None,
         inherited: Inherited = NOTHING,
     ) -> None:
-        self._inherited = inherited
         self._hostname = hostname
-        self._store = store
-        self._ids = ids
-        self._choose_zone = choose_zone
         self._zones = zones
-        self._notify = notify
         self._events = events
         self._clock = clock
         self._secret = secret
@@ -89,6 +85,17 @@ class Listeners:
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(store.counts, clock),
+        )
+        self._make_listener = partial(
+            Listener,
+            hostname=hostname,
+            store=store,
+            ids=ids,
+            choose_zone=choose_zone,
+            notify=notify,
+            events=events,
+            clock=clock,
+            inherited=inherited,
         )
         self._kept: list[_Kept] = []
         self._farewells: set[asyncio.Future[None]] = set()
@@ -101,7 +108,7 @@ class Listeners:
 
     @property
     def addresses(self) -> list[str]:
-        """Where they listen, as in the configuration; ports that were 0 are the real ones."""
+        """The addresses of all listeners, as in the configuration; a port 0 is the real port."""
         return [address for kept in self._kept for address in kept.listener.addresses]
 
     @property
@@ -120,7 +127,7 @@ class Listeners:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What an operator should look at now."""
+        """Problems that an operator should look at, a sentence each."""
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
@@ -210,19 +217,8 @@ class Listeners:
         """Raises ValueError."""
         certificates = self._certificates(settings)
         policy = self._policy(settings)
-        listener = Listener(
-            settings,
-            hostname=self._hostname,
-            store=self._store,
-            ids=self._ids,
-            choose_zone=self._choose_zone,
-            notify=self._notify,
-            events=self._events,
-            clock=self._clock,
-            shared=self._shared,
-            certificates=certificates,
-            policy=policy,
-            inherited=self._inherited,
+        listener = self._make_listener(
+            settings, shared=self._shared, certificates=certificates, policy=policy
         )
         return _Kept(listener, certificates, policy)
 
@@ -289,7 +285,7 @@ class Listeners:
 
 
 def _files(settings: ListenerSettings) -> tuple[object, ...]:
-    """What certificates are built from."""
+    """Return the settings that certificates are built from."""
     return settings.tls, settings.certificate, settings.key, bool(settings.allow_certificates)
 
 

@@ -174,7 +174,7 @@ def accept(*, zone: str = "", add: Iterable[tuple[str, str]] = (), remove: Itera
 
 
 def refuse(code: int, detail: str, text: str) -> Decision:
-    """ServerReply `code` (400–499: try again; 500–599: never), as in `refuse(550, "7.1", "Not here")`.
+    """Refuse with `code` (400–499: try again; 500–599: never), as in `refuse(550, "7.1", "Not here")`.
 
     421 also ends the session.
     """
@@ -183,7 +183,7 @@ def refuse(code: int, detail: str, text: str) -> Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """What a policy is told when it is made. `file` is the listener's policy_file."""
+    """The arguments of a policy's constructor. `file` is the listener's policy_file."""
 
     listener: str = ""
     hostname: str = ""

@@ -29,7 +29,7 @@ class FailureKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No usable answer; `detail` is for the operator."""
+    """A call without a usable result; `detail` is for the operator."""
 
     kind: FailureKind
     detail: str
@@ -87,7 +87,7 @@ def understood(answer: object) -> Result:
 
 
 def described(error: BaseException) -> str:
-    """What was raised, and the deepest line that is not ours."""
+    """Return the text of an exception, with the deepest line of the operator's code."""
     try:
         text = str(error)[:MAX_DETAIL]
     except BaseException:  # noqa: BLE001 - it is a stranger's __str__

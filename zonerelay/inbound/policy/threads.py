@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Work(Protocol):
-    """What `Threads` runs. `run` never raises."""
+    """A call that `Threads` runs. `run` never raises."""
 
     asked: float
     started: bool
@@ -60,16 +60,16 @@ class Threads:
             self._ready.notify()
 
     def give_up(self, work: Work) -> None:
-        """Not begun, it will not begin; begun, it has the thread for as long as it likes."""
+        """Do not begin this call; a call that has begun keeps its thread until it ends."""
         work.given_up = True
 
     def stuck(self, since: float) -> bool:
-        """Every thread is at something that was asked before `since`."""
+        """Return whether every thread runs a call that was asked before `since`."""
         with self._ready:
             return len(self._running) >= MAX_THREADS and all(work.asked < since for work in self._running)
 
     def close(self) -> None:
-        """Threads that do nothing end; the others when they have done what they are at."""
+        """End idle threads now, and the others after their call."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
@@ -119,14 +119,14 @@ class LoopThread:
             self._running_loop().call_soon_threadsafe(self._cancel, call)
 
     def stuck(self, since: float) -> bool:
-        """Something keeps the loop from turning: it has not come to what was asked before `since`."""
+        """Return whether the loop is blocked: it has not begun a call that was asked before `since`."""
         try:
             return len(self._tasks) >= MAX_TASKS or self._waiting[0].asked < since
         except IndexError:
             return False
 
     async def close(self, timeout: float) -> None:
-        """Cancel everything and end the thread, if it lets itself be ended within `timeout`."""
+        """Cancel all tasks and end the thread, waiting at most `timeout` seconds."""
         loop, self._closing = self._loop, True
         self._executor.shutdown(wait=False)
         if loop is None:

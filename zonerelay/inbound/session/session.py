@@ -388,7 +388,7 @@ class Session(SMTP):
             self._go_on_with(last)
 
     def _go_on_with(self, answer: ServerReply) -> None:
-        """Comparisons, the usual ones first: an enumeration's hash is a Python function."""
+        """Do the step behind a reply. Comparisons, because an enumeration's hash is a Python function."""
         then = answer.then
         if then is Then.TAKE_BODY:
             self.intake = self._new_intake()
@@ -573,7 +573,7 @@ class Session(SMTP):
             self._abort(intake)
 
     def _abort(self, intake: Intake) -> None:
-        """No end of data will come: the message does not exist."""
+        """Forget a message whose end of data will not come."""
         self.intake = self.parked = None
         self.context.large_bodies.leave(self)
         if intake.task is not None:

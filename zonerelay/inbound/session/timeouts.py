@@ -19,7 +19,7 @@ from zonerelay.inbound.state.replies import ServerReply
 
 
 class Deadlines:
-    """Times are the event loop's, in seconds; `min_rate` is in octets a second, 0 for any."""
+    """The clocks of one client. Times are the event loop's, in seconds; `min_rate` is in octets a second."""
 
     __slots__ = (
         "_began",
@@ -54,12 +54,12 @@ class Deadlines:
         self.heard = now
 
     def established(self, now: float) -> None:
-        """It is through; now it has the idle time for its next command."""
+        """The handshake is complete; the next command has the idle time."""
         self._handshake = None
         self.heard = now
 
     def answered(self, now: float, transaction: object | None) -> None:
-        """Commands were answered, and left the client in this transaction or in none.
+        """Commands were answered; the client is now in this transaction, or in none.
 
         It may be another one than before: RSET and MAIL can come in one packet.
         """
@@ -71,7 +71,7 @@ class Deadlines:
         self._timed = transaction
 
     def body_began(self, now: float) -> None:
-        """354, or the command of a BDAT chunk: from now on `octets` are counted.
+        """A body or a BDAT chunk begins: from now on `octets` are counted.
 
         A chunk that was refused has no transaction, but no more time than one that has.
         """
@@ -95,13 +95,13 @@ class Deadlines:
         self._body = None
 
     def paused(self, now: float) -> None:
-        """For a reason of ours we do not read, or do not answer (not: the client does not take replies)."""
+        """Stop the clocks: the relay does not read, or has not replied yet, for a reason of its own."""
         if self._paused is None:
             self._paused = now
             self.is_paused = True
 
     def resumed(self, now: float) -> None:
-        """It goes on: all that ran meanwhile begins so much later, and what began meanwhile begins now."""
+        """Start the clocks again: those that ran are set back by the pause, those begun in it begin now."""
         if self._paused is None:
             return
         stalled = now - self._paused
@@ -128,7 +128,7 @@ class Deadlines:
         return replies.DATA_RATE if due is not None and now >= due else None
 
     def next_look(self, now: float) -> float:
-        """When to ask again: never too late for what runs, nor for what begins right after `now`."""
+        """Return the time to call `late` again: early enough for every clock, also one that begins now."""
         theirs = now if self._paused is None else self._paused
         due = self._data_due()
         # What began while we paused counts from the end of the pause, which may be now.
@@ -141,7 +141,7 @@ class Deadlines:
         return earliest + (now - theirs)
 
     def _data_due(self) -> float | None:
-        """When the body will have been too slow, if nothing more comes."""
+        """Return the time at which the body is too slow if nothing more comes."""
         if self._body is None or not self._min_rate:
             return None
         body = self._body if self._paused is None or self._body < self._paused else self._paused

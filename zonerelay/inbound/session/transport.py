@@ -74,7 +74,7 @@ class Transport:
         self.is_wrapped = True
 
     def start_tls(self, channel: Channel) -> None:
-        """Everything from here on is TLS; the handshake is the client's to begin."""
+        """Treat all later input as TLS; the client begins the handshake."""
         self._tls = channel
         self.is_wrapped = True
         self.write = self._write_encrypted

@@ -43,7 +43,11 @@ class GrantTable:
         self._known: dict[tuple[bool, bool, bool, bool], Grants] = {}
 
     def of(self, may_relay: bool, may_xclient: bool, secure: bool, proven: bool) -> Grants:
-        """By its address; may use XCLIENT; has TLS; has logged in or shown a listed certificate."""
+        """Return the grants of a client.
+
+        `may_relay` is by its address; `secure`: it has TLS; `proven`: it has logged in or shown a listed
+        certificate.
+        """
         key = (may_relay, may_xclient, secure, proven)
         grants = self._known.get(key)
         if grants is None:

@@ -58,7 +58,7 @@ class AskedPolicy(Protocol):
 
 
 class Consultants:
-    """Per listener. Each of the three may be missing."""
+    """Asks for one listener. Users, sender domains and policy may each be missing."""
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ _QUEUED = Reply(250, "0.0", "OK queued")
 
 
 def queued(message_id: MessageId) -> ServerReply:
-    """Its `reply`, which is not logged, is the same for all messages."""
+    """Return the 250 for a message. `reply`, which is not logged, is the same for all messages."""
     return ServerReply(_QUEUED, f"250 2.0.0 OK queued as {message_id}\r\n".encode())
 
 

@@ -38,7 +38,7 @@ _EVERYBODY = ""  # the table of rules without a condition on the user
 
 
 class Place(enum.Enum):
-    """Where an address stands."""
+    """The place of an address in a message."""
 
     SENDER = enum.auto()
     RECIPIENT = enum.auto()
@@ -69,7 +69,7 @@ class _Rule:
 
 
 class Rewriting:
-    """Made once from the settings."""
+    """All rules, made once from the settings."""
 
     def __init__(self, rules: Sequence[RewriteSettings]) -> None:
         self.rules: list[_Rule] = []
@@ -90,7 +90,7 @@ class Rewriting:
                     table.add(pattern, at)
 
     def of(self, listener: str, user: str) -> Rewrites:
-        """For the mail of one client; `user` is `""` without a log-in."""
+        """Return the rules for the mail of one client; `user` is `""` without a log-in."""
         return Rewrites(self, listener, user)
 
     def rewrite(self, transaction: Transaction, origin: Origin) -> None:
@@ -123,11 +123,11 @@ class Rewrites:
         self.rules_of_header: set[int] = set()  # that have changed something
 
     def changes(self, place: Place) -> bool:
-        """Whether anything could be different there."""
+        """Return whether a rule may change addresses in this place."""
         return place in self._tables
 
     def find(self, place: Place, address: Mailbox) -> tuple[Mailbox, int]:
-        """What it becomes, and the number of the rule that says so; the same and 0 when none does."""
+        """Return the new address and the number of its rule; the same address and 0 when none matches."""
         if not address:
             return address, 0
         found = [at for table in self._tables.get(place, ()) for at in table.find(address)]
@@ -149,7 +149,7 @@ class Rewrites:
 
 
 def target(to: str) -> tuple[str, str]:
-    """Local part (empty: it stays) and domain of what addresses become. Raises ValueError in words."""
+    """Return local part (empty: it stays) and domain of the new address. Raises ValueError in words."""
     local, _, domain = to.rpartition("@")
     try:
         domain = ascii_domain(domain)
@@ -187,7 +187,7 @@ def _rewrite_recipients(transaction: Transaction, rewrites: Rewrites) -> None:
 
 
 def renamed(recipient: Recipient, address: Mailbox) -> Recipient:
-    """RFC 3461 5.2.1 d): what is made up for ORCPT is the address that was given in RCPT."""
+    """Return the recipient with another address; ORCPT keeps that of RCPT (RFC 3461 5.2.1 d)."""
     return replace(recipient, address=address, orcpt=recipient.orcpt or original_recipient(recipient.address))
 
 

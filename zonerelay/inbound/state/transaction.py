@@ -75,7 +75,7 @@ class Transaction:
         self.chunked = False  # BDAT has begun: no RCPT, no DATA any more
 
     def decide(self, decision: Decision, recipient: Mailbox | None = None) -> None:
-        """What the policy wants, for the whole message or for one recipient."""
+        """Apply a decision of the policy, for the whole message or for one recipient."""
         self.edits = self.edits.and_those_of(decision)
         if decision.zone and recipient is None:
             self.zone = decision.zone

@@ -17,7 +17,7 @@ _ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class ZoneHeader:
-    """Of one listener. `name` is in lower case."""
+    """The field of one listener, and the clients that may use it. `name` is in lower case."""
 
     name: str
     users: frozenset[str]
@@ -37,5 +37,5 @@ class ZoneHeader:
         return self.networks.match(client_address)
 
     def zone_in(self, fields: Fields) -> str:
-        """What the first such field says, `""` when none says anything."""
+        """Return the value of the first such field, `""` without one."""
         return next((value.strip() for name, value in fields if name.lower() == self.name), "")

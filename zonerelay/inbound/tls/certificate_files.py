@@ -86,7 +86,7 @@ def parse_pair(certificate: Path, key: Path, texts: Texts) -> Pair:
 
 
 def signature(path: Path) -> Signature:
-    """Changes when the file, or what a link to it points to, is written, replaced or made readable."""
+    """Return a value that changes when the file or its link target is written, replaced or made readable."""
     try:
         found = path.stat()
     except OSError:
@@ -95,7 +95,7 @@ def signature(path: Path) -> Signature:
 
 
 def is_exposed(path: Path) -> bool:
-    """True for a file that every user of this machine may read."""
+    """Return whether every user of this machine may read the file."""
     try:
         return bool(path.stat().st_mode & stat.S_IROTH)
     except OSError:

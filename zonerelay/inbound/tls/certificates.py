@@ -106,14 +106,14 @@ class Certificates:
         self._next_day = clock.monotonic() + DAILY
 
     def context(self) -> SSL.Context:
-        """What to begin a handshake with now. Never raises."""
+        """Return the context for a handshake that begins now. Never raises."""
         now = self._clock.monotonic()
         if now >= self._next_look:
             self._look(now, all_files=False)
         return self._context
 
     def channel(self) -> TlsChannel:
-        """For a client that comes now. Never raises."""
+        """Return a channel for a client that connects now. Never raises."""
         return TlsChannel(self.context())
 
     def refresh(self) -> None:
@@ -122,7 +122,7 @@ class Certificates:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What an operator should see to, a sentence each."""
+        """Problems for the operator, a sentence each."""
         kept_out = [entry.problem for entry in self._entries if entry.problem]
         return (*kept_out, *self._untimely())
 

@@ -64,7 +64,7 @@ class TlsChannel:
         return plain[0] if len(plain) == 1 else b"".join(plain)
 
     def take_output(self) -> bytes:
-        """What has to be written now: handshake, tickets, alerts."""
+        """Return the octets to write now: handshake, tickets, alerts."""
         output = self._take()
         return output[0] if len(output) == 1 else b"".join(output)
 

@@ -47,7 +47,7 @@ _ABOUT_OUR_CERTIFICATE = frozenset(
 
 
 def first_octet_fault(octet: int) -> str:
-    """Why a first record that begins with this octet is no TLS; "" when it may be."""
+    """Return why a first record that begins with this octet is not TLS; "" when it may be."""
     if octet == _HANDSHAKE_RECORD:
         return ""
     if octet & _SSL2_HELLO:

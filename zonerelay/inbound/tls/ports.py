@@ -39,30 +39,30 @@ class Channel(Protocol):
         """The client has ended TLS (close_notify): nothing more will come."""
 
     def receive(self, data: bytes) -> bytes:
-        """Clear text for ciphertext. Raises TlsFault."""
+        """Decrypt input; return the clear text. Raises TlsFault."""
 
     def take_output(self) -> bytes:
-        """What must be written now, also after a TlsFault."""
+        """Return the octets to write now, also after a TlsFault."""
 
     def send(self, plain: bytes) -> bytes:
-        """Ciphertext to write."""
+        """Encrypt; return the octets to write."""
 
     def close(self) -> bytes:
-        """The end of TLS, to write."""
+        """End TLS; return the octets to write."""
 
 
 class TlsContexts(Protocol):
     """The certificates of a listener as they are now."""
 
     def channel(self) -> Channel:
-        """For a new connection."""
+        """Return a channel for a new connection."""
 
     def refresh(self) -> None:
         """Look at the files now."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the files now, in words."""
+        """Problems with the files now, in words."""
 
     def expiries(self) -> list[tuple[str, float]]:
         """The first name of each certificate, and the Unix time at which it expires."""

@@ -43,7 +43,7 @@ TLS_HELLO = b"\x16\x03"
 
 
 def parse_command(line: bytes) -> tuple[str, str]:
-    """Verb in upper case and argument (trailing spaces dropped, RFC 5321 4.1.1 asks to tolerate them)."""
+    """Return the verb in upper case and the argument without trailing spaces (RFC 5321 4.1.1)."""
     text = line.decode("utf-8", "replace")
     verb, _, argument = text.partition(" ")
     verb = verb.upper()

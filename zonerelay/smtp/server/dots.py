@@ -80,7 +80,7 @@ class BodyReader(LineEnds):
         return self._clean(wire.replace(_DOTTED, CRLF))
 
     def _out(self, body: bytes) -> bytes:
-        """Without the line end that is not part of the body."""
+        """Return the body without the line end that is not part of it."""
         if body:
             body, self._virtual = body[self._virtual :], 0
         return body

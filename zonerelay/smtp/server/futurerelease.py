@@ -25,14 +25,14 @@ _LEAP_SECOND = 60
 
 
 def parse_hold_for(value: str | None) -> int:
-    """Seconds."""
+    """Return seconds."""
     if value is None or not _SECONDS.fullmatch(value):
         raise _bad(f"HOLDFOR is 1 to {MAX_HOLD_FOR} seconds")
     return int(value)
 
 
 def parse_hold_until(value: str | None) -> float:
-    """Unix time."""
+    """Return a Unix time."""
     match = _DATE_TIME.fullmatch(value or "")
     if match is None:
         raise _bad("HOLDUNTIL is a date and time with its zone, as 2030-01-31T09:00:00Z")

@@ -19,7 +19,7 @@ _CRLF = b"\r\n"
 
 
 class LineFault(enum.Enum):
-    """What came instead of a line."""
+    """A fault in place of a line."""
 
     TOO_LONG = "too long"
     BARE_LF = "bare LF"

@@ -40,7 +40,7 @@ _ADDRESS_OCTETS = {_UNSPEC: 0, _INET: 12, _INET6: 36, _UNIX: 216}
 
 
 class ProxyFault(Exception):
-    """Not a PROXY header; the text is for the operator."""
+    """The input is not a PROXY header; the text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _parse_line(line: bytes) -> ProxyHeader:
 
 
 def _binary_end(buffer: bytes) -> int | None:
-    """How long the header is, once that can be known; checks each octet as soon as it is there."""
+    """Return the length of the header once it is known; check each octet as soon as it is there."""
     if len(buffer) > 12 and (buffer[12] >> 4 != 2 or buffer[12] & 0xF not in (_LOCAL, _PROXY)):
         raise ProxyFault(f"PROXY header: unknown version or command 0x{buffer[12]:02x}")
     if len(buffer) < _FIXED:

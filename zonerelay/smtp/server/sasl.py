@@ -41,7 +41,7 @@ _CHALLENGES = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")  # "Username:", "Password:"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client says about itself, unchecked. Both stay out of `repr`: people type one for the other."""
+    """The name and password of a client, unchecked. `repr` shows neither: people confuse the fields."""
 
     user: str = field(repr=False)
     password: str = field(repr=False)
