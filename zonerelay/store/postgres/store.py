@@ -180,7 +180,7 @@ class PostgresStore:
             job.encoded[key] = records.encode_delivery(change.delivery)
             job.changes[key] = change.delivery
 
-    async def _resync(self, *, new_session: bool) -> None:
+    async def _resync(self, new_session: bool) -> None:
         """The database is back: it says what is true."""
         async with self._database.exclusive:
             await self._reader.forget(self._submissions.doubtful)
