@@ -1,4 +1,4 @@
-"""Opening the outbox, and what it needs of a relay: its scheduler, its log-ins, its key for pseudonyms."""
+"""Opens the outbox, and connects it to the relay's scheduler, log-ins and key for pseudonyms."""
 
 from __future__ import annotations
 
@@ -185,9 +185,10 @@ class _Host:
 
 
 class _HeldName:
-    """A name for this relay that stays over restarts, and that nobody else has while it runs.
+    """A name for this relay that stays over restarts, and that no other relay has while it runs.
 
-    It is in a file beside the spool, which is locked: who finds it taken has a name for this run only.
+    It is in a file beside the spool, which is locked: a relay that finds it locked takes
+    a name for this run only.
     """
 
     def __init__(self, path: Path) -> None:

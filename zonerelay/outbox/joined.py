@@ -1,7 +1,7 @@
 """Spool and outbox as one store, so that zones, rates, connections and operators' verbs know one queue.
 
-A message's id says whose it is. New mail and reports go to the spool. A write to the spool never waits for
-the outbox's database, and its trouble is nobody's but the outbox's own.
+A message's id says which of the two holds it. New mail and reports go to the spool. A write to the spool
+never waits for the outbox's database, and trouble of that database affects the outbox alone.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class JoinedStore:
     async def claim_new(
         self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        """Of the spool: half of every `claim` is the outbox's, so that its rows wait behind nobody there."""
+        """From the spool alone: half of every `claim` is the outbox's, so its rows wait for none here."""
         if is_mailbox_zone(zone):
             return []
         return await self._spool.claim_new(zone, limit, since=since, skip_domains=skip_domains)

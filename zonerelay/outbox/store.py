@@ -1,8 +1,9 @@
 """The outbox as a queue: the verbs of a store over rows that applications have inserted.
 
-What is different from a spool: `settle` hands outcomes to a writer that tries until they are stored, for the
-SMTP side must not wait for a database that it does not use. Until an outcome is stored its row stays claimed,
-so nobody else sends it, and a relay that dies leaves it in doubt, as one that dies in a transaction does.
+Unlike a spool's, `settle` hands outcomes to a writer that tries until they are stored, so that the SMTP
+side does not wait for a database that it does not use. A row stays claimed until its outcome is stored, so
+no other relay sends it. A relay that dies leaves such rows in doubt, as one that dies in a transaction
+does.
 
 A row that turns out to be wrong while its message is made is finalised as failed at once.
 """
@@ -171,7 +172,7 @@ class OutboxStore:
         return write
 
     def written(self, write: Write, kept: bool) -> None:
-        """The writer says so: it is durable, or somebody else has the row."""
+        """The writer says so: it is durable, or another relay has the row."""
         waiter = self._waiters.pop((write.id, write.token), None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -192,7 +193,7 @@ class OutboxStore:
         self.claims.finished(row)
 
     def _lose(self, row: Row) -> None:
-        """Another relay believed us dead, or somebody has changed the row by hand."""
+        """Another relay believed this one dead, or the row was changed by hand."""
         keys = list(keys_of(row))
         self._forget(row)
         lost = [key for key in keys if key in self._handed]

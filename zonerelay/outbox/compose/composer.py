@@ -1,8 +1,8 @@
-"""Messages made of rows, and kept while they are being sent.
+"""Makes messages of rows, and keeps them while they are being sent.
 
-A small one is made at once and kept in memory, the least lately used forgotten first. A large one is made in
-a thread and kept in a file without a name. What is read for them has to wait for `room`: of those beyond
-`_SIDE_BY_SIDE` there is never more than one in memory.
+A small message is made at once and kept in memory; the least recently used is forgotten first. A large one
+is made in a thread and kept in a file without a name. A row is read only after it has `room`: of rows
+larger than `_SIDE_BY_SIDE` octets there is never more than one in memory.
 """
 
 from __future__ import annotations

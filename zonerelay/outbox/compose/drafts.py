@@ -1,8 +1,7 @@
-"""From a row's columns to an envelope and a draft, or `BadRowError`: what an application writes is checked
-like what a stranger says in SMTP.
+"""Makes an envelope and a draft of a row's columns, or raises BadRowError.
 
-Lengths and counts are bounded by the names below. No text of an error holds a value of the row, only the
-column, so that it can be stored and logged.
+What an application writes is checked like what an SMTP client says. The names below bound lengths and
+counts. No error text holds a value of the row, only the column, so the text can be stored and logged.
 """
 
 from __future__ import annotations

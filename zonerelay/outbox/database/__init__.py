@@ -1,0 +1,1 @@
+"""The outbox's tables: their columns, their migrations, the statements over them, sealed passwords."""

@@ -1,12 +1,12 @@
-"""Which version the tables have, and the steps that bring them to this one, each in one transaction.
+"""Finds which version the tables have, and brings them to this one by steps, each in one transaction.
 
-One relay at a time does it. Each step says the `oldest` version that can work on with what it makes, which
-ought to be the one before its own, so that a fleet can be upgraded one by one: an older relay works with
-newer tables that allow for it, and refuses others. A step that does not allow for the version before is only
-taken when no relay is alive.
+One relay at a time does it. Each step says the `oldest` version that can work with its result, which should
+be the version before, so that a fleet can be upgraded one by one: an older relay works with newer tables
+that allow for it, and refuses others. A step that does not allow for the version before is only taken when
+no relay is alive.
 
-Tables without a recorded version were made by somebody else. If their columns are those of this version they
-are taken as they are; if not, they are taken for version 1. What is wrong after that, `tables.check` says.
+Tables without a recorded version were made by the application's owner. If their columns are those of this
+version they are taken as they are; if not, they count as version 1. `tables.check` then says what is wrong.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     zr1.<base64url of 12 octets of nonce and the sealed password>
 
-The server and the user name are the associated data, so whoever can write the table cannot have a password
+The server and the user name are the associated data, so a writer of the table cannot have a password
 sent to another server. The first key seals; each is tried to open, so keys are replaced one after the other.
 """
 

@@ -1,6 +1,6 @@
-"""What the outbox says to PostgreSQL. `Statements` are those over one set of tables.
+"""The statements of the outbox. `Statements` holds them for one set of tables.
 
-A column that tables need not have, `priority`, is in them only while the tables have it.
+A table need not have the column `priority`; the statements name it only while the table has it.
 """
 
 # ruff: noqa: S608  (names are checked in the configuration, everything else is a parameter)
@@ -17,7 +17,7 @@ MAX_PEOPLE = 400 * 1024
 """Octets of all its addresses, beyond which a row is not looked at."""
 
 # These are counted for each row that is claimed: no value that an application can write may make them fail,
-# or nobody's mail would leave. Arrays of several dimensions cannot always be joined to one.
+# or no mail would leave. Arrays of several dimensions cannot always be joined to one.
 _PEOPLE = " + ".join(
     f"coalesce(octet_length({text}), 0)"
     for text in (

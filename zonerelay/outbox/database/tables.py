@@ -1,8 +1,8 @@
-"""The tables: what they are made of, who may do what, and whether a database has them.
+"""The outbox's tables: their columns, the rights on them, and whether a database has them.
 
 Applications write the first columns of a row, the relay the others. They may own the tables, in any schema
-and under any name: then `check` says at the start what is missing or has another type. Steps that were
-released never change; a new version appends one.
+and under any name: then `check` says at the start which column is missing or has another type. A migration
+that was released never changes; a new version appends one.
 """
 
 from __future__ import annotations

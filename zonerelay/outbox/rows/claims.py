@@ -1,14 +1,13 @@
-"""Which rows this relay has, and how it comes to them: claimed in batches whenever somebody says that there
-may be some, with a look now and then in case nobody did.
+"""Claims rows in batches: on every sign of new rows, and once per poll interval in case a sign was missed.
 
 Strategies (policy → the harm it prevents):
 
-- `FOR UPDATE SKIP LOCKED` → relays never wait for each other, and no row is had by two.
-- Queues share a window of rows (`window.py`) → memory is bounded, and a slow server is no other's trouble.
+- `FOR UPDATE SKIP LOCKED` → relays never wait for each other, and no two relays have the same row.
+- Queues share a window of rows (`window.py`) → memory is bounded, and a slow server delays no other queue.
 - New rows and those that have come due take turns → neither starves the other.
-- A row that is wrong is finalised at once → it is nobody's trouble but its own.
-- What the table says is ours and we do not know of goes back → a claim whose answer was lost with the
-  connection does not wait for as long as we live.
+- A row that is wrong is finalised at once → it delays no other row.
+- A claim in the table that this relay does not know of is given back → a claim whose answer was lost with the
+  connection does not last as long as the relay.
 """
 
 from __future__ import annotations
@@ -242,7 +241,7 @@ class OutboxClaims:
         return mailbox
 
     def finished(self, row: Row) -> None:
-        """Nobody of the row is out any more."""
+        """No recipient of the row is out any more."""
         if self.rows.pop(row.message_id, None) is None:
             return
         if self._window.remove(row.queue):

@@ -1,10 +1,10 @@
 """Mailboxes in use: each is a zone and a credential of its own while it has mail.
 
-A mailbox is read with the rows that name it, and again while it is in use, so what is corrected in the table
-counts at the next look. One that has had no mail for `IDLE` seconds is forgotten, with its zone.
+A mailbox is read with the rows that name it, and again while it is in use, so a correction in the table
+takes effect at the next read. A mailbox without mail for `IDLE` seconds is forgotten, with its zone.
 
-A mailbox that cannot be used as it is (a TLS mode that there is not, clear text to another machine) makes its
-mail wait. Its password is opened when somebody logs in with it, never kept, and in no text.
+Mail of a mailbox that cannot be used as it is (an unknown TLS mode, clear text to another machine) waits. A
+password is unsealed for each log-in, is never kept, and is in no text.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Mailboxes:
                 self.host.provide(mailbox.settings(), mailbox.credential(), changed=old is not None)
 
     def gone(self, ids: Collection[int]) -> None:
-        """No longer in the table: nobody logs in with them, and rows that name them are wrong."""
+        """No longer in the table: they serve no log-in, and rows that name them are wrong."""
         for mailbox in ids:
             self._known.pop(mailbox_zone(mailbox), None)
 

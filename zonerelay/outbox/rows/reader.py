@@ -1,4 +1,4 @@
-"""Reads of rows that nobody has claimed here, and the figures that are looked at now and then."""
+"""Reads rows that this relay has not claimed, and the counts of the whole table."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class OutboxReader:
         return Content(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
 
     async def row(self, row: int) -> Row | None:
-        """An open one, with nobody out. Raises BadRowError."""
+        """An open row without recipients that are out. Raises BadRowError."""
         return await self._one(await self._keeper.fetch(self._statements.one, row))
 
     async def lock(self, row: int, session: str) -> Row | None:

@@ -97,8 +97,8 @@ class Write(NamedTuple):
 
 
 def read_states(json: str | None) -> _States:
-    """What nobody can read was written by somebody else: everybody starts anew, which repeats nothing that
-    the relay has written down.
+    """States that cannot be read were not written by a relay: every recipient starts anew, which repeats
+    nothing that the relay has written down.
     """
     try:
         return msgspec.json.decode(json, type=_States) if json else {}
@@ -151,18 +151,18 @@ class Row:
         )
 
     def open(self) -> list[Delivery]:
-        """Everybody who has neither got it nor been given up."""
+        """The recipients that neither have the message nor were given up."""
         return [self.delivery(each) for each in self.people.everybody if not self.state(each).done]
 
     def take_due(self, now: float) -> list[Delivery]:
         """Who is to be attempted with this claim; at least one if anybody may be."""
         if not self.open():
-            # It was over, and somebody has queued it again: who has it does not get it twice.
+            # It was over and was queued again: a recipient that has it does not get it twice.
             self._states = {each: state for each, state in self._states.items() if state.done == SENT}
         waiting = [each for each in self.open() if not each.held]
         due = [each for each in waiting if each.next_attempt <= now + SOON]
         if not due and waiting:
-            # The row is due although nobody in it is: somebody has set next_retry_at.
+            # The row is due although no recipient is: an operator has set next_retry_at.
             due = waiting
         self.out = {each.recipient for each in due}
         return [self.delivery(each.recipient, due=True) for each in due]
@@ -213,7 +213,7 @@ class Row:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is out: what is written now lets go of the row."""
+        """No recipient is out: what is written now lets go of the row."""
         return not self.out
 
     def write(self, now: float, redact: Redact) -> Write:
@@ -232,7 +232,7 @@ class Row:
         if status == SENT:
             error_log = None
         state = None if status == SENT else _encode(self._states)
-        # Whoever owns the table may have written anything; too large a number would never be stored.
+        # The owner of the table may have written anything; too large a number would never be stored.
         attempts = min(max(self.attempts, 0), MAX_ATTEMPTS)
         if delay is not None and delay != FOREVER:
             delay = min(delay, MAX_DELAY)

@@ -4,7 +4,7 @@ A queue is a zone's, or a mailbox's, for one priority. Strategies (policy → th
 
 - A queue that has its share is passed over until it has half of it → a slow server does not fill the window.
 - The share is at most `SHARE`, and half of what is free → several slow servers leave room for others.
-- Whoever has less than `FEW` may go beyond `MOST` → however full the window is, a new queue's rows come in.
+- A queue with less than `FEW` may go beyond `MOST` → however full the window is, a new queue's rows come in.
 - `MOST` + `RESERVE` is the end → memory does not grow with the table, nor with the number of mailboxes.
 """
 

@@ -1,8 +1,8 @@
-"""Writes what became of rows: many in one statement, in order for each row, until it is done.
+"""Writes outcomes of rows: many in one statement, in order for each row, until each is stored.
 
-While the database is away everything is kept and written when it is back: who hands something over here does
-not wait. At most as much is kept as the relay has claimed. A row whose claim was lost is not changed; `lost`
-hears of it. What the database will never take is written once more without its texts.
+While the database is away, outcomes are kept and written when it is back; the caller does not wait. At most
+as much is kept as the relay has claimed. A row whose claim was lost is not changed, and `written` hears of
+it. A write that the database refuses for its values is tried once more without its texts.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OutboxWriter:
         self._idle.set()
 
     async def close(self, timeout: float) -> None:
-        """Write what is left, within the time; the rest is attempted again by whoever reaps it."""
+        """Write what is left, within the time; the rest is attempted again by the relay that reaps it."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
         if self._task is not None:

@@ -237,7 +237,7 @@ class TransactionWriter:
     async def _add(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         messages = [new for job in jobs for new in job.messages]
         for job in jobs:
-            # Whoever has the deliveries now reports for itself.
+            # The node that has the deliveries now reports for itself.
             messages += [
                 new for new, about in job.reports if not about or any(key in job.done for key in about)
             ]
@@ -250,7 +250,7 @@ class TransactionWriter:
 async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
     """Remove those that have no delivery any more; they are returned.
 
-    Two nodes may have finished the last two just now: whoever gets the lock second sees what the first did.
+    Two nodes may have finished the last two just now: the second to get the lock sees what the first did.
     """
     ids = sorted(numbers)
     await fetch(sql.LOCK_MESSAGES, ids)

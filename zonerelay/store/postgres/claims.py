@@ -1,8 +1,8 @@
-"""Handing out deliveries from PostgreSQL: `FOR UPDATE SKIP LOCKED`, so that nodes never wait for each other.
+"""Hands out deliveries from PostgreSQL with `FOR UPDATE SKIP LOCKED`, so nodes never wait for each other.
 
-What is claimed belongs to the session of this relay. A claim is carried out to its end even when whoever
-asked has left: the deliveries are then at hand for the next one. `exclusive` keeps everything that changes
-claims in the database apart from a resync, which compares them with what is known here.
+A claim belongs to the session of this relay. It is carried out to its end even when its caller has left;
+the deliveries are then in the pool for the next caller. `exclusive` keeps every change of claims in the
+database apart from a resync, which compares them with what is known here.
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ class PostgresClaims:
             self._on_lost(lost)
 
     async def give_back_strays(self, arriving: Callable[[], Collection[DeliveryKey]]) -> None:
-        """What our session has claimed and nobody here knows of: the claim outlived its connection.
+        """Gives back what this session has claimed unknown to this relay: the claim outlived its connection.
 
         With `arriving`, the new ones that are being stored, nothing is between the database and our memory.
-        What leaves while we look is claimed by nobody any more, and nothing is claimed meanwhile.
+        What leaves while we look has no claim any more, and nothing is claimed meanwhile.
         """
         async with self.exclusive:
             session = self._keeper.session
@@ -171,7 +171,7 @@ class PostgresClaims:
 
     @contextlib.asynccontextmanager
     async def _alone(self, zone: str) -> AsyncIterator[None]:
-        """With nothing under way for the zone, not even for somebody who has left."""
+        """With nothing under way for the zone, not even for a caller that has left."""
         async with self._locks.setdefault(zone, asyncio.Lock()):
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -226,7 +226,7 @@ class PostgresClaims:
         return len(rows)
 
     def _read(self, rows: Iterable[Columns]) -> Iterator[Delivery]:
-        """What cannot be read stays claimed, so that it holds nobody up, and stored, for its repair."""
+        """An unreadable delivery stays claimed, so that it delays no other, and stored, for its repair."""
         for row in rows:
             try:
                 yield delivery_of(row)
@@ -257,7 +257,7 @@ class PostgresClaims:
         pool.parked = True
 
     async def _unpark(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
-        """Of domains that are no longer skipped, should nobody ask for the domain."""
+        """Claims parked deliveries of domains that are no longer skipped, unless asked for by domain."""
         pool = self.claims.zone(zone)
         pool.parked = False
         try:
@@ -285,11 +285,11 @@ class PostgresClaims:
         return found
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is its business
-        """Carry it out to its end, also when whoever waits for it leaves."""
+        """Carries the work out to its end, also when its caller leaves."""
         return await asyncio.shield(self._start(work))
 
     async def _taken(self, work: Coroutine[Any, Any, list[Delivery]]) -> list[Delivery]:  # Any: as above
-        """What was claimed for somebody who has left meanwhile is given back."""
+        """The work's claims; they are given back when the caller has left meanwhile."""
         task = self._start(work)
         try:
             return await asyncio.shield(task)
@@ -310,7 +310,7 @@ class PostgresClaims:
     def _ended(self, task: asyncio.Task[Any]) -> None:  # Any: any result
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has seen it; nobody else has to
+            task.exception()  # a caller that waited has seen it
 
     async def close(self) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)

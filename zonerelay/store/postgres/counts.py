@@ -1,8 +1,8 @@
-"""How many deliveries each zone holds, over all nodes: counted by the database, then kept by our own changes.
+"""Counts the deliveries of each zone over all nodes: the database counts once, then own changes are added.
 
-A count walks one snapshot in the background while changes go on; what was changed since the snapshot is added
-to what it finds. What other nodes change is only seen by the next count, so with several of them the figures
-are those of up to `RECOUNT` seconds ago.
+A count reads one snapshot in the background while changes go on, and adds what was changed since the
+snapshot. Changes of other nodes are seen by the next count only, so with several nodes the counts are up to
+`RECOUNT` seconds old.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A `Link` is one connection that does one thing at a time; who comes later waits.
   carried out.
 - `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.
 - `ClashError`: another transaction was in the way; the same again may work at once.
-- `BusyError`: somebody has held a lock for longer than we wanted to wait.
+- `BusyError`: another transaction has held a lock for longer than the statement may wait.
 - StoreFullError, and StoreError for everything else that the server says.
 
 A commit whose wait for a standby was cut short ends with a warning and no error (`pg_cancel_backend`, a
@@ -53,7 +53,7 @@ _FULL = ("53100",)
 _STANDBY_SOURCE = "syncrep.c"
 """Where the server's warnings about synchronous standbys come from. Their texts are in its language."""
 
-# Any: what a column becomes is known to whoever wrote the statement, and to nobody else.
+# Any: only the author of a statement knows the types of its columns.
 Columns = Sequence[Any]
 
 
@@ -139,7 +139,7 @@ class Link:
 
     @classmethod
     async def open(cls, access: Access, *, reads: bool = False) -> Link:
-        """Whoever leaves meanwhile leaves no half-made connection behind."""
+        """Connects. A caller that is cancelled leaves no half-made connection behind. Raises StoreError."""
         task = asyncio.get_running_loop().create_task(cls._open(access, reads=reads))
         try:
             return await asyncio.shield(task)
@@ -205,7 +205,7 @@ class Link:
         return rows
 
     def _hear_log(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
-        """A turn of the loop before whoever waits for the statement goes on."""
+        """Called a turn of the loop before the caller of the statement goes on."""
         if getattr(message, "server_source_filename", None) == _STANDBY_SOURCE:
             self._doubt = str(message)
 

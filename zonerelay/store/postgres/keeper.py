@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from zonerelay.store.common import claiming, health
 from zonerelay.store.common.group_commit import GroupCommitter
@@ -44,12 +43,6 @@ class UnsafeError(StoreOpenError):
     """The server would lose what it has acknowledged."""
 
 
-class Resync(Protocol):
-    """What the store does when everything may have changed."""
-
-    async def __call__(self, *, new_session: bool) -> None: ...
-
-
 class PostgresKeeper(DatabaseSession):
     """One relay's place in one database. `node` is its number."""
 
@@ -60,7 +53,8 @@ class PostgresKeeper(DatabaseSession):
         self.last_id = 0
         self.channel = f"{access.schema}_news"
         self.on_failure: Callable[[StoreError], None] = _ignore
-        self.resync: Resync | None = None
+        self.resync: Callable[[bool], Awaitable[None]] | None = None
+        """What the store does when everything may have changed; true: under a new session."""
         self.reconcile: Callable[[], Awaitable[None]] | None = None
         self.all_zones: Callable[[], None] = lambda: None
         self.on_news = around.on_news
@@ -262,7 +256,7 @@ class PostgresKeeper(DatabaseSession):
         await self.committer.drain()
         is_new = await self._connect()
         assert self.resync is not None
-        await self.resync(new_session=is_new)
+        await self.resync(is_new)
         await self.reap()
 
     def _go_on_in_trouble(self, error: StoreError) -> None:

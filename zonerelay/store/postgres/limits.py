@@ -1,8 +1,8 @@
 """Limits over all relays that share a PostgreSQL spool: the books of zones, a row each.
 
-A row is replaced by one statement that names the version it was read in, so no lock outlives a statement and
-a relay that stops holds nobody up. The server's clock counts. One connection of its own, which also hears the
-words of others (NOTIFY).
+One statement replaces a row and names the version that was read, so no lock outlives a statement and a
+relay that stops delays no other. The server's clock counts. The limits have one connection of their own,
+which also hears the news of other relays (NOTIFY).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opening a PostgreSQL store: settings to connections, the schema, what the last run left."""
+"""Opens a PostgreSQL store: connects, brings the schema up to date, and frees what dead nodes have left."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Acc
 
 
 class _News:
-    """What others tell goes to the claims first, then to whoever listens."""
+    """Passes news of other relays to the claims first, then to the scheduler."""
 
     def __init__(self, store: PostgresStore, claims: PostgresClaims, on_news: News) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Reading messages, bodies and the queue from PostgreSQL; nothing here claims anything."""
+"""Reads messages, bodies and the queue from PostgreSQL; claims nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PostgresReader:
         return float(rows[0][0]) if rows else None
 
     async def forget(self, messages: Mapping[int, set[str]]) -> None:
-        """Remove messages of which nobody knows whether they were stored, and whose clients were told no."""
+        """Removes messages that may have been stored although their clients heard a refusal."""
         if messages:
             zones = sorted({word(zone) for some in messages.values() for zone in some})
             async with self._keeper.links.use() as link:

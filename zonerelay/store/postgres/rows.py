@@ -1,4 +1,4 @@
-"""Between the trade's values and rows: what stands in which column, and in which order."""
+"""Converts between the model's values and rows: which column holds what, and in which order."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ An advisory lock lets one relay at a time do it; the others wait and find it don
 
 Versions may be mixed while a fleet is upgraded one by one. Each step says the `oldest` version that can work
 on with what it makes, which ought to be the one before its own: columns are added with a default, nothing is
-renamed or taken away while somebody uses it, and no statement says `SELECT *` of a table. An older relay
+renamed or taken away while a relay uses it, and no statement says `SELECT *` of a table. An older relay
 works with a newer schema that allows for it, and refuses any other. A step that does not allow for the
 version before is only taken when no relay is alive, for what is running is not asked again. A step waits for
-a table no longer than `LOCK_PATIENCE` at a time: whoever waits for one makes all others wait behind.
+a table no longer than `LOCK_PATIENCE` at a time: a statement that waits for one makes all others wait behind.
 
 Every primary key holds the message's id, so that an operator can partition each table by ranges of it.
 
@@ -17,7 +17,7 @@ Every primary key holds the message's id, so that an operator can partition each
               parked: passed over, because its destination was full. alone: its message has no other.
     upload    bodies that are arriving, so that what a crash leaves can be removed
     limit_book  of each zone what connections and turns all relays have (limits/book.py), replaced as a whole
-    queue_mark  one row, by which relays know the queue again (queue_mark.py)
+    queue_mark  one row, by which relays know the queue again (common/queue_mark.py)
     node      one row per relay: its session, until when that lives, and its highest message id
 """
 
@@ -164,7 +164,7 @@ async def run_alone(link: Link, lock: str, work: Callable[[Fetch], Awaitable[Non
 
 
 async def check_schema(link: Link, name: str) -> None:
-    """Once more, behind our registration: whoever changes the schema sees that, or we see the change."""
+    """Checks again after the registration: a relay that changes the schema sees it, or we see the change."""
     ((version, oldest),) = await link.fetch(_SCHEMA)
     Schema(version, oldest).check(name)
 
@@ -201,7 +201,7 @@ async def _prepare(fetch: Fetch, name: str) -> None:
 
 
 async def _await_nobody(fetch: Fetch, name: str, version: int) -> None:
-    """Sessions that are over end here, so that whoever comes back has to look at the schema first."""
+    """Sessions that are over end here, so that a relay that comes back has to look at the schema first."""
     await fetch("LOCK TABLE node IN SHARE ROW EXCLUSIVE MODE")
     await fetch("UPDATE node SET session = NULL WHERE expires < clock_timestamp()")
     alive = await fetch("SELECT node FROM node WHERE session IS NOT NULL ORDER BY node")

@@ -1,7 +1,7 @@
 """The statements, for whole arrays of rows at once: what they cost is mostly their number.
 
 A claim is guarded by its session in every statement that ends it: `mine` says that the caller was handed the
-delivery, so that nothing happens when another node has taken it over; without it, what nobody has claimed
+delivery, so that nothing happens when another node has taken it over; without it, an unclaimed delivery
 is changed too.
 """
 

@@ -1,11 +1,11 @@
 """The PostgreSQL store: `Store` over one database, which several relays may share.
 
-Owns the order of things: plan a change from what is known, hand it to the group committer, and when it is
-durable let claims and counts follow. What is claimed here is guarded by this relay's session in every
-write, so an outcome of a delivery that another node has taken over changes nothing.
+This module plans a change from what is known, hands it to the group committer, and lets claims and counts
+follow when it is durable. Every write of an outcome names this relay's session, so an outcome of a delivery
+that another node has taken over changes nothing.
 
-When the fate of a write is not known its submitters get StoreError; new messages in it are removed again as
-soon as the database is back, outcomes are written again by whoever has them.
+When the fate of a write is unknown, its submitters get StoreError. Its new messages are removed when the
+database is back, and its outcomes are written again by their submitters.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PostgresStore:
         self._submissions.submit(Submission(dropped=[number(message_id)]), lazy=True)
 
     def _keeps(self, delivery: Delivery) -> bool:
-        """Claimed at once, so that delivering it asks nobody?"""
+        """Whether the write itself claims it, so that handing it out needs no statement."""
         ready = not delivery.held and delivery.next_attempt <= 0
         return ready and self._claims.zone(delivery.queue).has_room
 
@@ -180,7 +180,7 @@ class PostgresStore:
             job.encoded[key] = records.encode_delivery(change.delivery)
             job.changes[key] = change.delivery
 
-    async def _resync(self, *, new_session: bool) -> None:
+    async def _resync(self, new_session: bool) -> None:
         """The database is back: it says what is true."""
         async with self._database.exclusive:
             await self._reader.forget(self._submissions.doubtful)
@@ -190,7 +190,7 @@ class PostgresStore:
             await self._counter.start()
 
     async def reconcile(self) -> None:
-        """Give back what the database holds for us and nobody here knows of: claims, parts of bodies."""
+        """Gives back what the database holds for this relay without its knowing: claims, parts of bodies."""
         await self._database.give_back_strays(self._submissions.arriving)
         uploads = await self._keeper.ask(sql.UPLOADS, self._keeper.session)
         if given_up := [number for (number,) in uploads if not self._submissions.has_upload(number)]:

@@ -1,8 +1,9 @@
-"""Submissions on their way into the database, and what follows from each once it is known what became of it.
+"""Submissions on their way into the database, and what follows when it is known what became of each.
 
-Nothing takes effect before it is durable: until then nobody is handed what an outcome is written of. A job
-that fails leaves everything as it was; when its batch may have been committed all the same, the new messages
-in it are `doubtful`: their clients were told no, so they are removed as soon as the database can be asked.
+Nothing takes effect before it is durable: until then no delivery with an unwritten outcome is handed out. A
+submission that fails leaves everything as it was. When its batch may have been committed all the same, its
+new messages are `doubtful`: their clients heard a refusal, so they are removed when the database can be
+asked.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Submissions:
         self._uploading: set[int] = set()
 
     def take_hold(self, job: Submission) -> None:
-        """Nobody is handed these until the write is done."""
+        """Keeps these from being handed out until the write is done."""
         job.simple = True
         for key, state in job.changes.items():
             handed = self._claims.handed.get(key)
@@ -188,4 +189,4 @@ def _tell(job: Submission, error: BaseException | None) -> None:
     refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(str(error))
     refusal.__cause__ = error
     outcome.set_exception(refusal)
-    outcome.exception()  # nobody may be waiting any more: that is no news for the loop
+    outcome.exception()  # without a caller the loop must not complain

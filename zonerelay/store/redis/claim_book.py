@@ -1,7 +1,7 @@
-"""What this relay has claimed on a shared server, under which fencing token; and what it knows by heart.
+"""What this relay has claimed on a shared server, under which fencing token, and what of it is in memory.
 
-Messages and small bodies that were just stored, or read, are served from memory only while a delivery of
-theirs is claimed: as long as that holds, nobody else can remove them.
+Messages and small bodies that were just stored or read are served from memory only while this relay has
+claimed one of their deliveries: until the claim ends, no other relay can remove them.
 """
 
 from __future__ import annotations

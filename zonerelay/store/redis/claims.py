@@ -1,4 +1,8 @@
-"""Handing out deliveries from the Redis spool, and giving them back."""
+"""Hands out deliveries from the Redis spool, and gives them back.
+
+An answer is taken in even when its caller has left; what it claimed for that caller is given back. A claim
+whose answer was lost is found by comparing the server's claims with the claim book (`reconcile`).
+"""
 
 from __future__ import annotations
 
@@ -137,7 +141,7 @@ class RedisClaims:
             try:
                 delivery = rows.decode_member(zone, member, record)
             except StoreCorruptError as error:
-                # It stays claimed, so that it holds nobody up, and stored, for whoever repairs it.
+                # It stays claimed, so that it delays no other, and stored, until an operator repairs it.
                 self._unreadable.add(b"%b %b" % (zone, member))
                 _log.error("%s", error)
                 continue

@@ -283,7 +283,7 @@ def _judged(error: ResponseError) -> StoreError:
 
 
 async def _hang_up(connection: AbstractConnection) -> None:
-    """TLS says goodbye and waits for the other's; a server that does not answer keeps nobody for long."""
+    """TLS says goodbye and waits for the other's; a server that does not answer delays it only shortly."""
     writer = connection._writer  # redis-py forgets it when the time is up, and TLS goes on waiting
     try:
         async with asyncio.timeout(GOODBYE):
@@ -364,7 +364,7 @@ def _answer(future: asyncio.Future[Reply], reply: Reply | StoreError) -> None:
 def _fail(future: asyncio.Future[Reply], error: StoreError) -> None:
     if not future.done():
         future.set_exception(type(error)(str(error)))
-        # Nobody may be waiting any more; that is no reason for the loop to complain.
+        # Without a caller the loop must not complain.
         future.exception()
 
 

@@ -1,4 +1,4 @@
-"""What is known of a shared queue without asking: counts by zone, the highest id, where nothing is ready."""
+"""What is known of a shared queue without asking: counts by zone, the highest id, zones with none ready."""
 
 from __future__ import annotations
 

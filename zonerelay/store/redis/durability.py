@@ -1,9 +1,9 @@
-"""What the server must promise before a 250 may lean on it: it keeps what it has acknowledged.
+"""Asks whether the server keeps what it has acknowledged, which a 250 needs.
 
-Required: the append-only file, synced before each answer, also while it is being rewritten; no eviction; a
-primary, not a replica. Version 7.0 or newer (Valkey: any), because of script flags that let mail leave when
-the server's memory is full. A server that cannot be asked (CONFIG is forbidden) counts as one that does not
-promise. Asked at every connection and every few seconds, for settings can be changed behind our back.
+Required are the append-only file, synced before each answer and while it is being rewritten; no eviction;
+and a primary. The version must be 7.0 or newer (Valkey: any), because of script flags that let mail leave
+when the server's memory is full. A server that forbids CONFIG counts as one that does not promise. The
+relay asks at every connection and with every beat, because settings may be changed while it runs.
 """
 
 from __future__ import annotations

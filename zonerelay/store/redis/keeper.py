@@ -1,9 +1,9 @@
 """Keeps this relay connected to a Redis server and its lease alive.
 
-Two wires: one for records, one for large bodies, so that no session waits behind a long body; and a channel
-that hears of mail which others have left. When any of them breaks, all are replaced, with growing pauses for
-as long as it takes; meanwhile everything is refused with StoreError and `unhealthy` says why. What the server
-promises about durability is checked at each connection and with each renewal of the lease (`redis_lease`).
+There are two wires, one for records and one for large bodies, so that no session waits behind a long body,
+and a channel for news of mail that other relays have left. When one of them breaks, all are replaced, with
+growing pauses for as long as it takes. Meanwhile every call fails with StoreError and `unhealthy` says why.
+What the server promises about durability is checked at each connection and with each renewal of the lease.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RedisKeeper:
             raise StoreError(health.CLOSED)
 
     async def with_retry(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply:
-        """What reads may do: ask once more when a lost connection is there again within `timeout`."""
+        """Asks once more when a lost connection is there again within `timeout`. For reads only."""
         try:
             return await ask()
         except StoreFullError:
@@ -148,7 +148,7 @@ class RedisKeeper:
         if self._closing:
             return
         self._closing = True
-        self._up.set()  # nobody is to wait for what does not come back
+        self._up.set()  # no reader waits for what does not come back
         self._health.close()
         if self._task is not None:
             self._task.cancel()

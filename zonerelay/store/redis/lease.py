@@ -1,8 +1,8 @@
-"""The lease on this relay's claims in Redis: entering, renewing, losing it, and giving up those of others.
+"""The lease on this relay's claims in Redis, and what becomes of the claims of dead relays.
 
-The lease is renewed three times in its length. Leases of others that have ended are given up by whoever looks
-first, but only by a relay that has been connected for as long as a lease lasts: after an outage of the server
-everybody must have had the time to renew.
+A lease is renewed three times in its length. Any relay frees the claims of a lease that has ended, but only
+after it has been connected for as long as a lease lasts: after an outage of the server every relay has had
+the time to renew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.redis.connection import Reply, Wire, as_list
 
 FORMAT = 1
-"""The version of what is stored: see `redis_scripts`."""
+"""The version of what is stored: see `scripts`."""
 OLDEST_FORMAT = 1
 """Relays of that version still work with what this one stores."""
 REAP_LIMIT = 500

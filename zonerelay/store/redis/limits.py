@@ -1,7 +1,8 @@
 """Limits over all relays that share a Redis spool: the books of zones, each under a key of its own.
 
-Beside the spool's connections, so that nobody waits behind a body: one for books and one that hears words.
-The server's clock counts. A key that is left goes by itself when nothing in it binds anybody any longer.
+They have two connections beside the spool's, one for the books and one for news, so that no limit waits
+behind a body. The server's clock counts. A key expires by itself when nothing in it binds a relay any
+longer.
 """
 
 from __future__ import annotations

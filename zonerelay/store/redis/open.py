@@ -1,4 +1,4 @@
-"""Opening the Redis spool: settings become a connection, a lease and a store."""
+"""Opens the Redis spool: makes a connection, a lease and a store of the settings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reading the Redis spool: messages, bodies, pages of the queue. Changes nothing.
+"""Reads the Redis spool: messages, bodies, pages of the queue. Changes nothing.
 
-What is claimed and known by heart is served without asking the server, as long as the lease lasts; afterwards
-somebody else may be sending it, so reading it fails and no attempt is begun. A connection that is lost and
-comes back soon costs whoever reads a message or a body some time, and nothing else.
+A message that this relay has claimed and has in memory is read without asking the server, as long as the
+lease lasts. Afterwards another relay may be sending it, so reading it raises StoreError and no attempt
+begins. A reader of a message or a body waits for a lost connection that comes back within the timeout.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RedisReader:
         try:
             return self._keeper.call_body("HGET", key, number)
         except StoreError:
-            return None  # whoever needs it asks again
+            return None  # the read of that chunk asks again
 
     async def _explain_missing(self, message_id: MessageId, number: int) -> None:
         if not await self._keeper.call("HEXISTS", self._message_key(message_id), "#"):

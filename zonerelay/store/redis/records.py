@@ -1,4 +1,4 @@
-"""How deliveries are spelled in Redis: what the scripts must see stands before the JSON, in plain text."""
+"""How deliveries are written in Redis: what the scripts read is plain text before the JSON."""
 
 from __future__ import annotations
 

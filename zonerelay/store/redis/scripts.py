@@ -16,14 +16,14 @@ The keys, behind the prefix; ZONE, DOMAIN and RCPT are percent-encoded:
                         Without `#` it does not exist yet, and Redis itself forgets it after a while
     deliveries:ID       hash: `ZONE RCPT` → `DUE CREATED DOMAIN JSON`; DUE is 0 (at once), a time or h (held)
     queue:ZONE          sorted set, in lexical order: `ID RCPT` of every delivery
-    ready:ZONE          … of those that are due at once and that nobody has claimed
-    retry:ZONE          … of those that wait, scored by their time, and that nobody has claimed
+    ready:ZONE          … of those that are due at once and that no relay has claimed
+    retry:ZONE          … of those that wait, scored by their time, and that no relay has claimed
     parked:ZONE:DOMAIN  … of those that a claim passed over; parked:ZONE is the set of such domains
     claims              sorted set: `ZONE ID RCPT`, scored by the fencing token of the lease they hang on
     leases              sorted set: token, scored by when it ends (server's milliseconds); fence is the last
     numbers             hash: number of a relay (part of its message ids) → token
     counts              hash: `r ZONE`, `d ZONE`, `h ZONE`: ready, deferred and held deliveries
-    mark                by which relays know the queue again (queue_mark.py)
+    mark                by which relays know the queue again (common/queue_mark.py)
     last-id, format, probe      as their names say;  news: the channel that tells of mail in a zone
 """
 

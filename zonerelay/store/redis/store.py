@@ -1,13 +1,13 @@
 """The Redis spool: `Store` over one server, for any number of relays.
 
-Puts the parts together and settles; the scripts decide (`redis_scripts.py`), the keeper keeps the connection
-and the lease (`redis_keeper.py`). What concerns one of this relay's claims is sent with the fencing token it
-was made under, so that it changes nothing once the lease was lost. Answers are taken in by callbacks, in the
-order in which the server gave them, whether or not somebody still waits: memory never lags behind them.
+The scripts decide (`scripts`), the keeper has the connection and the lease, and this module puts the parts
+together and settles. A request about a claim carries the fencing token of the claim, so it changes nothing
+after the lease is lost. Callbacks take in the answers in the order in which the server gave them, even when
+their callers have left, so memory never lags behind the server.
 
-Failure: a commit whose answer was lost is taken back when the server is reachable again, unless somebody has
-claimed it by then (the client was told 451). A settle whose answer was lost may be repeated. Claims of which
-this relay does not know, because the answer was lost, are given back.
+Failure: a commit whose answer was lost is taken back when the server is reachable again, unless another
+relay has claimed it by then (the client was told 451). A settle whose answer was lost may be repeated.
+Claims that this relay does not know of, because an answer was lost, are given back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Taking mail into the Redis spool: bodies as they arrive, the message, and what becomes of those given up.
+"""Takes mail into the Redis spool: bodies while they arrive, then the message.
 
-A commit whose answer was lost is doubtful: the client was told 451, so the message is taken back when the
-server is reachable again, unless somebody has claimed it by then.
+A commit whose answer was lost is doubtful. The client was told 451, so the message is taken back when the
+server is reachable again, unless another relay has claimed it by then.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from zonerelay.store.redis.counts import RedisCounts
 from zonerelay.store.redis.keeper import RedisKeeper
 
 UPLOAD_KEPT = 15 * 60_000
-"""Milliseconds after which the server forgets an upload that nobody goes on with."""
+"""Milliseconds after which the server forgets an upload that no relay goes on with."""
 
 
 class RedisUploads:
-    """What `BodyWriter` needs of its store."""
+    """Stores bodies and messages for `BodyWriter`."""
 
     def __init__(
         self,

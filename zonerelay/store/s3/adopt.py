@@ -1,12 +1,14 @@
-"""Looking through the bucket: what is this relay's, what nobody's, what a crash has left.
+"""Walks through the bucket, and takes over mail that belongs to this relay or to no living one.
 
-A walk lists `queue/` page by page and reads the heads it does not know, `READS_AT_ONCE` at a time: memory
-does not grow with the bucket but with what is this relay's. What a living session owns stays its own, so
-of others' mail only the owners are remembered, and no deferral makes anybody read it again. Mail of a
-session that is over is taken over by a conditional write of each message. When several relays see the same
-session end, each takes its share first (by message id), and what is left a while later. Intents are carried
-out before anything is handed out that they concern; when two relays take over such messages, one of them
-may try once more what was decided.
+A walk lists `queue/` page by page and reads the heads that it does not know, `READS_AT_ONCE` at a time.
+Memory grows with this relay's mail and not with the bucket: of other relays' mail only the owners are
+remembered, so that a deferral there causes no read here. A message whose session has ended is taken over by
+a conditional write. When several relays see the same session end, each takes its share first, by message
+id, and the rest a while later. An intent is carried out before a delivery that it concerns is handed out;
+when two relays take over such messages, one of them may repeat an attempt that was already decided.
+
+A walk also removes what crashes leave: bodies without a message and uploads without an end. A message that
+cannot be read is logged and left for the operator.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ class Walks:
         await self._remove_leftovers()
 
     async def look_at(self, ids: Sequence[MessageId], *, shares: bool = False) -> None:
-        """Take those that are ours, or nobody's. Raises StoreError."""
+        """Takes those that belong to this relay, or to no living one. Raises StoreError."""
         versions = await self._read_all(ids)
         decided = [each for each, version in versions.items() if version.head.intent is not None]
         for message_id in decided:
@@ -123,7 +125,7 @@ class Walks:
             self._on_news(zone)
 
     async def _bounded(self, work: Coroutine[object, object, T]) -> T:
-        """Who takes a message over holds all of its body for a moment."""
+        """Bounds the reads: a message that is taken over is whole in memory for a moment."""
         async with self._at_once:
             return await work
 

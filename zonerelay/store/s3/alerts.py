@@ -1,8 +1,8 @@
-"""Telling other relays through SQS that there is mail for whoever has room, and hearing it.
+"""Tells other relays through SQS that there is mail for a relay with room, and hears their alerts.
 
-An alert names messages, or says that a session has ended. It is a convenience: mail that no alert comes for
-is found by listing. So trouble with the queue is logged and stops nothing. What is heard is deleted from
-the queue only after it was acted upon; what nobody has room for is not asked for.
+An alert names messages, or says that a session has ended. Mail without an alert is found by listing, so
+trouble with SQS is logged and stops nothing. An alert is deleted from SQS only after the relay has acted on
+it, and a relay without room asks for none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_PAUSE = 60.0
 MAX_IDS = 100
 """Messages in one alert."""
 MAX_WAITING = 10_000
-"""Messages whose alert could not be sent yet; of more nobody is told."""
+"""Messages whose alert could not be sent yet; further ones are not announced."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -42,8 +42,8 @@ Heard = Callable[[Sequence[MessageId]], Awaitable[bool]]
 
 
 class Alerts:
-    """One per store. `heard` is told of messages, or of none: then somebody has stopped. It says whether that
-    is settled: false leaves the alert to others.
+    """One per store. `heard` is told of messages, or of none: then a relay has stopped. It returns whether
+    that is settled: false leaves the alert to others.
     """
 
     def __init__(self, bucket: Bucket, *, heard: Heard, has_room: Callable[[], bool]) -> None:

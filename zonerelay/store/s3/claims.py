@@ -133,7 +133,7 @@ class S3Claims(IndexClaims[OwnMessage]):
             by_message.setdefault(key.message_id, []).append(key)
         foreign = [each for each in by_message if each not in self._own.ids]
         if foreign:
-            await self._walks.look_at(foreign)  # nobody's is ours from here on
+            await self._walks.look_at(foreign)  # what belonged to no relay is ours from here on
         existed: dict[DeliveryKey, bool] = {}
         jobs = [
             (message_id, MessageJob(some, _changer(some, change, existed)))

@@ -3,8 +3,8 @@
 The only module that knows aiobotocore. One method is one request, or a few when the service said that it has
 done nothing. A question (a read, a listing) that the service fails at is asked again: S3 answers some with
 500 and says so in its documentation; a change never is. Errors say what is known: `ConflictError` and
-`MissingError` are answers; after `UnsureError` nobody knows whether it happened, which is the caller's to
-find out; `RefusedError` is the service's no. Names of keys and what the service says about them may be in the
+`MissingError` are answers; after `UnsureError` it is unknown whether it happened, and the caller finds
+out; `RefusedError` is the service's no. Names of keys and what the service says about them may be in the
 texts, secrets and addresses of people are not.
 """
 
@@ -94,8 +94,8 @@ class Fetched:
 def _session() -> AioSession:
     """Shared: it reads the description of the whole service, which takes a tenth of a second."""
     session = AioSession()
-    # Nobody here asks when an object was written, and to parse that for each row is two thirds of the cost of
-    # a listing. When credentials end is a text then, which the client takes, too.
+    # No caller uses the time of a write, and parsing it for each row is two thirds of the cost of a listing.
+    # The end of credentials is a text then, which the client takes, too.
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_as_it_is)
     return session
 

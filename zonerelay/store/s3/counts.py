@@ -1,7 +1,7 @@
-"""Counts of a shared queue: this relay's from its index, the others' as they stand in their leases.
+"""Counts a shared queue: this relay's mail from its index, the others' from their leases.
 
-So they cost no request; what the others say is as old as their last beat. Mail that is left to whoever has
-room is in nobody's figures until somebody has taken it.
+The counts cost no request; those of other relays are as old as their last beat. Mail that is left to a
+relay with room is not counted until a relay has taken it over.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class S3Counts:
         return min((when for when in (mine, *others) if when is not None and when <= now), default=None)
 
     def lease(self, offers: int, now: float) -> LeaseRecord:
-        """What this relay's lease says."""
+        """The record that this relay writes into its lease."""
         index = self._mine.index
         named = {name: counts for name, counts in index.counts() if counts.total}
         oldest = {name: index[name].oldest(now) for name in named}
@@ -57,7 +57,7 @@ class S3Counts:
         )
 
     def heard_ids(self) -> None:
-        """Ids never go backwards, whoever has handed them out."""
+        """Takes note of other relays' ids: ids never go backwards, in any relay."""
         for name in self._nodes.last_ids:
             if is_message_id(name):
                 self._mine.note_id(MessageId(name))

@@ -1,8 +1,8 @@
 """Keeps the bucket usable: the beat that renews the lease, trouble with the service, recovery.
 
-On trouble new mail is refused and nothing is handed out, until a beat has worked again: it writes and
-lists, and is tried with growing pauses for as long as it takes. Then what is doubtful is put right. A lease
-that was lost meanwhile is said to the store, which begins anew under another session.
+On trouble new mail is refused and nothing is handed out until a beat works again. A beat writes and lists;
+it is tried with growing pauses for as long as it takes. Then the store puts right what is doubtful. When
+the lease was lost meanwhile, the store is told, and begins anew under another session.
 """
 
 from __future__ import annotations

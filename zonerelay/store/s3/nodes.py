@@ -1,13 +1,14 @@
-"""Relays that share a bucket: each has a number and, as long as it lives, a session, under one lease object.
+"""Relays that share a bucket: each has a number and, while it lives, a session, under one lease object.
 
-A lease is renewed by writing its object on the condition that nobody else has. Others take it for over when
-they have seen it unchanged for `lease` seconds by their own clock, and say so by writing `dead` into it on
-the same condition: then its holder, should it only have been slow, cannot renew it and knows. What a
-session owns may be taken over once that is written, and not before. A relay that stops writes `ended`: who
-starts within `lease` goes on under that session and owns its mail without touching it.
+A relay renews its lease by writing the object on the condition that no other relay has written it. Other
+relays consider a lease over when they have seen it unchanged for `lease` seconds by their own clock, and
+write `dead` into it on the same condition. A holder that was only slow then fails to renew it, and knows.
+Mail of a session may be taken over once `dead` is written, and not before. A relay that stops writes
+`ended`: a relay that starts within `lease` seconds goes on under that session and owns its mail without
+touching it.
 
-Without conditions (`alone`) the lease is a sign at the door: a relay does not start while another's is
-being renewed, and stops taking mail when it finds another's name in it.
+Without conditions (`alone`) the lease only warns: a relay does not start while another one renews its
+lease, and stops taking mail when it finds another relay's session in it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Nodes:
         return found | {self.session}
 
     def company(self) -> list[LeaseRecord]:
-        """What the others that run have said."""
+        """The leases of the other relays that run."""
         return [seen.lease for seen in self.others.values() if seen.lease.state == "live"]
 
     # --- coming and going
@@ -124,7 +125,7 @@ class Nodes:
             return None
 
     def _choose(self) -> tuple[int, SeenLease | None]:
-        """Go on for one that has stopped; else a number that nobody has."""
+        """The number of a relay that has stopped, to go on under its session; otherwise a free number."""
         for number, seen in sorted(self.others.items()):
             if seen.lease.state == "ended":
                 return number, seen
@@ -187,7 +188,7 @@ class Nodes:
     # --- the beat
 
     async def renew(self) -> None:
-        """Raises LeaseLostError when the lease is another's, or over; StoreError when nobody knows."""
+        """Raises LeaseLostError when the lease is another's, or over; StoreError when that is unknown."""
         started = self._clock.monotonic()
         lease = self._worded(self.session, self._mine.beat + 1)
         if self._alone:
@@ -212,7 +213,7 @@ class Nodes:
         self._etag = found.etag
 
     async def look(self) -> set[str]:
-        """See how the others are, and bury who has not been heard of; sessions that have ended since."""
+        """Reads the other leases, and marks silent ones dead. Returns the sessions that have ended since."""
         if self._alone:
             return set()
         before = self.live()

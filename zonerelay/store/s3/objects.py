@@ -1,7 +1,7 @@
 """Messages as objects: written whole, read by head or by body.
 
-A write is on the condition that nobody wrote since (`etag`), where the service has conditions; `fenced`
-says so. Who lost a race reads again and decides anew; that is the caller's.
+Where the service has conditions, a write succeeds only if the object is still the one with the given
+`etag`. A caller whose write fails with ConflictError reads the object again and decides anew.
 """
 
 from __future__ import annotations

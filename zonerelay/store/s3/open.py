@@ -90,7 +90,7 @@ def _access(settings: S3Settings, environment: Mapping[str, str]) -> BucketAcces
 
 
 async def probe(bucket: Bucket, keys: Keys, name: str) -> Abilities:
-    """`name` is nobody else's. Raises StoreError when the bucket cannot even be written and read."""
+    """`name` is unique to this relay. Raises StoreError when the bucket cannot even be written and read."""
     key = keys.probes + name
     await bucket.put(key, b"1")
     puts = await _is_refused(bucket, key, new=True) and await _is_refused(bucket, key, match=_WRONG)
@@ -115,7 +115,7 @@ async def _is_refused(bucket: Bucket, key: str, *, match: str = "", new: bool = 
 
 
 async def _try_delete(bucket: Bucket, key: str) -> tuple[bool, bool]:
-    """Is the object still there, and was it a refusal that kept it?"""
+    """Whether the object is still there, and whether a refusal kept it."""
     try:
         await bucket.delete(key, match=_WRONG)
     except ConflictError:

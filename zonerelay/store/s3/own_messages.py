@@ -48,11 +48,11 @@ class MessageJob:
         refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(repr(error))
         refusal.__cause__ = error
         self.done.set_exception(refusal)
-        self.done.exception()  # nobody may be waiting any more: that is no news for the loop
+        self.done.exception()  # without a caller the loop must not complain
 
 
 HOT_MESSAGES = 10_000
-"""Messages whose states stay in memory when nobody works on them."""
+"""Messages whose states stay in memory when no task works on them."""
 
 
 class OwnMessage:

@@ -3,7 +3,7 @@
     PREFIX queue/ID           a message: one line of JSON (`Head`), and behind it the body if it is small
     PREFIX body/ID-SESSION    a larger body
     PREFIX nodes/NN           the lease of the relay with that number
-    PREFIX mark               by which relays know the queue again (queue_mark.py)
+    PREFIX mark               by which relays know the queue again (common/queue_mark.py)
     PREFIX probe/…            what was written to see whether it can be
 
 A message exists when `queue/ID` does and has deliveries. A head without any is what a removal leaves for a
@@ -12,7 +12,7 @@ that was given up and may come late. What cannot be read raises StoreCorruptErro
 
 A head is written again with each change, perhaps by an older version than the one that wrote it: members
 that this version does not know, of the head and of the message in it, are kept. An intent is carried out
-and forgotten by whoever finds it; what an older version could not carry out needs another format.
+and forgotten by the relay that finds it; what an older version could not carry out needs another format.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Known(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Head(_Known, frozen=True, omit_defaults=True, kw_only=True):
-    """`owner` is the session of the relay that has it, "" when it is left to whoever has room. `rev` grows
+    """`owner` is the session of the relay that has it, "" when it is left to a relay with room. `rev` grows
     with each write, so that no two versions of it are alike. `refused` is when a refusal was written.
     `kept` is what a newer version has written (JSON): members of the head, and first of them `message`, if
     there is something unknown in that.
@@ -222,7 +222,7 @@ def encode_lease(lease: LeaseRecord) -> bytes:
 
 
 def decode_lease(data: bytes) -> LeaseRecord:
-    """What cannot be read is nobody's."""
+    """A lease that cannot be read belongs to no living relay."""
     try:
         return _decode_lease(data)
     except (ValueError, msgspec.MsgspecError):

@@ -1,12 +1,12 @@
 """Messages that were given up: their clients have heard 451 and come again, so they must never be delivered.
 
-A write without an answer may be carried out later, even when this relay has been restarted. So a *refusal*
-is written under the message's name, on the condition that nothing is there. The message is written on the
-same condition: whichever comes first, the other one fails. If it was the message, the refusal takes its
-place. A refusal stays for `KEPT`; whoever looks through the bucket after that removes it.
+The service may carry out a write without an answer later, even after a restart of this relay. So a
+*refusal* is written under the message's name, on the condition that no object is there. The message was
+written on the same condition, so the later of the two fails. If the message came first, the refusal
+replaces it. A refusal stays for `KEPT` seconds; a later walk through the bucket removes it.
 
-A service without conditions lets a late write through. There the ids are remembered for `KEPT`, not over a
-restart, and what has come is removed by the next look through the bucket.
+A service without conditions lets a late write through. There the ids are remembered for `KEPT` seconds, not
+over a restart, and the next walk through the bucket removes what has come.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Refusals:
-    """One per store. `throw_away` removes a body that nobody needs."""
+    """One per store. `throw_away` removes a body that no message names."""
 
     def __init__(
         self, objects: Objects, mine: OwnMessages, *, throw_away: Callable[[str], None], clock: Clock
@@ -60,13 +60,13 @@ class Refusals:
                 if await self._refuse(message_id, session):
                     self._throw_away(self._objects.keys.body(message_id, session))
             except (ConflictError, MissingError):
-                continue  # somebody was faster: with the next beat it is looked at again
+                continue  # another relay was faster: the next beat looks at it again
             except StoreCorruptError as error:
                 _log.error("left for the operator: %s", error)
             self.open.pop(message_id, None)
 
     async def _refuse(self, message_id: MessageId, session: str) -> bool:
-        """True when nothing is left of it, and nothing will come; false when it has become somebody's."""
+        """True when nothing is left of it, and nothing will come; false when a relay has it now."""
         if message_id in self._mine.ids:
             return False
         has_conditions = self._objects.abilities.conditional_put
@@ -95,7 +95,7 @@ class Refusals:
             await self._objects.remove(message_id, found.head, etag=found.etag)
         return True
 
-    # --- what somebody who looks through the bucket finds
+    # --- what a walk through the bucket finds
 
     def stands(self, head: Head) -> bool:
         """A refusal that is still needed. A clock that was far off must not keep it for years."""

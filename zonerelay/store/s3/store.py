@@ -1,9 +1,9 @@
 """The S3 store: `Store` over one bucket, which several relays may share.
 
-A message belongs to the relay that accepted it, and claims are marks in that relay's memory: nothing is
-written to hand it out. What makes that safe is that everything of a message is written on the condition
-that nobody else has written it, and that others take it over only by writing it, after the lease of its
-owner has run out (s3_nodes.py). Puts the parts together; each says what it promises.
+A message belongs to the relay that accepted it, and a claim is a mark in that relay's memory: handing out
+writes nothing. Two rules make that safe. Every write of a message is conditional on no other relay having
+written it, and a relay takes over a message only by such a write, after its owner's lease has run out
+(`nodes`). This module puts the parts together; each part says what it promises.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger("zonerelay.store")
 
 @dataclass(frozen=True, slots=True)
 class S3Terms:
-    """`alone`: nobody shares the queue. `lease` in seconds."""
+    """`alone`: no other relay shares the queue. `lease` in seconds."""
 
     lease: float
     alone: bool = False

@@ -1,12 +1,11 @@
-"""Taking mail into a bucket: bodies while they arrive, the message, and what becomes of those given up.
+"""Takes mail into a bucket: bodies while they arrive, then the message.
 
 A small body is one request together with its message. A larger one is an object of its own, stored before
-the message; one that outgrows a part is uploaded in parts while it arrives. A part has at least 5 MiB, so
-that many octets of each upload are in memory; `UPLOADS` of them go on at a time, further ones wait.
+the message. A body that outgrows a part is uploaded in parts while it arrives. A part has at least 5 MiB,
+so that many octets of each upload are in memory; `UPLOADS` of them go on at a time, and further ones wait.
 
 A commit whose answer was lost is in doubt: its client has heard 451, so the message is refused when the
-service is there again (s3_refusals.py). What a crash leaves behind is removed by whoever next looks through
-the bucket.
+service is reachable again (`refusals`). The next walk through the bucket removes what a crash leaves.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class _Upload:
 
 
 class S3Uploads:
-    """What `BodyWriter` needs of its store."""
+    """Stores bodies and messages for `BodyWriter`."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class S3Uploads:
     ) -> None:
         """`check` raises StoreError when no mail may be taken now, or what was taken may be lost. `owner` is
         whose the next message will be, "" to leave it to others, of which `offered` is told. `throw_away`
-        removes a body that nobody needs.
+        removes a body that no message names.
         """
         self.uploads = 0
         self.check_writable = check
@@ -217,7 +216,7 @@ class S3Uploads:
     # --- inside
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Future[None]:
-        """Carried out to its end, whoever waits for it."""
+        """Carries the work out to its end, also when its caller leaves."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -226,7 +225,7 @@ class S3Uploads:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits has seen it; nobody else has to
+            task.exception()  # a caller that waits has seen it
 
     async def close(self) -> None:
         """Let commits end; what is only half here goes."""

@@ -31,13 +31,13 @@ from zonerelay.store.s3.own_messages import MessageJob, OpenDeliveries, OwnMessa
 from zonerelay.store.s3.records import INLINE_LIMIT, Head, HeadIntent, Report, Step
 
 RACES = 8
-"""How often a write is tried again because somebody was faster."""
+"""How often a write is tried again because another writer was faster."""
 
 _log = logging.getLogger("zonerelay.store")
 
 
 class ObjectWriter:
-    """One per store. `session` is whose the messages are now; `alone`: whoever they say, they are ours."""
+    """One per store. `session` names the owner of new writes; `alone`: every message is this relay's."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class ObjectWriter:
         self._now = clock.monotonic
         self._observe = observe
         self.litter: set[str] = set()
-        """Bodies that nobody needs any more and that could not be removed yet."""
+        """Bodies that no message names any more and that could not be removed yet."""
         self.unfinished: set[MessageId] = set()
-        """Messages with an intent that is not done to its end."""
+        """Messages with an intent that is not carried out to its end."""
         self._doubtful: set[MessageId] = set()
         self._made: set[MessageId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +107,7 @@ class ObjectWriter:
             self._mine.drop(stored)
 
     def _give_up(self, jobs: Iterable[MessageJob]) -> None:
-        """It did not happen, or nobody knows: everything stays as it was."""
+        """The write failed, or its fate is unknown: everything stays as it was."""
         for job in jobs:
             for key in job.keys:
                 zone = self._mine.index[key.queue]
@@ -161,7 +161,7 @@ class ObjectWriter:
                 self._doubtful.update(reported)
                 raise
             if epoch != self._mine.epoch:
-                return True  # all of it belongs to whoever has it now; what was written is true
+                return True  # another relay owns it now; what was written is true
             if intent is not None:
                 await self._finish_soon(stored)
             self._made.difference_update(reported)
@@ -394,7 +394,7 @@ class ObjectWriter:
             job.end(StoreError(APART) if job.others else None)
 
     def throw_away(self, key: str) -> None:
-        """A body that nobody needs any more."""
+        """Removes a body that no message names any more."""
         self.litter.add(key)
         self.start(self._remove(key))
 
@@ -402,7 +402,7 @@ class ObjectWriter:
         try:
             await self._objects.bucket.delete(key)
         except StoreError as error:
-            _log.warning("a body that nobody needs is removed later: %s", error)
+            _log.warning("a body that is not needed any more is removed later: %s", error)
         else:
             self.litter.discard(key)
 

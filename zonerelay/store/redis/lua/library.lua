@@ -1,4 +1,4 @@
--- What all scripts share. The keys are described in redis_scripts.py.
+-- What all scripts share. The keys are described in scripts.py.
 
 local P = KEYS[1]
 local call = redis.call
