@@ -1,4 +1,4 @@
-"""What every store promises, as Protocols, and the errors it may raise.
+"""The contract of every store: its promises, as Protocols, and the errors that it may raise.
 
 Promises (DESIGN rules 1 and 2):
 
@@ -6,11 +6,11 @@ Promises (DESIGN rules 1 and 2):
 - When `settle` returns, every change in it survives, all or none. An outcome, the removal of
   its delivery and the bounce that reports it are one `settle`.
 - The last delivery to leave takes the message and its body with it, in the same atomic write.
-- A claimed delivery is handed out to nobody else until it is settled or released. Private
+- A claimed delivery is handed out to no other caller until it is settled or released. Private
   stores forget claims in a crash; shared ones let them expire.
 - On a shared store claims hang on a lease. When it ends before it was renewed, others may claim the
   deliveries; what this relay still does with them (`settle`, `release`) changes nothing any more, and
-  reading their messages raises StoreError, so that no attempt is begun that somebody else makes.
+  reading their messages raises StoreError, so that no attempt is begun that another relay makes.
 
 Failure: every method raises `StoreError` or a subclass and nothing else. After an error nothing of
 that call is visible, except that a `settle` whose result was lost may or may not have happened
@@ -31,7 +31,7 @@ from zonerelay.model.outcome import Outcome
 
 CHUNK_SIZE = 64 * 1024
 SHARED = "the queue is shared: others may have mail in it"
-"""What is left over in a shared store."""
+"""The answer of `left_over` on a shared store."""
 
 
 class StoreError(Exception):
@@ -43,7 +43,7 @@ class StoreFullError(StoreError):
 
 
 class StoreCorruptError(StoreError):
-    """A record could not be read back. It stays where it is, for whoever repairs the spool."""
+    """A record could not be read back. It stays where it is, for the operator who repairs the spool."""
 
 
 class StoreOpenError(StoreError):
@@ -78,7 +78,7 @@ class Submit:
     """A message of our own making (a DSN) that must appear in the same write as what it reports.
 
     `about` are the deliveries that it reports. A shared store leaves it out when the claims on all of them
-    were lost: whoever has them now reports for itself.
+    were lost: the relay that has them now reports for itself.
     """
 
     message: Message
@@ -246,7 +246,7 @@ class QueueStore(Protocol):
 
     @property
     def node(self) -> int:
-        """This relay's number among those that share the store, for its message ids; 0 when nobody does."""
+        """This relay's number among those that share the store, for its message ids; 0 when none does."""
 
     def last_message_id(self) -> MessageId | None:
         """The highest id this spool has ever committed, so that ids stay monotonic over restarts."""
@@ -295,7 +295,7 @@ class QueueOperations(Protocol):
         """The deliveries of one message that are still open, in recipient order."""
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        """Those that exist and can be read, for somebody who only looks."""
+        """Those messages that exist and can be read, for a list."""
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
@@ -311,4 +311,4 @@ class QueueOperations(Protocol):
 
 
 class Store(QueueStore, QueueOperations, Protocol):
-    """What a backend implements."""
+    """The whole of what an engine implements."""

@@ -1,4 +1,4 @@
-"""Where the spool of each worker is, and which spools lie there that nobody has any more.
+"""The directory of each worker's spool, and the spools there that belong to no worker any more.
 
 The first worker's spool is `[spool] path` itself, that of worker 3 is `03` in it; the other directories of
 the disk queue and the shelf go the same way. So a relay with one worker is the first worker of any other
@@ -57,8 +57,8 @@ def node_of(postgres: PostgresSettings, worker: int) -> PostgresSettings:
 def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
     """Workers that there are no more but whose spools are still there. Reads directories.
 
-    What was being removed when a crash came is removed now. A directory that cannot be read has none: whoever
-    opens it says so in words. Raises OSError.
+    What was being removed when a crash came is removed now. A directory that cannot be read has none: the
+    store that opens it says so in words. Raises OSError.
     """
     found = set[int]()
     for place in _places(spool):

@@ -1,4 +1,4 @@
-"""What a store needs from around it, whichever it is: one value for all that open one."""
+"""The clock, callbacks and environment that every store is given, as one value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from zonerelay.store.contract import Lost, News, StoreOpenError
 
 
 def no_news(zone: str) -> None:
-    """Nobody else's mail comes in."""
+    """The store is private: no other relay leaves mail in it."""
 
 
 def no_damage(text: str) -> None:
-    """The log of the store itself has it."""
+    """The store's own log names the damage."""
 
 
 def none_lost(keys: Collection[DeliveryKey]) -> None:

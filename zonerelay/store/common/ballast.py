@@ -33,7 +33,7 @@ class Ballast:
         self.held = self._found()
 
     def _found(self) -> int:
-        """What the last run left."""
+        """The octets that the last run kept back."""
         with contextlib.suppress(OSError):
             return self._path.stat().st_blocks * 512
         return 0

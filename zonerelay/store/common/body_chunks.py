@@ -1,4 +1,4 @@
-"""What every store checks before it writes, so that no caller's slip can damage a queue."""
+"""Checks that every store makes before it writes, so that a caller's mistake cannot damage a queue."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ batch. A longer one is stored in groups while it arrives, each group in a synced
 rule 1), with one group being written while the next fills: `write` waits when both are full. The
 more large uploads there are, the smaller their groups, so that all together stay bounded.
 
-Chunks of a message that was not committed do not exist for anybody: abort removes them in the
+Chunks of a message that was not committed are never read: abort removes them in the
 background, and what a crash left the store removes by itself. After a failed write the message cannot
 be committed any more.
 """
@@ -30,7 +30,7 @@ UPLOAD_MEMORY = 64 * 1024 * 1024
 
 
 class Spool(Protocol):
-    """What a writer needs of its store."""
+    """The part of a store that a writer uses."""
 
     uploads: int
 

@@ -1,7 +1,7 @@
-"""What this relay has claimed in a shared store: handed out, or kept at hand for the next claim. No I/O.
+"""This relay's claims in a shared store: deliveries handed out, or kept for the next claim. No I/O.
 
-Mail that was accepted here is claimed in the write that stores it, so that handing it out asks nobody. A pool
-holds at most `POOL_LIMIT` of a zone; the rest is left unclaimed in the store, for whichever relay has room.
+Mail that was accepted here is claimed in the write that stores it, so that handing it out asks no server.
+A pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the store, for a relay that has room.
 `more` and `due` say whether a question to the store could bring anything: the oldest of both comes first.
 """
 
@@ -21,7 +21,7 @@ NEVER = float("inf")
 
 
 class ZonePool:
-    """One zone. `more`: the store may hold fresh deliveries that nobody has claimed; `due`: none that is
+    """One zone. `more`: the store may hold fresh deliveries that no relay has claimed; `due`: none that is
     deferred comes due before (0.0: not known); `parked`: it may hold some that were passed over.
     """
 
@@ -88,7 +88,7 @@ class ZonePool:
     def take_new(
         self, limit: int, since: MessageId, skip: Collection[str]
     ) -> tuple[list[Delivery], list[Delivery]]:
-        """Likewise, of the fresh ones of messages from `since` on."""
+        """Like `take`, from the fresh deliveries of messages from `since` on."""
         found: list[Delivery] = []
         passed: list[Delivery] = []
         while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
@@ -98,7 +98,7 @@ class ZonePool:
         return found, passed
 
     def next_due(self) -> float:
-        """When the first deferred delivery at hand is due."""
+        """The time at which the first deferred delivery at hand is due."""
         heap = self._due
         while heap and not self._is_current(*heap[0]):
             heapq.heappop(heap)

@@ -91,7 +91,7 @@ class IndexClaims(Generic[H]):
         return sorted(found, key=lambda delivery: delivery.message_id)
 
     def _mine(self, taken: Mapping[DeliveryKey, int]) -> list[DeliveryKey]:
-        """Without what was given back, whether it is another claim's by now or nobody's."""
+        """Without the keys that were given back, even when another claim has taken them."""
         index = self._index()
         return [key for key, number in taken.items() if index[key.queue].claim_of(key) == number]
 

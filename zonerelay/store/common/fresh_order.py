@@ -1,6 +1,6 @@
 """Fresh deliveries in memory that can be handed out: the oldest first, or the oldest new ones. No I/O.
 
-There are two heaps: one from a message on, since somebody has asked for those (`first_since`), and one of the
+There are two heaps: one from the message on that `first_since` last named, and one of the
 rest. They may hold keys that were taken or forgotten meanwhile: `is_there` decides.
 """
 
@@ -14,7 +14,7 @@ from zonerelay.model.message_id import MessageId
 
 
 class FreshOrder:
-    """Of one queue."""
+    """The fresh deliveries of one queue."""
 
     __slots__ = ("_is_there", "_new", "_old", "_since")
 
@@ -47,7 +47,7 @@ class FreshOrder:
         return self._peek(self._new)
 
     def pop(self, key: DeliveryKey) -> None:
-        """What one of the two has just answered."""
+        """Removes the key that `first` or `first_since` has just returned."""
         heapq.heappop(self._new if self._new and self._new[0] == key else self._old)
 
     def refill(self, keys: Iterable[DeliveryKey]) -> None:

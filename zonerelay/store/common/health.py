@@ -1,4 +1,4 @@
-"""Whether a store may be used, and why not. Bland reasons: they may reach clients and `/readyz`.
+"""Says whether a store may be used, and why not. Reasons are bland: they reach clients and `/readyz`.
 
 Two things are kept apart. A refusal means that nothing can be done now, and is what every caller gets. A
 cause without one (little space, little memory, damage) keeps new mail out while the queue is drained.
@@ -55,7 +55,7 @@ class Health:
         return True
 
     def _tell(self) -> None:
-        # Who begins to wait now waits for the next change.
+        # A caller that begins to wait now waits for the next change.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -103,6 +103,6 @@ class Health:
         self._tell()
 
     def close(self) -> None:
-        """The store is being closed, as it was told: nobody has to hear of that, or of what comes after."""
+        """The store is being closed on purpose: `on_change` hears neither of that nor of later causes."""
         self._closed = True
         self.reason = CLOSED

@@ -1,4 +1,4 @@
-"""Directories and files beside mail: nobody else may look into them, and a power cut does not take them away.
+"""Directories and files beside mail: no other user may read them, and they survive a power cut.
 
 Several workers may be making the same ones at the same time: the spool of each but the first is in that of
 the first. Blocks.
@@ -35,7 +35,7 @@ def take_from_others(directory: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """As a whole or not at all. Raises OSError."""
+    """Writes the whole file or leaves it as it was. Raises OSError."""
     part = path.with_name(f"{path.name}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

@@ -3,7 +3,7 @@
 A file system cannot be asked what is due, so every delivery has an entry here, and its state is read from
 its file only when it is handed out. An entry costs about 500 octets (docs/disk-queue.md): the index
 is bounded by the queue, not by a window. Entries follow what is durable; one that is claimed or is being
-changed right now is in no heap, and whoever ends that puts it back.
+changed right now is in no heap; the end of the claim or change puts it back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _numbers = itertools.count(1)
 
 
 class Entry:
-    """One delivery: where it stands, and why it is not handed out now. `claim` is 0 when nobody has it."""
+    """One delivery: where it stands, and why it is not handed out now. `claim` is 0 without a claim."""
 
     __slots__ = ("changing", "claim", "created", "held", "key", "next_attempt", "parked")
 
@@ -136,7 +136,7 @@ class ZoneIndex:
         return found
 
     def take_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[DeliveryKey]:
-        """Likewise, of the fresh ones of messages from `since` on."""
+        """Like `take`, from the fresh deliveries of messages from `since` on."""
         found: list[DeliveryKey] = []
         while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
             self._fresh.pop(key)
@@ -158,7 +158,7 @@ class ZoneIndex:
         return found
 
     def _take_unparked(self, limit: int, skip: Collection[str], now: float, found: list[DeliveryKey]) -> None:
-        """Of domains that are no longer skipped, should nobody ask for the domain."""
+        """From domains that are no longer skipped, in case `take_domain` is not called for them."""
         for domain in [domain for domain in self._parked if domain not in skip]:
             self._take_parked(domain, limit, now, found)
 

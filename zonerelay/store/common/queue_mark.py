@@ -125,7 +125,7 @@ def new_mark(clock: Clock) -> str:
 
 
 def place_of(backend: Backend, *, redis: RedisSettings, postgres: PostgresSettings, s3: S3Settings) -> str:
-    """Where the configured queue is, without secrets; `""` for a spool that is not shared."""
+    """The place of the configured queue, without secrets; `""` for a spool that is not shared."""
     match backend:
         case Backend.REDIS:
             return f"[redis] url {redis.url} prefix {redis.prefix}"

@@ -1,4 +1,4 @@
-"""Reading many messages for somebody who only looks: an unreadable one must not end a list."""
+"""Reads many messages for a list, which an unreadable message must not end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
 async def read_each(
     read_message: Callable[[MessageId], Awaitable[Message]], ids: Sequence[MessageId]
 ) -> dict[MessageId, Message]:
-    """One after the other, for stores in which that costs little."""
+    """Those that exist and can be read, one after the other: for stores in which one read costs little."""
     found: dict[MessageId, Message] = {}
     for message_id in ids:
         try:

@@ -96,7 +96,7 @@ def metadata_key(message_id: MessageId) -> bytes:
 
 
 def open_count_key(message_id: MessageId) -> bytes:
-    """How many deliveries are still open; absent while that is one per recipient of the envelope."""
+    """The key of the number of open deliveries; absent while that is one per recipient of the envelope."""
     return b"meta open %b" % message_id.encode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""Taking in an answer when it comes, whether or not whoever asked still waits for it."""
+"""Takes in a reply when it comes, also when its caller no longer waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Learned = TypeVar("Learned")
 
 
 def _ignore(_: object) -> None:
-    """Nobody wants to know."""
+    """The caller has no use for it."""
 
 
 def then(
@@ -24,19 +24,19 @@ def then(
 ) -> asyncio.Future[Learned]:
     """What `take` makes of the answer, in the turn of the loop in which it comes: answers keep their order.
 
-    `failed` hears of a StoreError, `take`'s own included; `unwanted` of what nobody waits for any more.
+    `failed` hears of a StoreError, `take`'s own included; `unwanted` of a result whose caller has left.
     """
     learned: asyncio.Future[Learned] = asked.get_loop().create_future()
 
     def answered(future: asyncio.Future[Asked]) -> None:
         try:
             result = take(future.result())
-        except Exception as broken:  # noqa: BLE001 - whoever waits must hear of a bug, too
+        except Exception as broken:  # noqa: BLE001 - the caller must hear of a bug, too
             error = broken if isinstance(broken, StoreError) else StoreError(f"unexpected answer: {broken!r}")
             failed(error)
             if not learned.done():
                 learned.set_exception(error)
-                learned.exception()  # that nobody waits is no reason for the loop to complain
+                learned.exception()  # retrieved here: the caller may have left
         else:
             if learned.done():
                 unwanted(result)

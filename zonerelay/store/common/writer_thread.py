@@ -46,7 +46,7 @@ class WriterThread(Generic[J, R]):
             result = self._do(job)
             try:
                 call_soon(tell, result)
-            except RuntimeError:  # the loop was closed: there is nobody to tell
+            except RuntimeError:  # the loop was closed: no listener is left
                 return
             # A batch may be megabytes: it must not wait here for the next one.
             del job, result

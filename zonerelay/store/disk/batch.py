@@ -66,7 +66,7 @@ Op = Put | Rewrite | Remove | Probe
 
 
 class BatchIntent(msgspec.Struct, frozen=True):
-    """What was about to be done: staged states and messages to be renamed, messages to be removed."""
+    """The steps of a batch: staged states and messages to be renamed, messages to be removed."""
 
     number: int
     states: list[str]
@@ -76,7 +76,7 @@ class BatchIntent(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class FileBatch:
-    """What is left to do for each message when only the last of several changes counts."""
+    """The files of each message, where only the last of several changes counts."""
 
     number: int
     last_id: MessageId | None
@@ -196,7 +196,7 @@ class FileBatchWriter:
         directories.meta.sync()
 
     def _note_last_id(self, last_id: MessageId | None) -> None:
-        """As long as the youngest message is there, its own name tells."""
+        """Notes the last id. As long as the youngest message is there, its file name tells the id."""
         if last_id is None or last_id == self._last_id:
             return
         meta = self._directories.meta
@@ -206,12 +206,12 @@ class FileBatchWriter:
             else:
                 try:
                     _rename(meta, self._last_id + LAST_SUFFIX, meta, last_id + LAST_SUFFIX)
-                except FileNotFoundError:  # somebody tidied up
+                except FileNotFoundError:  # an operator removed it
                     os.close(os.open(last_id + LAST_SUFFIX, os.O_CREAT, 0o600, dir_fd=meta.descriptor))
         self._last_id = last_id
 
     def found_last_id(self, last_id: MessageId | None) -> None:
-        """What the last run has noted."""
+        """Takes over the id that the last run noted."""
         self._last_id = last_id
 
 
@@ -255,7 +255,7 @@ def sync(directories: Directories) -> None:
 
 
 def forget(directories: Directories, removed: Iterable[MessageId]) -> None:
-    """Step 5, the states of what is gone. Nobody has to wait until this is durable."""
+    """Step 5, the states of removed messages. No caller waits until this is durable."""
     for message_id in removed:
         directories.meta.remove(files.meta_name(message_id))
 

@@ -31,7 +31,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """What the file system refuses becomes a StoreError that names the file."""
+    """Turns an OSError into a StoreError that names the file."""
     try:
         yield
     except OSError as error:
@@ -97,7 +97,7 @@ class Directories:
 
 
 def places(settings: SpoolSettings) -> tuple[Path, Path, Path]:
-    """Where messages, states and scratch are."""
+    """The directories of messages, states and scratch."""
     return (
         settings.env_directory or settings.path,
         settings.meta_directory or settings.path,
@@ -106,7 +106,7 @@ def places(settings: SpoolSettings) -> tuple[Path, Path, Path]:
 
 
 def open_directories(settings: SpoolSettings) -> Directories:
-    """Make, lock and try them. Raises StoreOpenError in words; nothing of anybody's is removed."""
+    """Make, lock and try them. Raises StoreOpenError in words; removes no file of others."""
     env_path, meta_path, scratch_path = places(settings)
     opened: list[Directory] = []
     try:

@@ -34,7 +34,7 @@ State = list[Delivery] | StoreCorruptError
 
 
 class EncodedMessage(NamedTuple):
-    """What is written behind a new message's body."""
+    """The encoded message and records that are written behind a new message's body."""
 
     id: MessageId
     message: bytes
@@ -230,7 +230,7 @@ def read_message(directories: Directories, message_id: MessageId) -> StoredMessa
 def read_message_and_body(
     directories: Directories, message_id: MessageId
 ) -> tuple[StoredMessage, bytes | None]:
-    """A message and, when it is one chunk, its body: whoever asks for the one wants the other next."""
+    """A message and, when it is one chunk, its body, which a delivery reads next."""
     descriptor = open_body(directories, message_id)
     try:
         stored = read_tail(descriptor, message_id)

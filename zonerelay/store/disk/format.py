@@ -1,4 +1,4 @@
-"""How the files of the disk queue are written. No I/O.
+"""The format of the disk queue's files. No I/O.
 
 `<id>.env` never changes: a line that names the format, the body as it is (so that an operator can read
 it), one line of JSON with the message, the first state of its deliveries and a checksum per chunk, and a
@@ -73,7 +73,7 @@ class _Tail(msgspec.Struct, frozen=True):
 
 
 class StoredMessage(NamedTuple):
-    """What an `.env` file says behind the body."""
+    """The message that an `.env` file describes behind the body."""
 
     message: Message
     deliveries: list[Delivery]
@@ -81,7 +81,7 @@ class StoredMessage(NamedTuple):
 
 
 class Foot(NamedTuple):
-    """Where the JSON of an `.env` file is."""
+    """The position of the JSON in an `.env` file."""
 
     offset: int
     length: int
@@ -95,7 +95,7 @@ _decode_index = msgspec.json.Decoder(_IndexMeta).decode
 
 
 def parse_name(name: str) -> tuple[MessageId, str] | None:
-    """The id and the kind (`env` or `meta`) that a file's name says, `None` for anybody else's file."""
+    """The id and the kind (`env` or `meta`) that a file's name says, `None` for a foreign file."""
     match = _NAME.fullmatch(name)
     return None if match is None else (MessageId(match[1]), match[2])
 
@@ -148,7 +148,7 @@ def key_of(message_id: MessageId, record: IndexRecord) -> DeliveryKey:
 
 
 def join_tail(message: bytes, records: Iterable[bytes], checksums: Sequence[int]) -> bytes:
-    """What stands behind the body: both lines."""
+    """Both lines that stand behind the body."""
     tail = b'\n{"message":%b,"deliveries":[%b],"checksums":%b}\n' % (
         message,
         b",".join(records),

@@ -1,7 +1,7 @@
-"""What the event loop knows of messages in the disk queue, and plans of changes to them.
+"""The states of messages in the disk queue as the event loop knows them, and plans of changes to them.
 
-A message's state is one file, so whoever changes one delivery has to know them all. States are kept in
-memory while somebody holds them and, as long as there is room, afterwards; what is not here is read from
+A message's state is one file, so a change of one delivery needs them all. States are kept in
+memory while a caller holds them and, as long as there is room, afterwards; what is not here is read from
 its file, by one reader at a time. They run ahead of the disk: a change is planned from what
 earlier submissions will have left. That is sound because submissions are written in order and
 fail together; `reset` then drops every guess.
@@ -23,7 +23,7 @@ from zonerelay.store.disk.batch import Op, Put, Remove, Rewrite
 from zonerelay.store.disk.files import EncodedMessage, State
 
 HOT_DELIVERIES = 10_000
-"""Deliveries whose states stay in memory when nobody holds them."""
+"""Deliveries whose states stay in memory when no caller holds them."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -34,7 +34,7 @@ Transition = tuple[Delivery | None, Delivery | None]
 class MessageState:
     """One message's open deliveries once everything submitted is written.
 
-    `known` are all that were open when this was read; `pins` counts who holds it and what is under way.
+    `known` are all that were open when this was read; `pins` counts its holders and its writes in flight.
     `is_new`: it is not durable yet; `is_own`: it is one of ours, so that no sender is refused with it.
     """
 
@@ -149,7 +149,7 @@ class States:
             task = asyncio.get_running_loop().create_task(self._read_new(new))
             self._loading |= dict.fromkeys(new, task)
         tasks = {self._loading[message_id] for message_id in ids}
-        # Others may wait for the same: who is cancelled leaves the reading alone.
+        # Others may wait for the same: a cancelled caller does not end the reading.
         await asyncio.wait(tasks)
         gone: set[MessageId] = set()
         for task in tasks:
@@ -186,7 +186,7 @@ class States:
 
 
 class ChangePlan:
-    """What one submission does, decided before any I/O. Single use: build, `seal`, and `States` knows."""
+    """One submission's changes, decided before any I/O. Single use: build, `seal`, and `States` knows."""
 
     __slots__ = ("_encoded", "_new", "_open", "ops", "size", "states", "transitions")
 

@@ -1,4 +1,4 @@
-"""What the disk queue's directories hold at a start, and after a failed write. All of it blocks.
+"""Reads what the disk queue's directories hold at a start, and after a failed write. All of it blocks.
 
 First what had been begun is ended (`settle_down`): intents are finished, what was staged is removed, and so
 are states without a message (never acknowledged, or finished). That goes by the directories alone, and an
@@ -56,7 +56,7 @@ class Listing:
 
 @dataclass(slots=True)
 class Stock:
-    """What was found. `unreadable` and `foreign` are numbers of files, for whoever looks after them; `number`
+    """What was found. `unreadable` and `foreign` are numbers of files, for the operator; `number`
     is the highest of a batch whose intent is still there.
     """
 
@@ -144,7 +144,7 @@ def settle_down(
 def repair(
     directories: Directories, refused: Sequence[MessageId], touched: Sequence[MessageId]
 ) -> dict[MessageId, files.State]:
-    """After a failed batch: what the touched messages look like now."""
+    """The states of the touched messages on disk after a failed batch. Raises StoreError."""
     listing = settle_down(directories, _OF_A_BATCH, refused)
     if not listing.damaged:
         for message_id in touched:

@@ -46,7 +46,7 @@ class ScratchUploads:
         submit: Callable[[], asyncio.Future[None]],
     ) -> asyncio.Future[None]:
         """Complete and sync the file, then `submit`; done when what that returns is. It goes on by itself,
-        whether anybody waits or not.
+        also when the caller no longer waits.
         """
         upload = self._open.pop(new.id)
         self._bodies.extend(new.id, first, chunks)
@@ -92,7 +92,7 @@ class ScratchUploads:
 
 
 def _heard(future: asyncio.Future[None]) -> None:
-    """Nobody may be waiting any more (a cancelled session): that is no news for the loop."""
+    """Marks an error as retrieved: a cancelled session no longer waits for it."""
     if not future.cancelled():
         future.exception()
 

@@ -1,7 +1,7 @@
 """Handing out deliveries from the LevelDB spool: fills a zone's window from disk as claims need it.
 
-One read per zone at a time, under the zone's lock; what happens to deliveries meanwhile is the
-window's business to notice. A claim that fails or is cancelled half-way gives back what it took.
+One read per zone at a time, under the zone's lock; the window notices what happens to deliveries
+meanwhile. A claim that fails or is cancelled half-way gives back what it took.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ZoneClaims:
         return sorted(self._still_claimed(found).values(), key=_by_message)
 
     def _still_claimed(self, found: Taken) -> Taken:
-        """As they are now: while others were read, an operator may have changed these and given them back."""
+        """Their present states: while others were read, an operator may have changed or freed these."""
         claims = self._in_flight.claims
         return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
 
@@ -111,7 +111,7 @@ class ZoneClaims:
                 self.window.put_back(key, delivery)
 
     async def next_due(self) -> float | None:
-        """When the first unclaimed deferred delivery comes due."""
+        """The Unix time at which the first unclaimed deferred delivery comes due."""
         window = self.window
         async with self._lock:
             while window.due_range.low is not None and not window.due_range.exact:
@@ -175,7 +175,7 @@ class ZoneClaims:
         try:
             await self._committer.submit(ops, size=100 * len(ops), applied=applied)
         except StoreError:
-            # The spool had failed before: nobody reads it again because of this.
+            # The spool had failed before: no read of it finds these again.
             if window.epoch == epoch:
                 for key, delivery in spill.items():
                     window.put_back(key, delivery)

@@ -1,4 +1,4 @@
-"""What a directory with a LevelDB database holds, judged before LevelDB opens it. Reads, and changes nothing.
+"""Judges the files of a LevelDB database before LevelDB opens them. Reads, and changes nothing.
 
 LevelDB makes a new database where `CURRENT` is missing, takes a log that is missing or cut short for one with
 less in it, and has written before it finds damage. So what it would do is known before it may do anything: a
@@ -183,7 +183,7 @@ def _numbers(pattern: re.Pattern[str], names: set[str] | list[str]) -> dict[int,
 
 
 def _check_never_used(directory: Path, names: set[str], mark: Mark | None) -> None:
-    """What a first start that was cut short leaves has no table, and an empty log: it is begun anew."""
+    """Raises unless the files are those of a first start that was cut short: no table, and an empty log."""
     tables, logs = _numbers(_TABLE, names), _numbers(_LOG, names)
     manifests = _numbers(_MANIFEST, names)
     used = [tables[number] for number in sorted(tables)]
@@ -320,7 +320,7 @@ def _note_lost_end(log: FoundLog, missing: int) -> None:
 
 
 def write_mark(directory: Path, mark: Mark) -> None:
-    """In place: after a power cut the mark may be the one before, which is good too. Raises OSError."""
+    """Writes in place: after a power cut the mark before may stand, which is valid too. Raises OSError."""
     path, content = directory / MARK_NAME, mark.encode()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

@@ -76,7 +76,7 @@ class NoRoomToOpenError(StoreOpenError):
 
 
 class AtomicBatch(Protocol):
-    """What one atomic write does (plyvel's WriteBatch, which it does not export)."""
+    """The puts and deletes of one atomic write (plyvel's WriteBatch, which it does not export)."""
 
     def write(self) -> None: ...
 
@@ -102,7 +102,7 @@ class LevelDb:
         """The first that was met."""
         self.on_damage: Callable[[str], None] = lambda text: None
         self.on_unreadable: Callable[[str], None] = lambda text: None
-        """Hear of each, in the thread that meets it: what LevelDB cannot read, and records without sense."""
+        """Called in the thread that meets a block that LevelDB cannot read, or a record without sense."""
         self.losses = Losses(path)
         self._write_buffer = write_buffer
         self._db: plyvel.DB | None = None
@@ -143,12 +143,12 @@ class LevelDb:
         self.note_synced()
 
     def open_error(self, error: Exception) -> StoreOpenError:
-        """What an error at opening means and what the operator should do."""
+        """The error whose text says what failed at opening and what the operator should do."""
         kind = NoRoomToOpenError if _is_full(error) else StoreOpenError
         return kind(_explain(self.path, error))
 
     def reopen(self) -> None:
-        """After a failed write: read the log back up to the last whole batch and start a new one."""
+        """Reads the log back up to the last whole batch after a failed write, and starts a new log."""
         self._close()
         with self._translated():
             self._db = self._connect()
@@ -171,8 +171,8 @@ class LevelDb:
                 self._db = None
 
     def look(self) -> None:
-        """At the files that nothing reads before the next opening. What is in a log that is no longer there
-        is in memory too, and is moved into a table.
+        """Looks at the files that LevelDB reads only at the next opening. The content of a log that has
+        vanished is in memory too, and is moved into a table.
         """
         if self._suspect or self._db is None:
             return
@@ -209,7 +209,7 @@ class LevelDb:
         return usage.f_bavail * usage.f_frsize
 
     def foreign_files(self) -> list[str]:
-        """What lies in the directory and is no file of a database that is in use."""
+        """The names in the directory that belong to no file of a database in use. Raises StoreError."""
         with self._translated():
             return sorted(each.name for each in self.path.iterdir() if not _OWN_FILE.fullmatch(each.name))
 
@@ -222,7 +222,7 @@ class LevelDb:
         return self._open_judged()
 
     def _open_judged(self) -> plyvel.DB:
-        """What LevelDB would change, or drop without a word, is known before it may."""
+        """Opens the database once `judge` has said what LevelDB would change, or drop without a word."""
         self.losses.refresh()
         found = judge(self.path)
         if found.mark is not None:
@@ -487,7 +487,7 @@ class LevelDb:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> StoreError:
-        """What it means to the store; damage is told of."""
+        """The StoreError for an error of plyvel; damage is reported to `on_damage`."""
         text = f"LevelDB: {_words(error)}"
         if _is_damage(error):
             return self._damaged(text)
@@ -612,7 +612,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _explain(path: Path, error: Exception) -> str:
-    """What happened at opening and what the operator should do."""
+    """Says what happened at opening and what the operator should do."""
     text = _words(error)
     if "lock" in text.lower() and ("temporarily unavailable" in text or "already held" in text):
         return f"another zonerelay has this spool open: {path}; stop it or choose another [spool] path"

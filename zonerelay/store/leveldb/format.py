@@ -44,8 +44,8 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class Log:
-    """What is in a log. `end` is behind the last whole record, `torn` where a record begins that was being
-    written when the log was left: nothing in it was ever acknowledged.
+    """The content of a log. `end` is behind the last whole record, `torn` where a record begins that was
+    being written when the log was left: nothing in it was ever acknowledged.
     """
 
     records: list[bytes] = field(default_factory=list)
@@ -161,7 +161,7 @@ def _piece(raw: bytes, offset: int, end: int, *, verify: bool) -> _Piece | None:
 
 
 def _next(raw: bytes, offset: int, end: int) -> int:
-    """Where the next fragment begins behind one that is damaged, in the block that ends at `end`."""
+    """The offset of the next fragment behind one that is damaged, in the block that ends at `end`."""
     _, length, _ = _HEADER.unpack_from(raw, offset)
     stop = offset + _HEADER.size + int(length)
     if stop == end or (stop + _HEADER.size <= end and _piece(raw, stop, end, verify=True)):
@@ -238,7 +238,7 @@ class Table(NamedTuple):
 
 @dataclass(slots=True)
 class Manifest:
-    """What a manifest says, after its last record: the tables, and the first log that is not in them yet."""
+    """The state after a manifest's last record: the tables, and the first log that is not in them yet."""
 
     tables: dict[tuple[int, int], Table] = field(default_factory=dict)  # by level and number
     log: int = 0

@@ -36,8 +36,9 @@ COMPACT_INTERVAL = 5.0
 LARGE_BATCH = 256 * 1024
 """Octets from which a batch is put together in the writer thread."""
 SWEEP_PAUSE = 20
-"""Times what a page of the search for aborted uploads took. Nobody waits for them; a million messages take
-100 s of CPU time, and while a third of a thread did so, new mail lost a fifth of its rate.
+"""The pause after a page of the search for aborted uploads, as a multiple of the time that the page took. No
+caller waits for the search; a million messages take 100 s of CPU time, and while a third of a thread did so,
+new mail lost a fifth of its rate.
 """
 LONGEST_DAMAGED = 60.0
 """Seconds between two attempts to reopen a spool whose damage makes it fail, for the outcomes that wait:
@@ -188,8 +189,8 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
     # --- damage
 
     def _tell(self, known: Callable[[str], None], text: str) -> None:
-        """In any thread that reads or writes."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed: there is nobody to tell
+        """Callable in every thread that reads or writes."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: no listener is left
             self._loop.call_soon_threadsafe(known, text)
 
     def _damaged(self, text: str) -> None:
@@ -214,7 +215,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         )
 
     def note_losses(self) -> None:
-        """What openings have found lost, as long as it was not acknowledged."""
+        """Shows the losses that openings have found, until an operator acknowledges them."""
         told = dict(self._db.losses.problems())
         for identity in self._losses - told.keys():
             self._health.note(f"loss {identity}", None)
@@ -288,7 +289,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
             _log.warning("could not sweep the spool, the next start will: %s", error)
 
     async def _sweep_from(self, start: bytes, last: MessageId) -> tuple[bytes | None, float]:
-        """Where to go on, and the seconds that the search took."""
+        """Removes the aborted uploads of one page. Returns the key of the next, and the seconds it took."""
         began = self._clock.monotonic()
         aborted, following = await self.reader.read(scan.aborted_uploads, start, last)
         took = self._clock.monotonic() - began

@@ -1,4 +1,4 @@
-"""What was found damaged when a spool was opened: told until an operator acknowledges it, and kept aside.
+"""The losses that an opening has found: reported until an operator acknowledges them, and kept aside.
 
 Each loss is a note `lost/ID.json` in the spool's directory, with a hard link `lost/ID-000123.log` to the
 log as it was. At most `MAX_KEPT` logs are kept: the oldest that were acknowledged go first, and when there is
@@ -41,7 +41,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acknowledged: bool = False
 
     def told(self, directory: Path) -> str:
-        """For people."""
+        """The text that operators read."""
         text = self.what
         if self.messages:
             text += f"; they name {_plural(len(self.messages), 'message')}"
@@ -57,7 +57,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Losses:
-    """Of one spool. `open` are those that were not acknowledged, as they were when they were read last."""
+    """The losses of one spool. `open` holds the unacknowledged ones, as of the last `refresh`."""
 
     def __init__(self, spool: Path) -> None:
         self._directory = spool / DIRECTORY
@@ -107,7 +107,7 @@ class Losses:
             _log.error("the note of what was lost cannot be written, it ends with this process: %s", error)
 
     def forget(self, loss: Loss) -> None:
-        """It did not come to that."""
+        """Removes the note and the copy: the opening that found the loss was undone."""
         self.open = tuple(each for each in self.open if each.id != loss.id)
         for name in (f"{loss.id}.json", loss.kept or f"{loss.id}.json"):
             (self._directory / name).unlink(missing_ok=True)

@@ -26,7 +26,7 @@ class _Mended:
 
 
 class Mending:
-    """What one opening has changed so far."""
+    """The changes of one opening, which `undo` takes back."""
 
     def __init__(self, directory: Path, losses: Losses, mark: Mark | None) -> None:
         self._directory = directory

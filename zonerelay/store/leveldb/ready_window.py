@@ -72,7 +72,7 @@ class ZoneWindow:
     # --- what becomes durable
 
     def add(self, key: DeliveryKey, delivery: Delivery) -> None:
-        """The delivery was stored in this state, and nobody has claimed it."""
+        """The delivery was stored in this state and is not claimed."""
         if self._touched is not None:
             self._touched.add(key)
         if self.oldest:
@@ -190,7 +190,7 @@ class ZoneWindow:
         self.due_range.read_up_to(keys[-1][0] + b" " if keys else None, exact=False)
 
     def due_in_memory(self) -> float | None:
-        """When the first deferred delivery came due that is in memory and unclaimed."""
+        """The time at which the first unclaimed deferred delivery in memory comes due."""
         first = self._peek_due()
         return None if first is None else first[0]
 
@@ -212,7 +212,7 @@ class ZoneWindow:
         source.stop_reading()
 
     def absorb(self, source: DiskRange, deliveries: list[Delivery], low: bytes | None, now: float) -> None:
-        """Take in what was read: the ready ones that memory does not know and nobody changed meanwhile."""
+        """Take in those read deliveries that are ready, not in memory, and unchanged since the read."""
         touched = self._touched or set()
         self._touched = None
         source.read_up_to(low)
@@ -263,7 +263,7 @@ class ZoneWindow:
             self.new_range.note(row)
 
     def _range_from(self, start: bytes) -> DiskRange:
-        """What is on disk, at and above the key, that memory does not hold."""
+        """The range from the key on that memory does not hold."""
         if self.new_range is None or start < self._new_start:
             low = self.fresh_range.low
             low = None if low is None else max(start, low)
@@ -315,7 +315,7 @@ class ZoneWindow:
         self._parked_count += 1
 
     def _take_unparked(self, limit: int, skip: Collection[str], found: Taken) -> DiskRange | None:
-        """Deliveries of domains that are no longer skipped, should nobody ask for the domain."""
+        """Deliveries of domains that are no longer skipped, in case `take_domain` is not called for them."""
         for domain in [*self._parked, *self.domain_ranges]:
             if domain not in skip:
                 source = self.take_domain(domain, limit, found)

@@ -1,7 +1,7 @@
 """Reads of the spool that walk key ranges. All of it blocks and runs in the store's reader thread.
 
-Walks are in pages, so that a queue of millions holds up nobody else's read for more than some
-milliseconds. An unreadable record is logged and stepped over: it stays for whoever repairs the spool
+Walks are in pages, so that a walk over a queue of millions delays other reads by some milliseconds at
+most. An unreadable record is logged and stepped over: it stays for the operator who repairs the spool
 and must not stop the rest of the queue.
 """
 
@@ -114,7 +114,7 @@ def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, Delive
 
 
 def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted) -> Page:
-    """One page of deliveries in any state; only the keys of those to others than who is wanted are read."""
+    """One page of deliveries in any state. Of those whose recipient is not `wanted` only the key is read."""
     rows = list(db.rows(start, end, limit=PAGE_ROWS, view=view))
     low = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
     if wanted is not everybody:
@@ -157,7 +157,7 @@ def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessa
 
 
 def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-    """A message and, when it is one chunk, its body: whoever asks for the one wants the other next."""
+    """A message and, when it is one chunk, its body, which a delivery reads next."""
     message, count = read_message(db, message_id)
     if message.chunks != 1:
         return message, count, None
@@ -166,7 +166,7 @@ def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, 
 
 
 def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
-    """What a change to these deliveries has to know. A message that cannot be read is left alone."""
+    """The deliveries and open messages that a change of these keys needs. Unreadable messages are absent."""
     found = Found()
     view = db.snapshot()
     try:
@@ -238,7 +238,7 @@ def last_message_id(db: LevelDb) -> MessageId | None:
 
 
 def _noted_last_id(db: LevelDb) -> str:
-    """When it is unreadable, the clock of the last run stands in for it: ids must not come twice."""
+    """The noted id; the clock of the last run replaces an unreadable one, so that no id comes twice."""
     try:
         raw = db.get(records.META_LAST_ID)
     except StoreCorruptError:

@@ -1,4 +1,4 @@
-"""One atomic write: from changes in the trade's words to keys and values, decided before any I/O.
+"""One atomic write: turns changes of deliveries into keys and values, before any I/O.
 
 A plan is built completely before anything else knows of it, so an envelope that cannot be encoded
 leaves no trace. The count of open deliveries decides when a message leaves with its body; it is
@@ -25,7 +25,7 @@ Transition = tuple[Delivery | None, Delivery | None]
 
 
 def due_time(delivery: Delivery | None) -> float:
-    """When the delivery stands in the `deferred-zone` index, 0.0 when it does not."""
+    """The delivery's time in the `deferred-zone` index, 0.0 when it is not in it."""
     return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
 
 

@@ -1,10 +1,10 @@
 """The memory store's file: what Python's `shelve` keeps, for tests and development.
 
-Every change is handed to a thread that writes it soon; nobody waits for it. An orderly stop loses nothing.
+A thread writes every change soon; no caller waits for it. An orderly stop loses nothing.
 A crash loses what was not synced yet (about `SYNC_DELAY` seconds), and can damage the whole file, depending
 on the database that `dbm` has found: that is what a shelf is. Records are spelled as in the LevelDB spool.
 
-Reading accepts octets and nothing else, so a file of somebody else's making cannot run code here. Records
+Reading accepts octets and nothing else, so a file from another source cannot run code here. Records
 that cannot be used are logged and stay in the file.
 """
 
@@ -49,14 +49,14 @@ _Failures = (*dbm.error, OSError, ValueError, SyntaxError, KeyError, pickle.Unpi
 
 @dataclass(slots=True)
 class Shelved:
-    """What a shelf held when it was opened."""
+    """The content of a shelf when it was opened."""
 
     messages: dict[MessageId, tuple[Message, list[bytes]]] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
     last_id: MessageId | None = None
     was_closed: bool = True
     unreadable: int = 0
-    """Records that stay where they are, for whoever repairs the shelf."""
+    """Records that stay where they are, for the operator who repairs the shelf."""
 
 
 class Shelf:

@@ -129,7 +129,7 @@ class MemoryStore:
         self._claimed -= set(keys)
 
     def forget_claims(self) -> None:
-        """What a crash does to a private store."""
+        """Forgets every claim, as a crash of a private store does."""
         self._claimed.clear()
         self._passed_over.clear()
 
