@@ -1,1 +1,1 @@
-"""Policies that come with the relay; they use only the public interface, `zonerelay.inbound.policy.api`."""
+"""Policies that come with the relay; they use only the public interface, `zonerelay.inbound.policy`."""
