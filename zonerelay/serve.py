@@ -26,7 +26,7 @@ from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.process.gc import CycleRounds
+from zonerelay.process.gc import GcTimer
 from zonerelay.process.identity import STARTED_WITH, Identity, identity_of
 from zonerelay.process.setup import (
     StartError,
@@ -129,17 +129,17 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
         environment=os.environ,
         identity=identity,
     )
-    cycles = CycleRounds()
+    collector = GcTimer()
     notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error), channel)
     if not identity.supervised:
         for note in advice(settings, worker.hostname):
             worker.events.lifecycle("advice", note=note)
     try:
         await worker.start()
-        cycles.start()
+        collector.start()
         await _Lifecycle(worker, notifier, config, channel, log.flush).run()
     finally:
-        cycles.stop()
+        collector.stop()
         log.flush()
     return 0
 

@@ -1,4 +1,4 @@
-"""How far apart the turns of a rate are, and how late one may be taken. Pure.
+"""The interval between two turns of a rate, and the grace within which a turn may be taken. Pure.
 
 The receiver's clock is not ours: of two commands the first may be held up on its way and arrive closer to the
 second. The interval is therefore that of a time that is longer by a `margin`: a quarter of it is the grace,
@@ -26,10 +26,10 @@ def interval(rate: Rate) -> float:
 
 
 def grace(rate: Rate) -> float:
-    """A turn that is taken this late keeps the promise."""
+    """Returns the seconds after its moment in which a turn may be taken within the rate."""
     return GRACE_PART * margin(rate)
 
 
 def leased_grace(rate: Rate) -> float:
-    """The same of a turn that others gave."""
+    """Returns the grace of a turn that an authority gave."""
     return LEASED_GRACE_PART * margin(rate)

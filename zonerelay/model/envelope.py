@@ -1,4 +1,4 @@
-"""What the client said before the message: who it is from, who it is for, and how it came.
+"""The envelope of a message: its sender, its recipients, and the connection it came by (RFC 5321 2.3.1).
 
 An envelope is written once, at acceptance, and never changes. What changes for a recipient
 (attempts, next attempt, last reply) is a `Delivery`.

@@ -1,4 +1,4 @@
-"""How mail of the outbox is named: ids that no spool ever gives, and a zone for each mailbox in use.
+"""The names of outbox mail: ids that no spool ever gives, and a zone for each mailbox in use.
 
 Ids of a spool begin with milliseconds and reach a first digit of `f` in the year 2515.
 """

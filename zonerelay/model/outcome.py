@@ -1,7 +1,7 @@
-"""What became of one recipient in one attempt, and how far the blame reaches.
+"""The outcome of one recipient in one attempt, and the scope of a failure.
 
 One type for every result, local or remote: a courier returns one `Outcome` per recipient, the
-retry policy may turn a deferral into an expiry, and `queue/settle.py` stores the consequence.
+retry policy may turn a deferral into an expiry, and `queue/settle/` stores the consequence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Verdict(enum.StrEnum):
 
 
 class Scope(enum.StrEnum):
-    """Who failed (after Postfix's smtp_trouble): decides what else the failure touches.
+    """The part that failed (after Postfix's smtp_trouble); it decides what else the failure touches.
 
     RECIPIENT and MESSAGE concern only themselves. HOST means that the destination's hosts could not be
     reached or would not talk: every delivery for the destination would fail the same way, so

@@ -1,20 +1,22 @@
-"""When the interpreter looks for reference cycles, so that the event loop never stands still for it for long.
+"""The garbage collector's schedule: when the interpreter looks for reference cycles, without long pauses of
+the loop.
 
-CPython looks at a whole generation in one go, 0.1 to 0.5 µs for each object, and begins when much more has
-been made than freed. A queue makes as much as it frees: the young generations grew and grew before they were
-looked at, and that took 80 to 400 ms. So here
+CPython looks at a whole generation at once, 0.1 to 0.5 µs for each object, and begins when many more objects
+were made than freed. A queue makes as many as it frees: the young generations grew before they were looked
+at, and that took 80 to 400 ms. So this module decides:
 
-- the youngest is looked at `STEP` seconds after the last time at the latest (`IDLE_STEP` when the loop had
-  next to nothing to do), the middle one every `OLDER_STEPS`: what has been made since then is few. What makes
-  many cycles at once (DNS answers) is met by the interpreter's own thresholds, which are low.
-- every `SETTLE_AFTER` seconds the rest is looked at, and what is left of it is settled (`gc.freeze`): no
-  collection looks at it again. So the largest pause is that of what two seconds make and do not free.
-- what was settled can still become an unused cycle, and is found only by a look at all of the memory
-  (tens of milliseconds to some tenths of a second). That is due when memory has grown so much that cycles may
-  be what it holds (`GROWTH`, `GROWN`), and, when the loop is idle, after `IDLE_GROWTH` of it already. A relay
-  whose memory does not grow never looks at all of it.
+- The youngest generation is collected `STEP` seconds after the last time at the latest (`IDLE_STEP` when the
+  loop was idle), the middle one every `OLDER_STEPS` steps: few objects have been made since then. The
+  interpreter's own thresholds, which are low, catch code that makes many cycles at once (DNS answers).
+- Every `SETTLE_AFTER` seconds the rest is collected, and the objects that are left are settled (`gc.freeze`):
+  no collection looks at them again. So the longest pause is that for the objects that two seconds make and do
+  not free.
+- Settled objects can still become an unused cycle, which only a look at the whole memory finds (tens of
+  milliseconds to some tenths of a second). It is due when memory has grown so much that cycles may hold it
+  (`GROWTH`, `GROWN`), and, when the loop is idle, after `IDLE_GROWTH` of it already. A relay whose memory
+  does not grow never looks at the whole.
 
-Objects without cycles, as messages and deliveries are, are freed at once and have nothing to do with this.
+Objects without cycles, such as messages and deliveries, are freed at once and are not affected.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ Messages make no cycles, and the default of 700 would look several times per mes
 """
 
 
-class Look(IntEnum):
+class Collection(IntEnum):
     """The first three are the interpreter's generations."""
 
     YOUNG = 0
@@ -56,8 +58,8 @@ class Look(IntEnum):
     WHOLE = 3
 
 
-class Rounds:
-    """What to look at in each step. Pure: `now` and `cpu` are clocks' readings in seconds."""
+class GcSchedule:
+    """The generation to collect in each step. Pure: `now` and `cpu` are readings of clocks in seconds."""
 
     def __init__(self, now: float, cpu: float, blocks: int) -> None:
         self.pause = STEP
@@ -68,40 +70,40 @@ class Rounds:
         self.looked_at_all(now, blocks)
 
     def looked_at_all(self, now: float, blocks: int) -> None:
-        """A look at all of the memory has ended and left so many allocated blocks."""
+        """Notes that a look at the whole memory has left so many allocated blocks."""
         self._whole_at = now
         self._limit = int(blocks * GROWTH) + GROWN
         self._idle_limit = int(blocks * IDLE_GROWTH) + IDLE_GROWN
 
-    def next(self, now: float, cpu: float, blocks: int) -> Look:
+    def next(self, now: float, cpu: float, blocks: int) -> Collection:
         is_idle = cpu - self._cpu < IDLE
         self.pause = IDLE_STEP if is_idle else STEP
         self._cpu = cpu
         self._steps += 1
         if blocks > self._limit or (is_idle and self._is_due_when_idle(now, blocks)):
             self._settled_at = now
-            return Look.WHOLE
+            return Collection.WHOLE
         if now - self._settled_at >= SETTLE_AFTER:
             self._settled_at = now
-            return Look.SETTLE
-        return Look.YOUNG if self._steps % OLDER_STEPS else Look.OLDER
+            return Collection.SETTLE
+        return Collection.YOUNG if self._steps % OLDER_STEPS else Collection.OLDER
 
     def _is_due_when_idle(self, now: float, blocks: int) -> bool:
         return blocks > self._idle_limit and now - self._whole_at >= IDLE_AFTER
 
 
-class CycleRounds:
-    """Does so, on the loop that runs when it is started. One per process: the collector is the process's."""
+class GcTimer:
+    """Collects by the schedule, on the loop that runs at `start`. One per process: there is one collector."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
         self._before = gc.get_threshold()
 
     def start(self) -> None:
-        """What is there now is settled."""
+        """Settles all present objects and starts the timer."""
         gc.freeze()
         gc.set_threshold(*THRESHOLDS)
-        self._rounds = Rounds(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
+        self._schedule = GcSchedule(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
         self._arm(asyncio.get_running_loop())
 
     def stop(self) -> None:
@@ -111,20 +113,22 @@ class CycleRounds:
             gc.set_threshold(*self._before)
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(self._rounds.pause, self._step, loop)
+        self._timer = loop.call_later(self._schedule.pause, self._step, loop)
 
     def _step(self, loop: asyncio.AbstractEventLoop) -> None:
-        look = self._rounds.next(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
+        look = self._schedule.next(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
         collect(look)
-        if look is Look.WHOLE:
-            self._rounds.looked_at_all(time.monotonic(), sys.getallocatedblocks())
+        if look is Collection.WHOLE:
+            self._schedule.looked_at_all(time.monotonic(), sys.getallocatedblocks())
         self._arm(loop)
 
 
-def collect(look: Look) -> None:
-    """Free the cycles among what is looked at; after the two larger looks, what is left of it is settled."""
-    if look is Look.WHOLE:
+def collect(look: Collection) -> None:
+    """Frees the cycles of a generation; after the two larger collections the objects that are left are
+    settled.
+    """
+    if look is Collection.WHOLE:
         gc.unfreeze()
-    gc.collect(min(look, Look.SETTLE))
-    if look >= Look.SETTLE:
+    gc.collect(min(look, Collection.SETTLE))
+    if look >= Collection.SETTLE:
         gc.freeze()

@@ -2,7 +2,7 @@
 
 A relay with one worker is its own master: it serves HTTP and has the control socket that commands know. One
 of several is a part: the supervisor does both for all of them, and hears over `channel` (inherited, one
-packet for each message of `systemd.Notifier`) that it is alive.
+packet for each message of `systemd.Notifier`) that the worker is alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every process of the relay does first: system limits, memory, the key of the log's pseudonyms."""
+"""The first steps of every process of the relay: system limits, memory, the key of the log's pseudonyms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class StartError(Exception):
 
 
 def prepare_home(settings: Settings) -> Path:
-    """The spool's parent. Beside the spool are the control socket and the key of the log's pseudonyms."""
+    """Creates and returns the parent of the spool, which also holds the control socket and the key of the
+    log's pseudonyms. Raises StartError.
+    """
     home = settings.spool.path.parent
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""HTTPS as the relay asks it of others: policies of recipient domains, access tokens of smarthosts.
+"""The HTTPS client: it fetches policies of recipient domains and access tokens of smarthosts.
 
 The only user of aiohttp's client, which is imported with the first request: most relays make none. A request
 is one connection, no cookies, no proxy, no redirect (the 3xx is the answer), nothing decompressed; TLS with

@@ -1,4 +1,5 @@
-"""What a recipient's local part makes the sink do, so that any failure can be asked for by address.
+"""The behaviours of the sink: the local part of a recipient chooses one, so that an address asks for a
+failure.
 
 The table `ADDRESSES` is what people are shown; `behaviour_of` is what the sink follows.
 """

@@ -1,4 +1,4 @@
-"""The sink's side of one SMTP connection, and what makes it behave well or badly.
+"""The sink's side of one SMTP connection, and the manners that it shows.
 
 Small and readable before fast: asyncio streams, one command at a time, in order, so that pipelined
 commands are answered as they come.

@@ -1,4 +1,6 @@
-"""Where a worker is asked: its control socket, and HTTP, which one of several leaves to its supervisor."""
+"""The endpoints of a worker for operators: its control socket, and HTTP, which only a sole worker serves
+itself.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Limits as totals over several workers, put together: from where they are leased, and who is told what.
+"""The wiring of shared limits in a worker: the authority they are leased from, and the parts that hear of
+news.
 
 Where the store is Redis or PostgreSQL it is the authority, because relays of other machines may share it.
-Else a worker that a supervisor started asks the supervisor, over a socket. Else there is none: the limits in
-the configuration are this worker's own, and nothing of this is in its way.
+Otherwise a worker that a supervisor started asks the supervisor, over a socket. Otherwise there is no
+authority: the limits in the configuration are those of this worker alone, and shared limits cost nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operators see of a worker and do to it: its status, `explain`, the operations of its queue.
+"""The operators' view of a worker: its status, `explain`, the operations of its queue.
 
 `worker` builds the parts, `endpoints` are where operators connect. Nothing is kept here, and whatever may be
 replaced on reload is asked for when it is needed.
@@ -29,7 +29,7 @@ from zonerelay.worker.queue import MailQueue
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of one worker, all of them built."""
+    """All parts of one worker, built."""
 
     hostname: str
     queue: MailQueue

@@ -1,4 +1,5 @@
-"""The sending side put together: from the settings to a router and a courier that know each other's tables.
+"""The wiring of the sending side: a router and a courier with the tables that both use, made from the
+settings.
 
 `worker` builds one and hands it new settings on reload; everything in here that depends on them is told by
 `configure`, in one place. Raises ValueError when settings that were checked cannot be used after all (a key

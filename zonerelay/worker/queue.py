@@ -1,4 +1,4 @@
-"""What a worker's mail is in: the spool, and the outbox beside it where one is configured."""
+"""The queue of a worker: its spool, and the outbox beside it where one is configured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MailQueue:
         return isinstance(self._spool, LevelDbStore) and await self._spool.acknowledge(loss)
 
     def problems(self) -> tuple[str, ...]:
-        """For people."""
+        """The problems for the operator's status."""
         return () if self._outbox is None else self._outbox.problems()
 
 
@@ -56,7 +56,9 @@ async def open_queue(
     on_news: News,
     on_lost: Lost,
 ) -> MailQueue:
-    """What worker `index` has. `zones`: their names. Raises StoreError, with nothing left open."""
+    """Opens the queue of worker `index`. `zones` returns the names of all zones. Raises StoreError, with
+    nothing left open.
+    """
     spool = await open_store(
         spool_of(settings.spool, index),
         Surroundings(

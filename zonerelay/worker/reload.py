@@ -1,6 +1,7 @@
 """SIGHUP to one worker: the configuration is read and checked in a thread, and taken up on the event loop.
 
-One at a time. A signal meanwhile is another one after it, so that what was in the file last is in force.
+One reload runs at a time; a signal meanwhile starts another one after it, so that the last state of the file
+is in force.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from zonerelay.worker.worker import Worker
 
 
 class Reloading:
-    """`where` is what the service manager is told of a relay that is ready."""
+    """`where` returns the status text of a relay that is ready, for the service manager."""
 
     def __init__(self, config: Path, worker: Worker, notifier: Notifier, where: Callable[[], str]) -> None:
         self._config = config
@@ -26,7 +27,7 @@ class Reloading:
         self._again = False
 
     def begin(self) -> None:
-        """The signal's handler."""
+        """Starts a reload, or notes that another one follows: the handler of SIGHUP."""
         self._again = True
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -47,10 +48,10 @@ class Reloading:
             self._notifier.ready(self._where())
 
     async def _once(self) -> str:
-        """Why it is refused, if it is."""
+        """Takes the configuration up. Returns the reason of a refusal, or `""`."""
         worker = self._worker
         try:
-            # With a thousand routes it takes 50 ms: in a thread the loop has a turn every millisecond.
+            # With a thousand routes it takes 50 ms: in a thread the loop runs every millisecond.
             settings = await asyncio.to_thread(load, self._config)
         except ConfigError as error:
             first = str(error.problems[0])

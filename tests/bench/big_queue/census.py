@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.process.gc import Look, collect
+from zonerelay.process.gc import Collection, collect
 
 SIGNAL = signal.SIGUSR1
 
@@ -32,15 +32,15 @@ class Census(msgspec.Struct, frozen=True):
 
 def take() -> Census:
     unsettled = len(gc.get_objects())
-    settle_cpu, _ = _look(Look.SETTLE)
-    whole_cpu, collected = _look(Look.WHOLE)
+    settle_cpu, _ = _look(Collection.SETTLE)
+    whole_cpu, collected = _look(Collection.WHOLE)
     gc.unfreeze()
     types = Counter(map(_name, gc.get_objects()))
     gc.freeze()
     return Census(settle_cpu, unsettled, whole_cpu, collected, sys.getallocatedblocks(), dict(types))
 
 
-def _look(look: Look) -> tuple[float, int]:
+def _look(look: Collection) -> tuple[float, int]:
     """CPU seconds, and how many objects went."""
     found = 0
 

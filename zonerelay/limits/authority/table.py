@@ -1,7 +1,7 @@
 """The authority in memory: the books of all zones, and the holders that are there. No I/O.
 
-After a start it may give nothing for a while (`quiet`): holders of its previous life first say what they
-have. An authority that knows that there are none passes no quiet time.
+After a start it may give nothing for `quiet` seconds, in which the holders of its previous run declare what
+they have. An authority that knows that there are none passes no quiet time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class LimitTable:
         self._listeners: dict[str, Callable[[str], None]] = {}
 
     def enter(self, holder: str, news: Callable[[str], None]) -> None:
-        """A holder is there; of several under one name the last one counts."""
+        """Adds a holder; of several under one name the last one counts."""
         self._listeners[holder] = news
 
     def leave(self, holder: str) -> None:
-        """All that it had is free."""
+        """Removes a holder and frees all its units."""
         self._listeners.pop(holder, None)
         now = self._clock.monotonic()
         for zone, book in list(self._books.items()):
@@ -59,7 +59,7 @@ class LimitTable:
 
 
 class MemoryAuthority:
-    """For holders in the process of the table."""
+    """The authority for holders in the process of the table."""
 
     name = "this process"
     lease = None

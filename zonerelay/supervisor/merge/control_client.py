@@ -30,7 +30,9 @@ class UnansweredError(Exception):
 
 
 async def frames(path: Path, request: Request, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
-    """Every frame of the answer, `End` last. Raises ControlError (the worker's) and UnansweredError."""
+    """Yields every frame of the answer, `End` last. Raises ControlError (from the worker) and
+    UnansweredError.
+    """
     try:
         async with asyncio.timeout(silence):
             reader, writer = await asyncio.open_unix_connection(str(path), limit=_PIECE)
@@ -51,7 +53,9 @@ async def frames(path: Path, request: Request, *, silence: float = SILENCE) -> A
 
 
 class _Lines:
-    """Of a stream: one may be `MAX_FRAME` long, and yet no more than a piece is read ahead."""
+    """The lines of a stream. A line may be `MAX_FRAME` octets long, and yet no more than a piece is read
+    ahead.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, silence: float) -> None:
         self._reader = reader
@@ -88,7 +92,7 @@ async def _next(lines: _Lines) -> Frame:
 
 
 async def ask(path: Path, request: Request, answer: type[F], *, silence: float = SILENCE) -> F:
-    """The one frame that answers a simple question."""
+    """Returns the one frame that answers a simple request. Raises ControlError and UnansweredError."""
     found: F | None = None
     async with aclosing(frames(path, request, silence=silence)) as answered:
         async for frame in answered:
@@ -106,7 +110,7 @@ def _words(error: Exception) -> str:
 
 
 class Relay(Protocol):
-    """What the supervisor knows: where its workers answer, and its own part of the status."""
+    """The relay as a client of its workers needs it; `RelayState` is the real one."""
 
     @property
     def shared(self) -> bool:
@@ -115,13 +119,15 @@ class Relay(Protocol):
     def sockets(self) -> Mapping[int, Path]: ...
 
     def unreachable(self) -> Mapping[int, str]:
-        """Workers that cannot be asked now, and why."""
+        """The workers that cannot be asked now, each with the reason."""
 
     def status(self) -> RelayStatus: ...
 
 
 class WorkerAnswers:
-    """`missing` names who did not answer, with the reason."""
+    """One request to the workers, and their answers. `missing` names each worker that did not answer, with
+    the reason.
+    """
 
     def __init__(self, relay: Relay) -> None:
         self._sockets = dict(relay.sockets())
@@ -139,7 +145,9 @@ class WorkerAnswers:
         return sorted(self._sockets)
 
     async def of(self, worker: int, request: Request) -> AsyncGenerator[Frame, None]:
-        """Its frames up to where it stops answering. Raises ControlError as the worker said it."""
+        """Yields the frames of a worker until it stops answering. Raises the ControlError that the worker
+        answers with.
+        """
         try:
             async with aclosing(frames(self._sockets[worker], request)) as answered:
                 async for frame in answered:
@@ -163,13 +171,13 @@ class WorkerAnswers:
             return None
 
     async def all(self, request: Request, answer: type[F]) -> dict[int, F]:
-        """The answers of those who gave one, at the same time."""
+        """Asks all workers at the same time. Returns the answers by worker."""
         workers = self.workers()
         found = await asyncio.gather(*(self.one(worker, request, answer) for worker in workers))
         return {worker: each for worker, each in zip(workers, found, strict=True) if each is not None}
 
-    async def in_turn(self, request: Request, answer: type[F]) -> dict[int, F]:
-        """The same, one after the other."""
+    async def one_by_one(self, request: Request, answer: type[F]) -> dict[int, F]:
+        """Like `all`, but asks one worker after the other."""
         found = {}
         for worker in self.workers():
             each = await self.one(worker, request, answer)

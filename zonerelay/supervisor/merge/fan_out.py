@@ -126,7 +126,7 @@ class FanOut:
 
     async def _change(self, request: QueueChange, asked: WorkerAnswers, answer: Answer) -> None:
         # Of a shared queue one worker after the other: each changes what the others do not attempt.
-        put = asked.in_turn if self._relay.shared else asked.all
+        put = asked.one_by_one if self._relay.shared else asked.all
         found = await put(request, Changed)
         if not found:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")

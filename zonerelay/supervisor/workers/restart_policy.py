@@ -17,7 +17,7 @@ LONGEST_PAUSE = 30.0
 WELL_AFTER = 60.0
 """Seconds of running after which a death is not the former one's continuation."""
 HUNG_GRACE = 5.0
-"""A hung worker's time to obey SIGTERM: its loop might turn again."""
+"""A hung worker's time to obey SIGTERM: its loop may go on."""
 
 
 class Phase(enum.StrEnum):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from zonerelay.supervisor.workers.restart_policy import Phase, RestartPolicy
 
 STEADY = 1.0
-"""Seconds for which a successor runs before the next worker's turn."""
+"""Seconds for which a successor runs before the next worker is replaced."""
 HOPELESS = 3
 """Deaths in a row after which the restart does not wait for a worker."""
 
@@ -46,7 +46,7 @@ class RollingRestart:
             policy = policies[worker]
             self._current = worker
             self._was_in_trouble = policy.deaths > 0 and policy.phase is not Phase.RUNNING
-            # One that had died before its turn has started again since: that was not for us.
+            # A worker that had died before has been restarted since; that start is not ours.
             self._starts[worker] = policy.starts
             return worker
         return None

@@ -1,6 +1,6 @@
 """One JSON (or text) line per event on standard error, without ever getting in the way of mail.
 
-Lines gather during one turn of the event loop and leave in one write at its end; at exit, and when an
+Lines gather during one pass of the event loop and leave in one write at its end; at exit, and when an
 error reaches the top, what is left is written. `emit` never raises and never waits: when the reader
 of a pipe is behind, lines wait in a bounded buffer, then are dropped, and a `log-dropped` event says
 how many as soon as there is room. Only `close` waits for a slow reader, for at most a second. No field is
@@ -82,7 +82,7 @@ class LogWriter:
         self.dropped = 0
 
     def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
-        """Queue one event for the end of this turn of the loop (or write it, when no loop runs here)."""
+        """Queue one event for the end of this pass of the loop (or write it, when no loop runs here)."""
         line = self._line(level, event, fields)
         if self._buffered + len(line) > MAX_BUFFERED:
             self.dropped += 1

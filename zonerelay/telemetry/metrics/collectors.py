@@ -1,4 +1,5 @@
-"""What others keep and Prometheus is told: read when it asks, so that nothing has to keep gauges in step.
+"""Collectors of figures that other parts keep: they read them at a scrape, so that no part keeps gauges in
+step.
 
 Each collector is given a `read` that must answer from memory. Labels are from the configuration, and at most
 `MAX_LABEL_VALUES` of what grows with it.

@@ -1,4 +1,4 @@
-"""Metrics as plain values that travel between processes, and one relay's out of those of its workers.
+"""Metric families as plain values that travel between processes, and their totals over all workers.
 
 Counters and histograms add up. A worker that starts again counts from 0, so the last values of the one before
 are kept: `MetricTotals` never goes backwards. Gauges add up too, but for those that are ages, times or
@@ -89,7 +89,7 @@ class _Given(Collector):
 
 
 class MetricTotals:
-    """The latest metrics of each worker, and what those before it had counted in the end."""
+    """The latest metrics of each worker, and the final counts of its former processes."""
 
     def __init__(self) -> None:
         self._latest: dict[int, tuple[Family, ...]] = {}

@@ -17,9 +17,9 @@ from zonerelay.process.gc import (
     IDLE_STEP,
     SETTLE_AFTER,
     STEP,
-    CycleRounds,
-    Look,
-    Rounds,
+    Collection,
+    GcSchedule,
+    GcTimer,
     collect,
 )
 
@@ -34,42 +34,45 @@ def _as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> Look:
+def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> Collection:
     """What is looked at so long after a look at all, with as many allocated blocks."""
-    rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
+    rounds = GcSchedule(now=0.0, cpu=0.0, blocks=BLOCKS)
     return rounds.next(now=seconds, cpu=0.09 if busy else 0.0001, blocks=blocks)
 
 
 def test_the_middle_generation_has_every_fifth_turn() -> None:
-    rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
+    rounds = GcSchedule(now=0.0, cpu=0.0, blocks=BLOCKS)
     found = [rounds.next(now=n / 10, cpu=n / 10, blocks=BLOCKS) for n in range(10)]
-    assert found == [Look.YOUNG, Look.YOUNG, Look.YOUNG, Look.YOUNG, Look.OLDER] * 2
+    assert (
+        found
+        == [Collection.YOUNG, Collection.YOUNG, Collection.YOUNG, Collection.YOUNG, Collection.OLDER] * 2
+    )
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_has_stayed_for_two_seconds_is_settled(busy: bool) -> None:
-    assert after(SETTLE_AFTER - 1, busy=busy) is Look.YOUNG
-    assert after(SETTLE_AFTER, busy=busy) is Look.SETTLE
-    rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
+    assert after(SETTLE_AFTER - 1, busy=busy) is Collection.YOUNG
+    assert after(SETTLE_AFTER, busy=busy) is Collection.SETTLE
+    rounds = GcSchedule(now=0.0, cpu=0.0, blocks=BLOCKS)
     found = [rounds.next(now=float(n), cpu=float(n), blocks=BLOCKS) for n in range(1, 8)]
-    assert [n for n, look in enumerate(found, 1) if look is Look.SETTLE] == [2, 4, 6]
+    assert [n for n, look in enumerate(found, 1) if look is Collection.SETTLE] == [2, 4, 6]
 
 
 def test_a_memory_that_does_not_grow_is_never_looked_at_as_a_whole() -> None:
     for busy in (False, True):
-        assert after(1e9, busy=busy) is Look.SETTLE
+        assert after(1e9, busy=busy) is Collection.SETTLE
 
 
 def test_an_idle_loop_looks_at_a_memory_that_has_grown_a_little() -> None:
     grown = int(BLOCKS * 1.1) + IDLE_GROWN + 1
-    assert after(IDLE_AFTER, busy=False, blocks=grown) is Look.WHOLE
-    assert after(IDLE_AFTER - 1, busy=False, blocks=grown) is Look.SETTLE
-    assert after(IDLE_AFTER, busy=False, blocks=grown - 1) is Look.SETTLE
-    assert after(IDLE_AFTER, busy=True, blocks=grown) is Look.SETTLE
+    assert after(IDLE_AFTER, busy=False, blocks=grown) is Collection.WHOLE
+    assert after(IDLE_AFTER - 1, busy=False, blocks=grown) is Collection.SETTLE
+    assert after(IDLE_AFTER, busy=False, blocks=grown - 1) is Collection.SETTLE
+    assert after(IDLE_AFTER, busy=True, blocks=grown) is Collection.SETTLE
 
 
 def test_a_loop_that_has_nothing_to_do_is_woken_seldom() -> None:
-    rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
+    rounds = GcSchedule(now=0.0, cpu=0.0, blocks=BLOCKS)
     found = []
     for n, cpu in enumerate([0.05, 0.0501, 0.0502, 0.09], 1):
         rounds.next(now=n / 10, cpu=cpu, blocks=BLOCKS)
@@ -78,12 +81,12 @@ def test_a_loop_that_has_nothing_to_do_is_woken_seldom() -> None:
 
 
 def test_memory_that_grows_is_looked_at_at_once_and_then_not_before_it_has_grown_again() -> None:
-    assert after(1, busy=True, blocks=int(BLOCKS * 1.5) + GROWN + 1) is Look.WHOLE
-    assert after(1, busy=True, blocks=int(BLOCKS * 1.5) + GROWN) is Look.YOUNG
-    rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
+    assert after(1, busy=True, blocks=int(BLOCKS * 1.5) + GROWN + 1) is Collection.WHOLE
+    assert after(1, busy=True, blocks=int(BLOCKS * 1.5) + GROWN) is Collection.YOUNG
+    rounds = GcSchedule(now=0.0, cpu=0.0, blocks=BLOCKS)
     rounds.looked_at_all(now=1.0, blocks=2 * BLOCKS)
-    assert rounds.next(now=1.5, cpu=2.0, blocks=3 * BLOCKS) is Look.YOUNG
-    assert rounds.next(now=3.0, cpu=3.0, blocks=4 * BLOCKS) is Look.WHOLE
+    assert rounds.next(now=1.5, cpu=2.0, blocks=3 * BLOCKS) is Collection.YOUNG
+    assert rounds.next(now=3.0, cpu=3.0, blocks=4 * BLOCKS) is Collection.WHOLE
 
 
 class Node:
@@ -101,20 +104,20 @@ def cycle() -> tuple[Node, weakref.ref[Node]]:
 @pytest.mark.usefixtures("_as_before")
 def test_a_cycle_that_was_settled_is_found_by_a_look_at_all() -> None:
     used, settled = cycle()
-    collect(Look.SETTLE)
+    collect(Collection.SETTLE)
     unused = cycle()[1]
     del used
-    collect(Look.SETTLE)
+    collect(Collection.SETTLE)
     assert unused() is None
     assert settled() is not None
-    collect(Look.WHOLE)
+    collect(Collection.WHOLE)
     assert settled() is None
 
 
 @pytest.mark.usefixtures("_as_before")
 async def test_a_queue_that_frees_as_much_as_it_makes_does_not_pile_up_young_objects() -> None:
     """By its counts alone the interpreter never looked, and then at everything in one go."""
-    rounds = CycleRounds()
+    rounds = GcTimer()
     rounds.start()
     try:
         waiting: deque[list[int]] = deque(([] for _ in range(MADE)), maxlen=MADE)
@@ -130,7 +133,7 @@ async def test_a_queue_that_frees_as_much_as_it_makes_does_not_pile_up_young_obj
 @pytest.mark.usefixtures("_as_before")
 async def test_rounds_that_are_stopped_leave_the_interpreter_as_it_was() -> None:
     before = gc.get_threshold()
-    rounds = CycleRounds()
+    rounds = GcTimer()
     rounds.stop()
     rounds.start()
     assert gc.get_threshold() != before
