@@ -10,9 +10,7 @@ COMPILE := --quiet --universal --python-version 3.11 --generate-hashes --no-anno
 # pip's own complaint about a missing compiler or header is hard to read.
 define PLYVEL_HINT
 
-If it was plyvel that could not be built: it comes ready-made for Python 3.11 and 3.12 only. Take one of these,
-    make PYTHON=python3.12 run
-or let pip compile it:
+If it was plyvel that could not be built: it comes ready-made for x86-64 only. Elsewhere pip compiles it:
     apt install build-essential python3-dev libleveldb-dev
 endef
 export PLYVEL_HINT
@@ -23,7 +21,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
 $(STAMP): pyproject.toml locks/build.lock locks/base.lock
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("zonerelay needs Python 3.11 or 3.12: make PYTHON=python3.12 …")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("zonerelay needs Python 3.11 or newer: make PYTHON=python3.13 …")'
 	@echo "Building the environment in $(VENV), once; this takes about a quarter of a minute."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install $(LOCKED) -r locks/build.lock -r locks/base.lock || { echo "$$PLYVEL_HINT"; exit 1; }

@@ -54,7 +54,8 @@ def test_dane_makes_no_code_in_memory_either() -> None:
     server = make("mx.example.com", issuer=root)
     record = f"TlsaRecord(2, 0, 0, {root.der!r})"
     program = (
-        "from zonerelay.delivery.dane import verify; from zonerelay.routing.answers import TlsaRecord; "
+        "from zonerelay.delivery.tls.dane import verify; "
+        "from zonerelay.routing.dns.answers import TlsaRecord; "
         f"print(verify([{server.der!r}], [{record}], ['mx.example.com'], now={NOW}))"
     )
     command = [*FORBIDDEN, sys.executable, "-c", program]
