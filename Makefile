@@ -28,9 +28,9 @@ $(STAMP): pyproject.toml locks/build.lock locks/base.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(DEVELOPMENT): $(STAMP)
+$(DEVELOPMENT): $(STAMP) locks/dev.lock
 	@echo "Adding what tests and checks need, once."
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/pip install $(LOCKED) -r locks/dev.lock
 	@touch $@
 
 run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var
@@ -68,7 +68,7 @@ lock: $(STAMP)  ## the newest packages that pyproject.toml allows, with their ha
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'
 	@echo 'setuptools>=77' | $(BIN)/uv pip compile $(COMPILE) --output-file locks/build.lock -
 	@$(BIN)/uv pip compile $(COMPILE) --output-file locks/base.lock pyproject.toml
-	@for extra in redis postgres s3; do \
+	@for extra in redis postgres s3 dev; do \
 	  $(BIN)/uv pip compile $(COMPILE) --extra $$extra --constraint locks/base.lock --output-file locks/$$extra.lock \
 	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' locks/base.lock) pyproject.toml || exit 1; \
 	done
