@@ -10,9 +10,7 @@ COMPILE := --quiet --universal --python-version 3.11 --generate-hashes --no-anno
 # pip's own complaint about a missing compiler or header is hard to read.
 define PLYVEL_HINT
 
-If it was plyvel that could not be built: it comes ready-made for Python 3.11 and 3.12 only. Take one of these,
-    make PYTHON=python3.12 run
-or let pip compile it:
+If it was plyvel that could not be built: it comes ready-made for x86-64 only. Elsewhere pip compiles it:
     apt install build-essential python3-dev libleveldb-dev
 endef
 export PLYVEL_HINT
@@ -23,16 +21,16 @@ help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
 $(STAMP): pyproject.toml locks/build.lock locks/base.lock
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("zonerelay needs Python 3.11 or 3.12: make PYTHON=python3.12 …")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("zonerelay needs Python 3.11 or newer: make PYTHON=python3.13 …")'
 	@echo "Building the environment in $(VENV), once; this takes about a quarter of a minute."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install $(LOCKED) -r locks/build.lock -r locks/base.lock || { echo "$$PLYVEL_HINT"; exit 1; }
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(DEVELOPMENT): $(STAMP)
+$(DEVELOPMENT): $(STAMP) locks/dev.lock
 	@echo "Adding what tests and checks need, once."
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/pip install $(LOCKED) -r locks/dev.lock
 	@touch $@
 
 run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var
@@ -70,7 +68,7 @@ lock: $(STAMP)  ## the newest packages that pyproject.toml allows, with their ha
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'
 	@echo 'setuptools>=77' | $(BIN)/uv pip compile $(COMPILE) --output-file locks/build.lock -
 	@$(BIN)/uv pip compile $(COMPILE) --output-file locks/base.lock pyproject.toml
-	@for extra in redis postgres s3; do \
+	@for extra in redis postgres s3 dev; do \
 	  $(BIN)/uv pip compile $(COMPILE) --extra $$extra --constraint locks/base.lock --output-file locks/$$extra.lock \
 	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' locks/base.lock) pyproject.toml || exit 1; \
 	done

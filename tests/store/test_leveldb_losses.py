@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import plyvel
 import pytest
 
 from tests.store.builders import NOW, message_id, store_message
@@ -18,6 +17,7 @@ from zonerelay.cli.main import main
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.directory import MARK_NAME, judge, newest_log, read_mark
+from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.leveldb.format import BLOCK, read_log, write_log
 from zonerelay.store.leveldb.losses import DIRECTORY, MAX_KEPT, Loss, Losses
 from zonerelay.store.leveldb.store import LevelDbStore

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import plyvel
 import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
@@ -17,7 +16,7 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.directory import MARK_NAME, Mark, write_mark
-from zonerelay.store.leveldb.engine import LevelDb, Op
+from zonerelay.store.leveldb.engine import LevelDb, Op, plyvel
 
 
 def raw_rows(path: Path, *, then: list[Op] | None = None) -> dict[bytes, bytes]:

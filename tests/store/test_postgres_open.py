@@ -82,7 +82,7 @@ async def test_without_the_driver_the_command_that_installs_it_is_said(
 ) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     said = await refusal(PostgresSettings(url=shared_postgres().url))
-    assert 'pip install "zonerelay[postgres]"' in said
+    assert "pip install -r locks/postgres.lock" in said
 
 
 async def test_newer_schema_is_left_alone(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class TestPromises:
             monkeypatch.delitem(sys.modules, module)
         monkeypatch.setitem(sys.modules, "redis", None)
         settings = SpoolSettings(backend=Backend.REDIS, path=tmp_path)
-        with pytest.raises(StoreOpenError, match=r"pip install 'zonerelay\[redis\]'"):
+        with pytest.raises(StoreOpenError, match=r"pip install -r locks/redis\.lock"):
             await open_store(
                 settings,
                 Surroundings(clock=ManualClock(), on_health=lambda _: None, observe_commit=lambda _: None),

@@ -22,6 +22,7 @@ from tests.store.builders import NOW, attempt, body_of, message_id, own_message,
 from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.store.contract import Finish, MessageNotFoundError, Postpone, StoreOpenError, Submit
+from zonerelay.store.memory.shelf import Shelf
 
 
 def shelved(path: Path) -> Spool:
@@ -191,7 +192,10 @@ async def test_unwritable_shelf_is_logged_once_and_the_queue_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with shelved(tmp_path) as spool:
-        spool.store._shelf._shelf = Broken()  # type: ignore[attr-defined]
+        shelf: Shelf = spool.store._shelf  # type: ignore[attr-defined]
+        assert shelf._shelf is not None
+        await asyncio.wrap_future(shelf._executor.submit(shelf._shelf.close))
+        shelf._shelf = Broken()  # type: ignore[assignment]
         (delivery,) = await store_message(spool.store, 1)
         await spool.store.settle([Postpone(replace(delivery, held=True))])
         assert [d.held async for d in spool.store.scan()] == [True]

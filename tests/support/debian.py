@@ -101,8 +101,10 @@ class UnpackedPackage:
             self._fetch(level)
 
     def _library_packages(self, name: str) -> list[str]:
-        control = _run(["dpkg-deb", "-f", str(self._deb(name)), "Depends"])
-        return parse_depends(control)
+        fields = [
+            _run(["dpkg-deb", "-f", str(self._deb(name)), field]) for field in ("Pre-Depends", "Depends")
+        ]
+        return parse_depends(",".join(fields))
 
     def _fetch(self, names: Sequence[str]) -> None:
         if not names:

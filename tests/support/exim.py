@@ -95,6 +95,7 @@ spool_directory = {directory}/spool
 log_file_path = {directory}/log/%s
 keep_environment = ^NSS_WRAPPER
 disable_ipv6
+daemon_smtp_ports = 25
 host_lookup =
 begin routers
 relay:
@@ -105,6 +106,7 @@ relay:
 begin transports
 relay:
   driver = smtp
+  port = 25
   allow_localhost
 {_transport(server)}
 begin retry

@@ -85,8 +85,8 @@ SYSTEM = ("/usr/sbin", "/sbin")
 """Folders that an ordinary user's PATH may lack."""
 
 PROGRAMS: dict[str, Callable[[str], None]] = {
-    "mkfs.ext4": _from_debian("e2fsprogs", "sbin/mkfs.ext4"),
-    "ip": _from_debian("iproute2", "bin/ip"),
+    "mkfs.ext4": _from_debian("e2fsprogs", "**/sbin/mkfs.ext4"),
+    "ip": _from_debian("iproute2", "**/bin/ip"),
     "npm": _node,
     "cc": _c_compiler,
 }

@@ -231,21 +231,31 @@ def locked(name: str) -> dict[str, tuple[Version, Marker | None, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("extra", ["", "redis", "postgres", "s3"])
+@pytest.mark.parametrize("extra", ["", "redis", "postgres", "s3", "dev"])
 def test_the_lock_has_what_the_project_needs_and_nothing_from_anywhere_else(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = project["optional-dependencies"][extra] if extra else project["dependencies"]
     packages = locked("base") | (locked(extra) if extra else {}) | locked("build")
     for each in map(Requirement, needed):
+        if each.name == project["name"]:  # its other extras
+            continue
         version, marker, _ = packages[canonicalize_name(each.name)]
         assert each.specifier.contains(version), each
-        assert marker is None
+        assert (marker is None) == (each.marker is None), each
     for name, (_, _, hashes) in packages.items():
         assert hashes, name
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64} *", each) for each in hashes), name
     text = (ROOT / "locks" / f"{extra or 'base'}.lock").read_text(encoding="utf-8")
     assert "://" not in text
     assert "--index" not in text
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_every_python_has_one_binding_to_leveldb(python: str) -> None:
+    place = {"python_full_version": f"{python}.0", "python_version": python}
+    markers = {name: marker for name, (_, marker, _) in locked("base").items() if "plyvel" in name}
+    found = [name for name, marker in markers.items() if marker is not None and marker.evaluate(place)]
+    assert found == ["plyvel" if python in ("3.11", "3.12") else "plyvel-next"]
 
 
 @pytest.mark.parametrize("python", ["3.11.0", "3.12.9"])

@@ -73,7 +73,8 @@ def _driver(extra: str, *modules: str) -> Iterator[None]:
             raise
         package = _PACKAGES[extra]
         raise StoreOpenError(
-            f"[spool] backend: {extra} needs the Python package {package}: pip install 'zonerelay[{extra}]'"
+            f"[spool] backend: {extra} needs the Python package {package}; in zonerelay's source,"
+            f" with the relay's own pip: pip install -r locks/{extra}.lock"
         ) from error
 
 

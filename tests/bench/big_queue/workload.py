@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import plyvel
+from zonerelay.store.leveldb.engine import plyvel
 
 MB = 1 << 20
 HOUR = 3600.0

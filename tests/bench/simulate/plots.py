@@ -43,7 +43,7 @@ def plot(result: Result, path: Path, *, dots_per_inch: int = 90) -> None:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise PlotError("a picture needs matplotlib: pip install 'zonerelay[bench]'") from None
+        raise PlotError("a picture needs matplotlib: pip install matplotlib") from None
     figures, scenario = result.figures, result.scenario
     rows = 4 if figures.by_priority else 3
     figure, axes = pyplot.subplots(rows, 2, figsize=(13, 3.6 * rows), layout="constrained")

@@ -237,7 +237,8 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
 # Without paranoid_checks LevelDB keeps damaged octets, in part under new checksums.
 RESCUE = (
     "Copy the directory first, and keep the copy. Then restore a backup, or let LevelDB rebuild the directory"
-    " from what it can read, with the relay's own python3 and as its user: python3 -c 'import plyvel;"
+    " from what it can read, with the relay's own python3 and as its user: python3 -c"
+    " 'from zonerelay.store.leveldb.engine import plyvel;"
     """ plyvel.repair_db("DIRECTORY", paranoid_checks=True)' (what is damaged is missing then, and lost/ in"""
     " it has the old tables). To take new mail meanwhile, set another [spool] path"
 )

@@ -24,7 +24,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import plyvel
+try:
+    import plyvel as plyvel  # noqa: PLC0414  # tests take it from here
+except ImportError:  # Python 3.13 and later have its fork, with the same interface
+    import plyvel_next as plyvel  # type: ignore[no-redef]
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records

@@ -40,7 +40,8 @@ READ_PATIENCE = 600.0
 """Seconds that the server waits for the next statement of a transaction."""
 
 _INSTALL = (
-    'backend = "postgres" needs asyncpg, which is not installed: pip install "zonerelay[postgres]"'
+    'backend = "postgres" needs asyncpg, which is not installed; in zonerelay\'s source,'
+    " with the relay's own pip: pip install -r locks/postgres.lock"
     " (into the environment that zonerelay runs in)"
 )
 _CONNECTION_CLASSES = ("08", "57P")
