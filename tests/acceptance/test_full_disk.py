@@ -133,7 +133,7 @@ async def test_queue_that_grows_to_the_guard_is_refused_more_and_drains(
         check_refusals(client)
         await ready(relay, 503)
         async with comes_back(sink_port) as sink:
-            await sink.wait_for(len(client.acknowledged), timeout=60)
+            await sink.wait_for(len(client.acknowledged), timeout=120)
             await asyncio.to_thread(relay.wait_until_empty, timeout=60)
             late = await accepts_again(relay, sink)
             assert client.acknowledged | late <= tokens(sink.messages).keys()

@@ -1,7 +1,7 @@
 """`queue retry|hold|release|bounce|drop`: named messages at once, anything in bulk only after a preview.
 
 A bulk verb shows how many deliveries match and the oldest of them, then asks. Without a terminal there is
-nobody to ask, so it is refused unless `--yes` says that the answer is known. An empty filter never means
+no person to ask, so it is refused unless `--yes` says that the answer is known. An empty filter never means
 everything: that takes `--all`.
 """
 

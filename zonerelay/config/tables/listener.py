@@ -292,7 +292,7 @@ def _check_dropped(listener: ListenerSettings, path: KeyPath, report: Report) ->
 
 
 def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, takes_reports: bool) -> None:
-    """`takes_reports`: with [srs] a listener is of use to everybody, even if nobody may relay."""
+    """`takes_reports`: with [srs] a listener is of use even if no client may relay."""
     if not listeners and report.sound("listener"):
         report.refuse(("listener",), "there is none, so nobody could hand in mail: add a [[listener]]")
     for at, listener in enumerate(listeners):
@@ -493,7 +493,7 @@ def check_named_listeners(
 
 
 def has_users(listeners: Sequence[ListenerSettings]) -> bool:
-    """Whether a client can be somebody: by AUTH, or because a server in front says so."""
+    """Whether a client can have a user: by AUTH, or because a server in front names one."""
     return any(each.auth is not ListenerAuth.OFF or each.xclient_networks for each in listeners)
 
 

@@ -17,9 +17,9 @@ _PLAIN = re.compile(r"""[^"(),:;<>@\\]*+<[^\s"(),:;<>@\\]++@([^\s"(),:;<>@\\\[\]
 _BARE = re.compile(r"""[^\s"(),:;<>@\\]++@([^\s"(),:;<>@\\\[\]]++)""")
 _DOMAIN = re.compile(r"""[^\s"(),:;<>@\\\[\]]++""")
 # A quoted string, a pair outside of one, a parenthesis, or anything else.
-_TOKEN = re.compile(r"""("(?:[^"\\]|\\.)*+"?)|(\\.?)|([()])|[^"\\()]++""", re.DOTALL)
+_TOKEN = re.compile(r"""("(?:[^"\\]++|\\.)*"?)|(\\.?)|([()])|[^"\\()]++""", re.DOTALL)
 # What comes before the colon of a group; then a mailbox, in angle brackets or not.
-_MAILBOX = re.compile(r"(?:[^<>,;:@]*+:)?+([^<>,;]*+)(?:<([^<>]*+)>?)?[^,;]*+[,;]?")
+_MAILBOX = re.compile(r"(?:[^<>,;:@]*+:)?([^<>,;]*+)(?:<([^<>]*+)>?)?[^,;]*+[,;]?")
 
 
 def author_domain(header: bytes) -> str:

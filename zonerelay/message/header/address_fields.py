@@ -42,7 +42,7 @@ _ATOM = rb"[^\x00-\x20\x7f()<>\[\]:;@\\,.\"]++"
 # In this order: blanks, a comment without others in it, a comment, a word (dots included where they are
 # between its parts), a quoted string, a domain literal, anything that stands for itself.
 _TOKEN = re.compile(
-    rb"([ \t\r\n]++|\([^()\\]*+\))|(\()|(%b(?:\.%b)*+)"
+    rb"([ \t\r\n]++|\([^()\\]*+\))|(\()|(%b(?:\.%b)*)"
     rb'|("(?:[^"\\]|\\.)*+")|(\[(?:[^\[\]\\]|\\.)*+\])|([<>:;@,.])' % (_ATOM, _ATOM),
     re.DOTALL,
 )
@@ -51,7 +51,8 @@ _LETTERS = {_WORD: "w", _QUOTED: "q", _LITERAL: "l"}
 _IN_COMMENT = re.compile(rb"[^()\\]++|\\.|[()]", re.DOTALL)
 
 # A pattern over one letter for each token. An address begins and ends where a list's or group's element does.
-_SPEC = r"([wq](?:\.[wq])*+@(?:w(?:\.w)*+|l))"
+# No group is possessive: Python before 3.11.5, Debian 12's among them, goes on where such a group has failed.
+_SPEC = r"([wq](?:\.[wq])*@(?:w(?:\.w)*|l))"
 _ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<(?:@[wl.,@]*+:)?{_SPEC}>|{_SPEC})(?![^,;:])")
 
 _Token = tuple[str, int, int]

@@ -13,11 +13,11 @@ from functools import lru_cache
 
 from zonerelay.message.header.folding import field
 
-_COLON = rb"(?:[ \t]|\r\n[ \t])*+:"
+_COLON = rb"(?:[ \t]|\r\n[ \t])*:"
 # A first line that is no field, or a later one that is neither a field nor a continuation.
 # Possessive, because the character after a name ends it.
 _NO_HEADER = re.compile(rb"\A(?![!-9;-~]++%b)|\r\n(?![ \t]|[!-9;-~]++%b)" % (_COLON, _COLON))
-_VALUE = rb"(?:[^\r]++|\r(?!\n(?![ \t])))*+(?:\r\n)?"
+_VALUE = rb"(?:[^\r]++|\r(?!\n(?![ \t])))*(?:\r\n)?"
 
 
 def edit_header(

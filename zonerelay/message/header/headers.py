@@ -45,7 +45,7 @@ _CLOUDED_NAME = re.compile(rb"^[!-9;-~%b]++[ \t%b]*+:" % (_CONTROLS, _CONTROLS),
 _FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
 _AUTHOR = re.compile(r"^from *:(.*)", re.MULTILINE | re.IGNORECASE)
 # The start of a complete line that is neither field, continuation nor empty.
-_STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]++(?:[ \t]|\r\n[ \t])*+:)(?=[^\r]*\r)")
+_STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]++(?:[ \t]|\r\n[ \t])*:)(?=[^\r]*\r)")
 # Octets that could move a cursor or forge a log line are replaced: no blank and no part of a name (an octet
 # that UTF-8 never has becomes U+FFFD). Tabs are blanks; LF stays to split at.
 _VISIBLE = bytes(

@@ -120,7 +120,7 @@ class Shelf:
                 self._shelf.close()
                 self._shelf = self._connect("n")
             self._shelf.pop(_CLEAN, None)
-            self._shelf.sync()
+            self._write_out()
         except _Failures as error:
             raise StoreOpenError(
                 f"the shelf {self._path} is damaged, or not one: {error!r}; nothing was changed. Move it"
@@ -172,10 +172,19 @@ class Shelf:
 
     def _sync(self) -> None:
         try:
-            if self._shelf is not None:
-                self._shelf.sync()
+            self._write_out()
         except _Failures as error:
             self._fail(error)
+
+    def _write_out(self) -> None:
+        """dbm.ndbm, which is Debian's, has no sync(): what was written reaches the file when it is closed."""
+        if self._shelf is None:
+            return
+        if hasattr(self._shelf.dict, "sync"):  # type: ignore[attr-defined]  # not in typeshed
+            self._shelf.sync()
+        else:
+            self._shelf.close()
+            self._shelf = self._connect("c")
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
