@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -14,7 +15,7 @@ ChangeOne = Callable[[Delivery], Delivery | None]
 """An operator's change: the delivery's new state, or `None` to remove it."""
 
 
-class BatchedUpdate:
+class BatchedUpdate(abc.ABC):
     """The `update` of an engine, in durable writes of at most `UPDATE_BATCH` deliveries each."""
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
@@ -23,9 +24,9 @@ class BatchedUpdate:
             existed += await self._update_batch(batch, change)
         return existed
 
+    @abc.abstractmethod
     async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         """Change these in one durable write. Returns how many existed and were not left alone."""
-        raise NotImplementedError
 
 
 def in_batches(keys: Iterable[DeliveryKey], size: int) -> Iterator[list[DeliveryKey]]:

@@ -7,6 +7,7 @@ hands out what still bears its number, as it is then, and its end touches no oth
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -30,21 +31,21 @@ class Held(Protocol):
 H = TypeVar("H", bound=Held)
 
 
-class IndexClaims(Generic[H]):
+class IndexClaims(abc.ABC, Generic[H]):
     """The claims of all zones. `index` is asked each time: a store may begin with a new one."""
 
     def __init__(self, index: Callable[[], Index], check_usable: Callable[[], None]) -> None:
         self._index = index
         self._check_usable = check_usable
 
+    @abc.abstractmethod
     async def _hold(self, ids: Collection[MessageId]) -> dict[MessageId, H]:
         """The states of these messages, in memory until `_drop`; absent are those that do not exist or cannot
         be read. Raises StoreError, and holds nothing then.
         """
-        raise NotImplementedError
 
-    def _drop(self, held: Iterable[H]) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _drop(self, held: Iterable[H]) -> None: ...
 
     def _show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
         """The index was wrong: this is what is stored."""

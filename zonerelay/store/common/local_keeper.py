@@ -11,6 +11,7 @@ refuse first, repair, believe the repaired state, then write again.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import functools
 import logging
@@ -36,7 +37,7 @@ Job = TypeVar("Job")
 Repaired = TypeVar("Repaired")
 
 
-class LocalKeeper(Generic[Op, Job, Repaired]):
+class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
     """Belongs to the event loop that opened the store. `Repaired` is what a repair brings back."""
 
     NAME = "spool"
@@ -71,29 +72,29 @@ class LocalKeeper(Generic[Op, Job, Repaired]):
 
     # --- what an engine says
 
+    @abc.abstractmethod
     def _prepare(self, submissions: Sequence[Sequence[Op]], size: int) -> Job:
         """On the event loop: makes one job of what was submitted. `size` is in octets."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _write(self, job: Job) -> float:
         """In the writer thread: makes the job durable. Returns the seconds that it took."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _probe_op(self) -> Op:
         """The smallest change that shows that the engine can write."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def _read_space(self) -> int:
         """Octets that are free, the ballast included. Raises StoreError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, Repaired]]:
         """Memory forgets what it is no longer certain of. Returns one attempt at a repair."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _repaired(self, found: Repaired) -> None:
         """Memory learns what the repair has found. Nothing is written before this returns."""
-        raise NotImplementedError
 
     def _first_pause(self) -> float:
         """Seconds until the first attempt at a repair."""
