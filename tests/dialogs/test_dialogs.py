@@ -61,7 +61,7 @@ import uvloop
 
 from tests.dialogs.staging import Step, client_context, load, staged
 from tests.support.inbound import House, RememberingStore, Stored, Talk, until
-from zonerelay.store.common import health
+from zonerelay.store.common.keeper import health
 from zonerelay.store.contract import StoreError, StoreFullError
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))

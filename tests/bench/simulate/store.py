@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.fresh_order import FreshOrder
 from zonerelay.store.memory.store import MemoryStore
 
 _Fresh = list[DeliveryKey]

@@ -17,8 +17,8 @@ from zonerelay.control.messages.requests import SpoolAcknowledge
 from zonerelay.control.socket.errors import NotRunningError
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import StoreError
-from zonerelay.store.leveldb.directory import lock_directory
-from zonerelay.store.leveldb.losses import Losses
+from zonerelay.store.leveldb.damage.directory import lock_directory
+from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 

@@ -38,7 +38,7 @@ from zonerelay.model.envelope import Notify, Recipient, Ret
 from zonerelay.smtp.server.bdat import parse_bdat
 from zonerelay.smtp.server.params import MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
-from zonerelay.store.common import health
+from zonerelay.store.common.keeper import health
 
 REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
 RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for

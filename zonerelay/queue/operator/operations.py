@@ -35,7 +35,7 @@ from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.trace import Shown, Step, steps
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.store.common import health
+from zonerelay.store.common.keeper import health
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreCorruptError
 from zonerelay.telemetry.events.events import Events
 

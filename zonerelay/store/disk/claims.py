@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.claiming import IndexClaims
-from zonerelay.store.common.queue_index import Index
+from zonerelay.store.common.claims.index import Index
+from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.states import MessageState, States
 

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import health
-from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.local_keeper import LocalKeeper
+from zonerelay.store.common.keeper import health
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.local_keeper import LocalKeeper
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import stock as disk_stock

@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
-from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.body_chunks import check_own_message, split
-from zonerelay.store.common.body_writer import BodyWriter
-from zonerelay.store.common.queue_index import Index
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.reading import read_each
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import (
     Change,
     Finish,

@@ -14,10 +14,10 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.in_flight import InFlight
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.low_water import DiskRange
 from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow

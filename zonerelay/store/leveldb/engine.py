@@ -31,10 +31,10 @@ except ImportError:  # Python 3.13 and later have its fork, with the same interf
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.ballast import FILE_NAME
+from zonerelay.store.common.keeper.ballast import FILE_NAME
 from zonerelay.store.common.private_directories import make_private, take_from_others
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
-from zonerelay.store.leveldb.directory import (
+from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     REBUILD,
     DirectoryLock,
@@ -49,8 +49,8 @@ from zonerelay.store.leveldb.directory import (
     newest_log,
     write_mark,
 )
-from zonerelay.store.leveldb.losses import DIRECTORY, Loss, Losses, identity_of
-from zonerelay.store.leveldb.mending import Mending
+from zonerelay.store.leveldb.damage.losses import DIRECTORY, Loss, Losses, identity_of
+from zonerelay.store.leveldb.damage.mending import Mending
 
 Op = tuple[bytes, bytes | None]
 """A key and its new value; `None` deletes it."""

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import health, records, recovery
-from zonerelay.store.common.ballast import Ballast
+from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
-from zonerelay.store.common.local_keeper import LocalKeeper
+from zonerelay.store.common.keeper import health, recovery
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.local_keeper import LocalKeeper
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.compaction import Compactor
-from zonerelay.store.leveldb.directory import RESCUE
+from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb.reader import SpoolReader
 from zonerelay.store.surroundings import Surroundings

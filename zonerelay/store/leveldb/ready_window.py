@@ -22,7 +22,7 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.fresh_order import FreshOrder
 from zonerelay.store.leveldb.low_water import DiskRange
 
 WINDOW_LIMIT = 10_000

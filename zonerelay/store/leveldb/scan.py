@@ -16,10 +16,10 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.store.common import records
-from zonerelay.store.common.in_flight import Found, OpenMessage
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
+from zonerelay.store.leveldb.damage.losses import Loss, identity_of
 from zonerelay.store.leveldb.engine import LevelDb, View
-from zonerelay.store.leveldb.losses import Loss, identity_of
+from zonerelay.store.leveldb.in_flight import Found, OpenMessage
 
 PAGE_ROWS = 1000
 """Rows looked at in one go."""

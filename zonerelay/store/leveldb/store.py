@@ -17,16 +17,16 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
-from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.body_chunks import check_own_message, split
-from zonerelay.store.common.body_writer import BodyWriter
-from zonerelay.store.common.in_flight import NOTHING, InFlight
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import ZoneClaims, Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.write_plan import WritePlan, due_time
 

@@ -14,8 +14,8 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.in_flight import NOTHING, Found, InFlight, OpenMessage
 from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight, OpenMessage
 
 _RECORD_SIZE = 200
 """About what a delivery record and its keys weigh, for the size of a batch."""

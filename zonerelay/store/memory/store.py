@@ -16,9 +16,10 @@ from typing import Self
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import health, records
-from zonerelay.store.common.body_chunks import check_deliveries, check_own_message, split
+from zonerelay.store.common import records
+from zonerelay.store.common.body.chunks import check_deliveries, check_own_message, split
 from zonerelay.store.common.counts import Counts
+from zonerelay.store.common.keeper import health
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Change,

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from zonerelay.store.common import health
-from zonerelay.store.common.health import Health
+from zonerelay.store.common.keeper import health
+from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis.connection import (

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.batches import in_batches
-from zonerelay.store.common.body_chunks import check_own_message
-from zonerelay.store.common.claiming import IndexClaims
+from zonerelay.store.common.body.chunks import check_own_message
+from zonerelay.store.common.claims.index_claims import IndexClaims
+from zonerelay.store.common.write.batches import in_batches
 from zonerelay.store.contract import Change, Finish, StoreError, Submit
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.keeper import S3Keeper

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.fresh_order import FreshOrder
 from zonerelay.store.contract import QueueCounts
 
 _SLACK = 1000

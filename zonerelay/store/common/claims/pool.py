@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.fresh_order import FreshOrder
 
 POOL_LIMIT = 1000
 """Deliveries of one zone that are kept claimed without being handed out."""

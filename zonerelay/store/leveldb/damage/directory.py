@@ -22,7 +22,15 @@ from typing import NamedTuple
 
 from zonerelay.store.common.private_directories import write_durably
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.leveldb.format import FormatError, Gap, Log, Manifest, Table, read_log, read_manifest
+from zonerelay.store.leveldb.damage.format import (
+    FormatError,
+    Gap,
+    Log,
+    Manifest,
+    Table,
+    read_log,
+    read_manifest,
+)
 
 _log = logging.getLogger("zonerelay.store")
 

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.queue_index import Index, ZoneIndex
+from zonerelay.store.common.claims.index import Index, ZoneIndex
 
 RECONCILE = 30.0
 """Seconds between two rounds of a relay on a shared store: what it holds there is compared with what it knows

@@ -19,11 +19,11 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic, TypeVar
 
-from zonerelay.store.common import health, recovery
-from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.group_commit import GroupCommitter
-from zonerelay.store.common.health import Health
-from zonerelay.store.common.writer_thread import WriterThread
+from zonerelay.store.common.keeper import health, recovery
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.common.write.group_commit import GroupCommitter
+from zonerelay.store.common.write.writer_thread import WriterThread
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.surroundings import Surroundings
 

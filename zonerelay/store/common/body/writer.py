@@ -20,7 +20,7 @@ from typing import Protocol, Self
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_chunks import check_deliveries
+from zonerelay.store.common.body.chunks import check_deliveries
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 
 GROUP_CHUNKS = 8

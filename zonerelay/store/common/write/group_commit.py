@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
-from zonerelay.store.common.writer_thread import Failed
+from zonerelay.store.common.write.writer_thread import Failed
 from zonerelay.store.contract import StoreError
 
 LAZY_DELAY = 0.035
