@@ -273,6 +273,11 @@ def _spool(commands: Commands) -> None:
     acknowledge = _command(verbs, "acknowledge", "a loss of the spool has been dealt with: tell it no more")
     acknowledge.add_argument("loss", metavar="ID", help="as `zonerelay status` shows it")
     _json(acknowledge)
+    check = _command(verbs, "check", "read everything in the spool and say what is damaged")
+    check.add_argument(
+        "--tmp", type=Path, metavar="DIR", help="where its copy is made, beside the spool if not named"
+    )
+    _json(check)
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
 
 

@@ -111,6 +111,10 @@ def _run_tool(arguments: Namespace) -> int:
 def _run_spool(arguments: Namespace) -> int:
     from zonerelay.cli.operate.spool import accept_empty, acknowledge
 
+    if arguments.verb == "check":
+        from zonerelay.cli.operate.spool_check import check
+
+        return check(arguments)
     return acknowledge(arguments) if arguments.verb == "acknowledge" else accept_empty(arguments)
 
 

@@ -1,6 +1,6 @@
 """What a check of a spool finds, and what a repair does about it: the values that every engine answers with.
 
-An engine has a module `check` with a function `check(…, findings, tell) -> Contents` and, where it can mend
+An engine has a module `check` with a function `check(…, examination) -> Contents` and, where it can mend
 itself, a module `repair` with a function `repair(…, salvage, tell) -> Repaired`. Both work without a relay:
 they claim nothing and send nothing.
 
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 KEPT = 1000
 """Findings of one kind that are told in full; those beyond are counted."""
@@ -83,6 +84,18 @@ class Findings:
     @property
     def is_damaged(self) -> bool:
         return any(fault not in HARMLESS for fault in self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What every check is given. `scratch` is a directory that does not exist, for engines that need one, and
+    does not exist when the check returns; `environment` is where secrets may be.
+    """
+
+    scratch: Path
+    findings: Findings
+    tell: Tell
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,12 +17,15 @@ from zonerelay.config.settings import (
 )
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
+from zonerelay.store.check import Contents, Examination
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.disk.open import open_disk
+from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.open import open_leveldb
 from zonerelay.store.memory.shelf import Shelf
 from zonerelay.store.memory.store import MemoryStore
+from zonerelay.store.spool_paths import spool_of
 from zonerelay.store.surroundings import Surroundings
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
@@ -88,6 +92,18 @@ async def _open_memory(settings: SpoolSettings) -> MemoryStore:
     if not shelved.was_closed:
         _log.error("the shelf %s was not closed in order: mail may be missing in it", settings.shelve)
     return MemoryStore(shelf, shelved)
+
+
+async def check_spool(settings: Settings, worker: int, examination: Examination) -> Contents:
+    """Check the spool of one worker; the queue of a shared store is the first worker's.
+
+    Raises StoreError, or OSError, when the spool cannot be checked at all.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            return await asyncio.to_thread(check_leveldb, spool.path, examination)
+    raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
-from zonerelay.store.check import Contents, Fault, Findings, Tell
+from zonerelay.store.check import Contents, Examination, Fault
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreOpenError
 from zonerelay.store.leveldb.engine import LevelDb, Row
@@ -34,27 +34,27 @@ _TELL_EVERY = 1024 * 1024
 _OPEN_COUNTS = b"meta open "
 
 
-def check(spool: Path, scratch: Path, findings: Findings, tell: Tell) -> Contents:
-    """`scratch` does not exist yet, and does not when this returns. Blocks.
-
-    Raises StoreError, or OSError, when the spool cannot be read at all.
-    """
+def check(spool: Path, examination: Examination) -> Contents:
+    """Blocks. Raises StoreError, or OSError, when the spool cannot be read at all."""
+    scratch = examination.scratch
     try:
         take_snapshot(spool, scratch)
-        octets = sum(path.stat().st_size for path in scratch.iterdir())
-        return _check_snapshot(spool, scratch, octets, findings, tell)
+        return _check_snapshot(spool, examination)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check_snapshot(spool: Path, scratch: Path, octets: int, findings: Findings, tell: Tell) -> Contents:
+def _check_snapshot(spool: Path, examination: Examination) -> Contents:
+    scratch, findings = examination.scratch, examination.findings
+
     def damaged(text: str) -> None:
         findings.add(Fault.UNREADABLE, str(spool), text.replace(str(scratch), str(spool)))
 
+    octets = sum(path.stat().st_size for path in scratch.iterdir())
+    if not any(scratch.iterdir()):
+        return Contents(0, 0, 0)  # no relay has been started here yet
     db = LevelDb(scratch, write_buffer=WRITE_BUFFER)
     db.on_damage = damaged
-    if not (scratch / "CURRENT").exists() and not any(scratch.iterdir()):
-        return Contents(0, 0, 0)  # no relay has been started here yet
     try:
         db.open()
     except StoreOpenError as error:
@@ -64,7 +64,7 @@ def _check_snapshot(spool: Path, scratch: Path, octets: int, findings: Findings,
         for loss in db.losses.open:  # what the opening has mended in the snapshot
             named = f"; they name {', '.join(loss.messages[:3])}" if loss.messages else ""
             damaged(f"{loss.what}{named}")
-        return Records(db, findings, tell, octets).check()
+        return Records(db, examination, octets).check()
     finally:
         db.close()
 
@@ -72,10 +72,10 @@ def _check_snapshot(spool: Path, scratch: Path, octets: int, findings: Findings,
 class Records:
     """One walk over all rows of an open spool that is not written to."""
 
-    def __init__(self, db: LevelDb, findings: Findings, tell: Tell, octets: int) -> None:
+    def __init__(self, db: LevelDb, examination: Examination, octets: int) -> None:
         self._db = db
-        self._findings = findings
-        self._tell = tell
+        self._findings = examination.findings
+        self._tell = examination.tell
         self._total = octets
         self._octets = self._told = 0
         self._index_sum = 0

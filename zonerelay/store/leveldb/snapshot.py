@@ -17,10 +17,10 @@ import shutil
 from pathlib import Path
 
 from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.store.leveldb.directory import MARK_NAME
+from zonerelay.store.leveldb.damage.directory import MARK_NAME
+from zonerelay.store.leveldb.damage.format import read_manifest
 
 TRIES = 50
-_TABLE = re.compile(r"\d+\.(?:ldb|sst)")
 _LOG = re.compile(r"\d+\.log")
 
 
@@ -64,7 +64,20 @@ def _take(spool: Path, into: Path) -> None:
     manifests = [name for name in names if name.startswith("MANIFEST-")]
     for name in (*first, *manifests, *filter(_LOG.fullmatch, names)):
         shutil.copyfile(spool / name, into / name)
-    _link(spool, into, [name for name in names if _TABLE.fullmatch(name)])
+    _link(spool, into, _tables(into, set(names)))
+
+
+def _tables(into: Path, names: set[str]) -> list[str]:
+    """Those that the manifest names. A table that is still being written must not be linked: LevelDB would
+    give its number to a table of the snapshot, and write that into the spool's file.
+    """
+    try:
+        current = into / os.fsdecode((into / "CURRENT").read_bytes().strip())
+        tables = read_manifest(current.read_bytes()).tables.values()
+    except (OSError, ValueError):  # the opening says what is wrong
+        return []
+    either = (f"{table.number:06d}.{ending}" for table in tables for ending in ("ldb", "sst"))
+    return [name for name in either if name in names]
 
 
 def _link(spool: Path, into: Path, names: list[str]) -> None:
