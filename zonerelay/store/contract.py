@@ -34,6 +34,11 @@ SHARED = "the queue is shared: others may have mail in it"
 """The answer of `left_over` on a shared store."""
 
 
+NO_SPACE = "insufficient disk space"
+DAMAGED = "the spool is damaged"
+"""Two reasons of `unhealthy` that callers tell from the others."""
+
+
 class StoreError(Exception):
     """The store could not do it now; asking again later may work. Clients see 451 4.3.0."""
 
