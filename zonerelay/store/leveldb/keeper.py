@@ -170,7 +170,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         removed = self._removed
         if self._health.refusal is not None or self._clock.monotonic() < self._compact_after:
             return
-        if not self._tasks and self.counts.is_whole and self.counts.is_empty:
+        if not self._tasks and self.counts.is_whole and not self.counts.total:
             start, stop = records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)
         elif removed is not None:
             start, stop = (
