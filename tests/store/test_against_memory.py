@@ -409,7 +409,7 @@ class Comparison(RuleBasedStateMachine):
 
     def take(self, found: list[Delivery]) -> None:
         """Claim the same in memory."""
-        self.memory._claim(found)
+        self.memory._claim(found, len(found))
         self.claimed += found
         self.passed_over -= {d.key for d in found}
 

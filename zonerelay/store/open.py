@@ -23,6 +23,7 @@ from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.disk.open import open_disk
 from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.open import open_leveldb
+from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.memory.shelf import Shelf
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.spool_paths import spool_of
@@ -65,6 +66,11 @@ async def open_store(
                 from zonerelay.store.redis.open import open_redis  # noqa: PLC0415 - its driver is an extra
 
             return await open_redis(settings, redis, around, mark)
+
+
+async def acknowledge_loss(store: Store, loss: str) -> bool:
+    """Ends the warning about a loss of mail. False when the store has no such loss. Raises StoreError."""
+    return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
 
 
 @contextlib.contextmanager

@@ -11,15 +11,11 @@ from argparse import Namespace
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.config.settings import SpoolSettings
 from zonerelay.control.messages.answers import Acknowledged
 from zonerelay.control.messages.requests import SpoolAcknowledge
 from zonerelay.control.socket.errors import NotRunningError
-from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import StoreError
-from zonerelay.store.leveldb.damage.directory import lock_directory
-from zonerelay.store.leveldb.damage.losses import Losses
-from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
+from zonerelay.store.offline import acknowledge_loss, forget_queue, place_of_queue
 
 
 def acknowledge(arguments: Namespace) -> int:
@@ -27,7 +23,13 @@ def acknowledge(arguments: Namespace) -> int:
     try:
         done = client_of(settings).ask(SpoolAcknowledge(loss=arguments.loss), Acknowledged)
     except NotRunningError:
-        _acknowledge_in(settings.spool, arguments.loss)
+        try:
+            if not acknowledge_loss(settings.spool, arguments.loss):
+                raise CliError(
+                    f"no loss {arguments.loss} of the spool in {settings.spool.path} waits to be acknowledged"
+                ) from None
+        except (StoreError, OSError) as error:
+            raise CliError(str(error)) from error
         done = Acknowledged(loss=arguments.loss)
     if arguments.json:
         output.print_line(done)
@@ -36,30 +38,10 @@ def acknowledge(arguments: Namespace) -> int:
     return OK
 
 
-def _acknowledge_in(spool: SpoolSettings, loss: str) -> None:
-    """Without a relay that keeps the spool. Raises CliError."""
-    try:
-        for worker in (0, *(() if is_shared(spool) else spools_beyond(spool, 1))):
-            path = spool_of(spool, worker).path
-            if not path.is_dir():
-                continue
-            lock = lock_directory(path)
-            try:
-                losses = Losses(path)
-                losses.refresh()
-                if losses.acknowledge(loss):
-                    return
-            finally:
-                lock.close()
-    except (StoreError, OSError) as error:
-        raise CliError(str(error)) from error
-    raise CliError(f"no loss {loss} of the spool in {spool.path} waits to be acknowledged")
-
-
 def accept_empty(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     spool = settings.spool
-    place = place_of(spool.backend, redis=settings.redis, postgres=settings.postgres, s3=settings.s3)
+    place = place_of_queue(settings)
     if not place:
         raise CliError(
             f'backend = "{spool.backend.value}" keeps its queue in {spool.path}, which is believed as it is:'
@@ -67,7 +49,7 @@ def accept_empty(arguments: Namespace) -> int:
             USAGE,
         )
     try:
-        forgotten = QueueMark(spool.path, place).forget()
+        forgotten = forget_queue(settings)
     except (StoreError, OSError) as error:
         raise CliError(str(error)) from error
     if not forgotten:

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
-from zonerelay.store.common.keeper import health, recovery
+from zonerelay.store.common.keeper import recovery
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
+from zonerelay.store.contract import DAMAGED, StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.compaction import Compactor
 from zonerelay.store.leveldb.damage.directory import RESCUE
@@ -118,7 +118,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         """Raises StoreError while nothing may be handed out."""
         self._health.check_usable()
         if self._refused > MOST_REFUSED:
-            raise StoreCorruptError(health.DAMAGED)
+            raise StoreCorruptError(DAMAGED)
 
     # --- writing
 
@@ -170,7 +170,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         removed = self._removed
         if self._health.refusal is not None or self._clock.monotonic() < self._compact_after:
             return
-        if not self._tasks and self.counts.is_whole and self.counts.is_empty:
+        if not self._tasks and self.counts.is_whole and not self.counts.total:
             start, stop = records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)
         elif removed is not None:
             start, stop = (
@@ -199,7 +199,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
             self._damage.add(text)
             _log.error("the spool %s is damaged: %s", self._db.path, text)
             self._on_damage(text)
-        self._health.set("damage", health.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
+        self._health.set("damage", DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
 
     def _note_unreadable(self, text: str) -> None:
         """LevelDB is sound, a record is not: others are as good as before."""

@@ -267,15 +267,9 @@ def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCo
         try:
             counts = found.setdefault(records.unfield(key.split(b" ", 2)[1]), QueueCounts())
             status = records.decode_status(key, value)
+            counts.count(status.next_attempt, held=status.held)
         except (StoreCorruptError, ValueError) as error:
             db.on_unreadable(str(error))
-            continue
-        if status.held:
-            counts.held += 1
-        elif status.next_attempt > 0:
-            counts.deferred += 1
-        else:
-            counts.ready += 1
     return found, key + b"\0" if rows == PAGE_ROWS else None
 
 

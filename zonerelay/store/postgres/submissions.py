@@ -18,11 +18,13 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.contract import StoreError
-from zonerelay.store.leveldb.in_flight import HOT_MESSAGES
 from zonerelay.store.postgres.batch import MessageRows, Status, Submission
 from zonerelay.store.postgres.counts import QueueCounter
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import identity
+
+HOT_MESSAGES = 4096
+"""Messages whose metadata is kept in memory after acceptance or a read."""
 
 
 class Submissions:

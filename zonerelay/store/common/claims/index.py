@@ -66,10 +66,10 @@ class ZoneIndex:
             entry = self.entries[key] = Entry(key, created, next_attempt, held=held)
             heapq.heappush(self._by_age, key)
         else:
-            self._count(entry, -1)
+            self.counts.count(entry.next_attempt, held=entry.held, step=-1)
             entry.created, entry.next_attempt, entry.held = created, next_attempt, held
             entry.parked = False
-        self._count(entry, 1)
+        self.counts.count(next_attempt, held=held)
         self.place(entry)
 
     def remove(self, key: DeliveryKey) -> None:
@@ -77,7 +77,7 @@ class ZoneIndex:
         entry = self.entries.pop(key, None)
         if entry is None:
             return
-        self._count(entry, -1)
+        self.counts.count(entry.next_attempt, held=entry.held, step=-1)
         ages = self._by_age
         while ages and ages[0] not in self.entries:
             heapq.heappop(ages)
@@ -101,14 +101,6 @@ class ZoneIndex:
         self._fresh.refill(entry.key for entry in placed if entry.next_attempt <= 0)
         self._due = [(entry.next_attempt, entry.key) for entry in placed if entry.next_attempt > 0]
         heapq.heapify(self._due)
-
-    def _count(self, entry: Entry, step: int) -> None:
-        if entry.held:
-            self.counts.held += step
-        elif entry.next_attempt > 0:
-            self.counts.deferred += step
-        else:
-            self.counts.ready += step
 
     # --- handing out
 

@@ -343,20 +343,12 @@ def write_mark(directory: Path, mark: Mark) -> None:
         os.close(descriptor)
 
 
-class DirectoryLock:
-    """Held until it is closed, or the process ends. LevelDB has one of its own, but takes it after it has
-    written, and releases it between two openings.
+def lock_directory(directory: Path) -> int:
+    """Locks the directory until the returned descriptor is closed, or the process ends. LevelDB has a lock of
+    its own, but takes it after it has written, and releases it between two openings.
+
+    Raises StoreOpenError when another process, or another store of this one, has the lock.
     """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def lock_directory(directory: Path) -> DirectoryLock:
-    """Raises StoreOpenError when another process, or another store of this one, has it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -368,4 +360,4 @@ def lock_directory(directory: Path) -> DirectoryLock:
     except OSError as error:
         # Some network file systems lock no directories; LevelDB locks a file.
         _log.info("the directory %s cannot be locked: %s", directory, error)
-    return DirectoryLock(descriptor)
+    return descriptor
