@@ -14,9 +14,14 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
 
 KEPT = 1000
 """Findings of one kind that are told in full; those beyond are counted."""
@@ -108,14 +113,32 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
-    """`before` counts the deliveries that anything in the spool still named, `after` those that the repaired
-    spool has; `lost` names what could not be saved, a line each; `salvaged` counts the messages that are in
-    the salvage directory; `kept` is where the spool as it was is, "" when nothing was changed.
+class Salvaged:
+    """What a repair found and cannot put back: `message` is None when its record is lost. `deliveries` have
+    records; `unknown` are recipients of its envelope that no record tells of: they were delivered, or lost.
+    `body` reads the chunks that are there, and `is_whole` when those are all.
+    """
+
+    message_id: str
+    why: str
+    message: Message | None
+    deliveries: tuple[Delivery, ...]
+    unknown: tuple[str, ...]
+    body: Callable[[], Iterator[bytes]]
+    is_whole: bool
+
+
+Salvage = Callable[[Salvaged], None]
+
+
+class Repaired(msgspec.Struct, frozen=True, kw_only=True):
+    """`before` counts the deliveries that anything in the spool still names, `after` those of the repaired spool;
+    `lost` names what could not be saved, a line each; `salvaged` counts messages that were handed to the
+    salvage; `kept` is where the spool as it was is, "" when nothing was changed.
     """
 
     before: int
     after: int
-    lost: tuple[str, ...]
-    salvaged: int
-    kept: str
+    lost: tuple[str, ...] = ()
+    salvaged: int = 0
+    kept: str = ""
