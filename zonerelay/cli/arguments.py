@@ -274,6 +274,13 @@ def _spool(commands: Commands) -> None:
     acknowledge.add_argument("loss", metavar="ID", help="as `zonerelay status` shows it")
     _json(acknowledge)
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
+    export = _command(verbs, "export", "write mail of a stopped relay to files; it stays in the spool")
+    export.add_argument("path", type=Path, metavar="DIR|FILE.tar", help="what does not exist yet")
+    _filters(export)
+    _json(export)
+    taking = _command(verbs, "import", "take mail into the spool of a stopped relay")
+    taking.add_argument("path", type=Path, metavar="DIR|FILE.tar", help="what `spool export` has written")
+    _json(taking)
 
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
