@@ -32,7 +32,7 @@ from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 from zonerelay.store.spool_paths import is_shared
-from zonerelay.transfer import export, files
+from zonerelay.transfer import export, files, others
 from zonerelay.transfer.loader import Loaded, Loader
 from zonerelay.transfer.register import Register
 from zonerelay.transfer.stored import Source, TransferError, Unusable
@@ -105,12 +105,21 @@ async def _export(
 
 def import_from(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
-    with stopped(settings) as home, _translated(), files.reading(arguments.path) as source:
-        done = asyncio.run(_import(settings, source, home))
+    with stopped(settings) as home, _translated():
+        done = asyncio.run(_import_from(settings, arguments.system, arguments.place, home))
     return _report(arguments, done)
 
 
-async def _import(settings: Settings, source: Source, home: Path) -> Loaded:
+async def _import_from(settings: Settings, system: str | None, place: str, home: Path) -> Loaded:
+    now = time.time()
+    if system is None:
+        with files.reading(Path(place)) as source:
+            return await _import(settings, source, home, now)
+    async with others.reading(system, place, now) as source:
+        return await _import(settings, source, home, now)
+
+
+async def _import(settings: Settings, source: Source, home: Path, now: float) -> Loaded:
     if not is_shared(settings.spool):
         place = settings.spool.path if settings.spool.path.exists() else home
         _check_room(source.octets + _SHEET * source.messages, place, settings.spool.min_free_space)
@@ -128,7 +137,7 @@ async def _import(settings: Settings, source: Source, home: Path) -> Loaded:
                     bar.saw(Progress(done=seen, total=source.messages))
 
                 zones = Zones(settings.zone, settings.route)
-                loader = Loader(store, register, zones, now=time.time(), saw=saw)
+                loader = Loader(store, register, zones, now=now, saw=saw)
                 await loader.load(source)
     finally:
         register.close()
