@@ -36,6 +36,9 @@ _CONFIG_HELP = (
 _FILTER_HELP = "Everything given must match; * stands for any text. Quote it from the shell."
 _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or configuration."
 
+SYSTEMS = ("postfix",)
+"""Whose queues `spool import --from` reads."""
+
 CHANGES = {
     "retry": "try deliveries again now, whatever their schedule says",
     "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
@@ -279,6 +282,18 @@ def _spool(commands: Commands) -> None:
     )
     _json(check)
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
+    export = _command(verbs, "export", "write mail of a stopped relay to files; it stays in the spool")
+    export.add_argument("path", type=Path, metavar="DIR|FILE.tar", help="what does not exist yet")
+    _filters(export)
+    _json(export)
+    taking = _command(verbs, "import", "take mail into the spool of a stopped relay")
+    taking.add_argument(
+        "place",
+        metavar="SOURCE",
+        help="DIR or FILE.tar that `spool export` has written; with --from its queue",
+    )
+    taking.add_argument("--from", dest="system", choices=SYSTEMS, help="another system, which is stopped too")
+    _json(taking)
 
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:

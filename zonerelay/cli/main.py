@@ -109,6 +109,15 @@ def _run_tool(arguments: Namespace) -> int:
 
 
 def _run_spool(arguments: Namespace) -> int:
+    match arguments.verb:
+        case "export":
+            from zonerelay.cli.spool.exchange import export_to
+
+            return export_to(arguments)
+        case "import":
+            from zonerelay.cli.spool.exchange import import_from
+
+            return import_from(arguments)
     from zonerelay.cli.operate.spool import accept_empty, acknowledge
 
     if arguments.verb == "check":

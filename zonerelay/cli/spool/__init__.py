@@ -1,0 +1,1 @@
+"""`zonerelay spool`: verbs that work on a spool whose relay is stopped."""
