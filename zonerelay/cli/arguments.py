@@ -281,6 +281,16 @@ def _spool(commands: Commands) -> None:
         "--tmp", type=Path, metavar="DIR", help="where its copy is made, beside the spool if not named"
     )
     _json(check)
+    repair = _command(verbs, "repair", "make a sound spool of a damaged one; the relay is stopped")
+    repair.add_argument("--yes", action="store_true", help="do it, and do not only say it")
+    repair.add_argument("--dry-run", action="store_true", help="say what would be done; the default")
+    repair.add_argument(
+        "--salvage",
+        type=Path,
+        metavar="DIR",
+        help="for what cannot be put back (default: beside the spool)",
+    )
+    _json(repair)
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
     export = _command(verbs, "export", "write mail of a stopped relay to files; it stays in the spool")
     export.add_argument("path", type=Path, metavar="DIR|FILE.tar", help="what does not exist yet")

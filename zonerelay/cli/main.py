@@ -118,12 +118,16 @@ def _run_spool(arguments: Namespace) -> int:
             from zonerelay.cli.spool.exchange import import_from
 
             return import_from(arguments)
+        case "check":
+            from zonerelay.cli.spool.check import check
+
+            return check(arguments)
+        case "repair":
+            from zonerelay.cli.spool.repair import repair
+
+            return repair(arguments)
     from zonerelay.cli.operate.spool import accept_empty, acknowledge
 
-    if arguments.verb == "check":
-        from zonerelay.cli.operate.spool_check import check
-
-        return check(arguments)
     return acknowledge(arguments) if arguments.verb == "acknowledge" else accept_empty(arguments)
 
 

@@ -17,12 +17,13 @@ from zonerelay.config.settings import (
 )
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
-from zonerelay.store.check import Contents, Examination
+from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.disk.open import open_disk
 from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.open import open_leveldb
+from zonerelay.store.leveldb.repair import repair as repair_leveldb
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.memory.shelf import Shelf
 from zonerelay.store.memory.store import MemoryStore
@@ -110,6 +111,26 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
         case Backend.LEVELDB:
             return await asyncio.to_thread(check_leveldb, spool.path, examination)
     raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
+
+
+async def repair_spool(
+    settings: Settings,
+    worker: int,
+    salvage: Salvage,
+    tell: Tell,
+    *,
+    carry_out: bool,
+    environment: Mapping[str, str],
+) -> Repaired:
+    """Repair the spool of one worker of a stopped relay; without `carry_out` say what that would do.
+
+    Raises StoreError in words, or OSError, and has changed nothing then.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            return await asyncio.to_thread(repair_leveldb, spool.path, salvage, tell, carry_out=carry_out)
+    raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:

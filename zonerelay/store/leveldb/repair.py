@@ -1,15 +1,15 @@
 """Makes a sound LevelDB spool of a damaged one: a new database from every record that can still be read.
 
-1. Beside the spool a directory gets links to its tables, and its logs with every record that is whole. Tables
-   whose index is damaged go in as a log of their rows.
-2. LevelDB's own repair runs over that directory in a process of its own, for it may abort.
-3. Every message whose record, body and deliveries are there is copied into a new database, with new indexes and
-   counts; what is not whole goes to the salvage.
-4. The new database is checked. Then, and only then, its files take the place of the old ones.
+1. Beside the spool a directory gets links to its tables, and its logs with every record that is whole.
+Tables whose index is damaged go in as a log of their rows. 2. LevelDB's own repair runs over that directory
+in a process of its own, for it may abort. 3. Every message whose record, body and deliveries are there is
+copied into a new database, with new indexes and counts; what is not whole goes to the salvage. 4. The new
+database is checked. Then, and only then, its files take the place of the old ones.
 
-Promises: until step 4 the spool is not touched. All its files stay as links beside it. A repair that was killed in
-step 4 is completed by the next one, and a relay that is started in between refuses the spool. A removal that was
-recorded in damaged octets is forgotten, so that mail may be sent again; a delivery is never lost for it.
+Promises: until step 4 the spool is not touched. All its files stay as links beside it. A repair that was
+killed in step 4 is completed by the next one, and a relay that is started in between refuses the spool. A
+removal that was recorded in damaged octets is forgotten, so that mail may be sent again; a delivery is never
+lost for it.
 
 Memory: the deliveries of one message, and one batch.
 """
@@ -28,19 +28,30 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
-from zonerelay.store.check import Examination, Findings, Repaired, Salvage, Salvaged, Tell
+from zonerelay.store.check import KEPT, Examination, Findings, Repaired, Salvage, Salvaged, Tell
 from zonerelay.store.common import records
 from zonerelay.store.common.private_directories import sync, write_durably
-from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.check import Records
-from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, lock_directory, read_mark, write_mark
-from zonerelay.store.leveldb.damage.format import FormatError, identities_in, read_log, read_manifest, write_log
+from zonerelay.store.leveldb.damage.directory import (
+    MARK_NAME,
+    Mark,
+    is_database_file,
+    lock_directory,
+    write_mark,
+)
+from zonerelay.store.leveldb.damage.format import (
+    identities_in,
+    read_log,
+    read_manifest,
+    write_log,
+)
 from zonerelay.store.leveldb.damage.table import as_batch, has_index, versions
-from zonerelay.store.leveldb.engine import LevelDb, Op, Row, is_database_file
+from zonerelay.store.leveldb.engine import LevelDb, Op, Row
 from zonerelay.store.leveldb.write_plan import due_time
 
 _WRITE_BUFFER = 16 * 1024 * 1024
@@ -78,7 +89,7 @@ def repair(spool: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Rep
         shutil.rmtree(work)
         return done
     finally:
-        lock.close()
+        os.close(lock)
 
 
 def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
@@ -86,16 +97,20 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
     free = shutil.disk_usage(spool.parent).free
     if free < octets + _SLACK:
         raise StoreFullError(
-            f"the repair of {spool} needs {(octets + _SLACK) / 1e9:.2f} GB beside it, {free / 1e9:.2f} GB are free;"
-            " nothing was changed"
+            f"the repair of {spool} needs {(octets + _SLACK) / 1e9:.2f} GB beside it,"
+            f" {free / 1e9:.2f} GB are free; nothing was changed"
         )
     old = work / "old"
     old.mkdir(parents=True, mode=0o700)
     lost = _collect(spool, old)
-    ran = subprocess.run([sys.executable, "-c", _REPAIR, str(old)], capture_output=True, check=False)
+    ran = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", _REPAIR, str(old)], capture_output=True, check=False
+    )
     if ran.returncode:
         said = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise StoreError(f"LevelDB's own repair of {spool} ended with {ran.returncode}: {said}; nothing was changed")
+        raise StoreError(
+            f"LevelDB's own repair of {spool} ended with {ran.returncode}: {said}; nothing was changed"
+        )
     # A spool whose record of the format is lost is ours all the same: the caller's configuration says so.
     write_mark(old, Mark(records.FORMAT_VERSION.decode(), 0, 0))
     source, target = (LevelDb(path, write_buffer=_WRITE_BUFFER) for path in (old, work / "new"))
@@ -112,7 +127,11 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
         source.close()
         target.close()
     return Repaired(
-        before=rebuilt.named, after=rebuilt.deliveries, lost=(*lost, *rebuilt.lost), salvaged=rebuilt.salvaged
+        before=rebuilt.named,
+        after=rebuilt.deliveries,
+        lost=(*lost, *rebuilt.lost),
+        more_lost=rebuilt.more_lost,
+        salvaged=rebuilt.salvaged,
     )
 
 
@@ -136,7 +155,9 @@ def _collect(spool: Path, old: Path) -> list[str]:
         highest += 1
         (old / f"{highest:06d}.log").write_bytes(write_log(map(as_batch, found)))
         named = _named(raw[end:]) if end < len(raw) else ""
-        lost.append(f"{path.name} has no index that can be read: {end:,} of {len(raw):,} octets were read{named}")
+        lost.append(
+            f"{path.name} has no index that can be read: {end:,} of {len(raw):,} octets were read{named}"
+        )
     for path in logs:
         try:
             log = read_log(path.read_bytes())
@@ -202,7 +223,7 @@ class _Rebuild:
         self._done = 0
         self._ops: list[Op] = []
         self._size = 0
-        self.named = self.deliveries = self.salvaged = 0
+        self.named = self.deliveries = self.salvaged = self.more_lost = 0
         self.lost: list[str] = []
 
     def run(self) -> None:
@@ -228,6 +249,12 @@ class _Rebuild:
         self._write()
         self._tell(self._octets, self._octets)
 
+    def _lose(self, text: str) -> None:
+        if len(self.lost) < KEPT:
+            self.lost.append(text)
+        else:
+            self.more_lost += 1
+
     def _deliveries(self) -> Iterator[Delivery]:
         """Those of all zones, in the order of their messages; a record without sense is told."""
         zones = [self._zone(zone) for zone in sorted(scan.zones(self._source))]
@@ -240,12 +267,12 @@ class _Rebuild:
             try:
                 delivery = records.decode_delivery(key, value)
             except StoreCorruptError as error:
-                self.lost.append(str(error))
+                self._lose(str(error))
                 continue
             if is_message_id(delivery.message_id):
                 yield delivery
             else:
-                self.lost.append(f"a delivery of a message {delivery.message_id!r}, which is no id")
+                self._lose(f"a delivery of a message {delivery.message_id!r}, which is no id")
 
     def _message_rows(self) -> Iterator[Row]:
         start = records.MESSAGE_PREFIX
@@ -296,10 +323,8 @@ class _Rebuild:
         if (gone := self._open(message) - len(deliveries)) > 0:
             self.named += gone
             absent = tuple(sorted(set(recipients) - {each.recipient for each in deliveries}))
-            self.lost.append(f"{gone} of the deliveries of message {message.id}, to {', '.join(absent)}")
-            self._give(
-                message.id, message, (), absent, "deliveries without a record", is_whole=True
-            )
+            self._lose(f"{gone} of the deliveries of message {message.id}, to {', '.join(absent)}")
+            self._give(message.id, message, (), absent, "deliveries without a record", is_whole=True)
 
     def _open(self, message: Message) -> int:
         """How many deliveries the message had."""
@@ -308,7 +333,7 @@ class _Rebuild:
             if isinstance(raw, bytes):
                 return records.parse_count(message.id, raw)
         except StoreCorruptError as error:
-            self.lost.append(str(error))
+            self._lose(str(error))
         return len(message.envelope.recipients)
 
     def _without_message(self, identity: str, deliveries: list[Delivery]) -> None:
@@ -317,7 +342,9 @@ class _Rebuild:
     def _set_aside(
         self, identity: str, message: Message | None, deliveries: list[Delivery], why: str, *, is_whole: bool
     ) -> None:
-        if message is not None and not is_whole:
+        if message is None and not deliveries:
+            why = f"{why}: an upload that never ended, or what is left of a message"
+        elif message is not None and not is_whole:
             why = "its body is not whole"
         elif message is not None:
             why = "no delivery has a record: it was delivered, or they were lost"
@@ -326,7 +353,7 @@ class _Rebuild:
         recipients = () if message is None else message.envelope.recipients
         unknown = tuple(each.address for each in recipients if each.address not in known)
         shown = ", ".join([*sorted(known), *unknown][:10]) or "recipients that nothing names"
-        self.lost.append(f"message {identity} to {shown}: {why}")
+        self._lose(f"message {identity} to {shown}: {why}")
         self._give(identity, message, tuple(deliveries), unknown, why, is_whole=is_whole)
 
     def _give(
@@ -386,15 +413,24 @@ def _keep(spool: Path, kept: Path) -> None:
 
 
 def _exchange(spool: Path, new: Path) -> None:
-    """Every step may be done again. Without CURRENT a relay refuses the spool; it comes last."""
-    owner = spool.stat()
+    """Every step may be done again. A relay refuses a spool without CURRENT as long as there is a mark, so
+    that one is there throughout, and CURRENT comes last.
+    """
+    if not (spool / MARK_NAME).exists():
+        write_mark(spool, Mark(records.FORMAT_VERSION.decode(), 0, 0))
     for path in sorted(_database_files(spool), key=lambda each: each.name != "CURRENT"):
-        path.unlink()
+        if path.name != MARK_NAME:
+            path.unlink()
     sync(spool)
-    for path in sorted(_database_files(new), key=lambda each: each.name == "CURRENT"):
+    owner = spool.stat()
+    for path in sorted(
+        _database_files(new), key=lambda each: (each.name == "CURRENT", each.name == MARK_NAME)
+    ):
         if os.geteuid() == 0:
             os.chown(path, owner.st_uid, owner.st_gid)
-        if path.name == "CURRENT":
+        if path.name in (MARK_NAME, "CURRENT"):
             sync(spool)
-        os.link(path, spool / path.name)
+            write_durably(spool / path.name, path.read_bytes())
+        else:
+            os.link(path, spool / path.name)
     sync(spool)

@@ -41,6 +41,7 @@ _LOG, _TABLE, _MANIFEST = (
     re.compile(pattern) for pattern in (r"(\d+)\.log", r"(\d+)\.(?:ldb|sst)", r"MANIFEST-(\d+)")
 )
 _NEW_NAME = re.compile(r"\d+\.(?:log|ldb|sst|dbtmp)|MANIFEST-\d+")
+_DATABASE = re.compile(rf"CURRENT|{MARK_NAME}|{_NEW_NAME.pattern}")
 MAX_MANIFEST = 64 * 1024 * 1024
 """Octets; LevelDB alone judges one that is larger, for a minute would pass here."""
 
@@ -164,6 +165,11 @@ def drop_leftovers(directory: Path) -> bool:
     for name in left:
         (directory / name).unlink()
     return bool(left)
+
+
+def is_database_file(name: str) -> bool:
+    """A file that holds mail, or without which LevelDB does not find it."""
+    return _DATABASE.fullmatch(name) is not None
 
 
 def own_names(directory: Path) -> set[str]:

@@ -76,7 +76,7 @@ def _number(value: int) -> bytes:
 
 
 def _end_of_block(raw: bytes, at: int) -> int | None:
-    """The offset of the trailer of the block that begins at `at`; None when it is damaged, or there is none."""
+    """The offset of the trailer of the block that begins at `at`; None when the block is damaged."""
     last = len(raw) - _TRAILER.size
     for end, crc in crc_steps(raw, at):
         if end > last:
