@@ -22,7 +22,7 @@ _FILTER = b"filter."
 _PUT = 1
 
 
-class Version(NamedTuple):
+class KeyVersion(NamedTuple):
     """One write of a key; a `value` of None is its removal."""
 
     key: bytes
@@ -42,9 +42,9 @@ def has_index(raw: bytes) -> bool:
         return False
 
 
-def versions(raw: bytes) -> tuple[list[Version], int]:
+def versions(raw: bytes) -> tuple[list[KeyVersion], int]:
     """What the data blocks hold, and the offset up to which the table could be read."""
-    found: list[list[Version]] = []
+    found: list[list[KeyVersion]] = []
     at = 0
     while (end := _end_of_block(raw, at)) is not None:
         content = _block(raw, at, end - at)
@@ -59,7 +59,7 @@ def versions(raw: bytes) -> tuple[list[Version], int]:
     return [version for block in found for version in block], at
 
 
-def as_batch(version: Version) -> bytes:
+def as_batch(version: KeyVersion) -> bytes:
     """The version as a batch of a log, under the number that it had."""
     key, sequence, value = version
     head = BATCH.pack(sequence, 1) + bytes([0 if value is None else _PUT]) + _number(len(key)) + key
@@ -114,11 +114,11 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, reader.octets(size)
 
 
-def _version(key: bytes, value: bytes) -> Version | None:
+def _version(key: bytes, value: bytes) -> KeyVersion | None:
     if len(key) < 8 or key[-8] > _PUT:
         return None
     number = int.from_bytes(key[-8:], "little")
-    return Version(key[:-8], number >> 8, value if number & 0xFF == _PUT else None)
+    return KeyVersion(key[:-8], number >> 8, value if number & 0xFF == _PUT else None)
 
 
 def _decompressed(raw: bytes) -> bytes | None:
