@@ -32,20 +32,6 @@ def due_time(delivery: Delivery | None) -> float:
 class WritePlan:
     """Collects what one write does. Single use: build, `seal`, and `InFlight` knows."""
 
-    __slots__ = (
-        "_closed",
-        "_counts",
-        "_found",
-        "_in_flight",
-        "_learned",
-        "messages",
-        "ops",
-        "removes_message",
-        "size",
-        "states",
-        "transitions",
-    )
-
     def __init__(self, in_flight: InFlight, found: Found = NOTHING) -> None:
         self._in_flight = in_flight
         self._found = found

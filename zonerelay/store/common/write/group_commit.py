@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
@@ -57,20 +58,12 @@ class JobWriter(Protocol[P_contra]):
     def stop(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class _Submission(Generic[Change]):
-    __slots__ = ("applied", "done", "ops", "size")
-
-    def __init__(
-        self,
-        ops: Sequence[Change],
-        size: int,
-        applied: Callable[[], None] | None,
-        done: asyncio.Future[None],
-    ) -> None:
-        self.ops = ops
-        self.size = size
-        self.applied = applied
-        self.done = done
+    ops: Sequence[Change]
+    size: int
+    applied: Callable[[], None] | None
+    done: asyncio.Future[None]
 
 
 class GroupCommitter(Generic[Change, P, W]):
