@@ -6,6 +6,7 @@ must not carry table printing into a daemon.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from argparse import Namespace
@@ -108,27 +109,22 @@ def _run_tool(arguments: Namespace) -> int:
     raise AssertionError(arguments.command)
 
 
+_SPOOL = {
+    "acknowledge": ("operate.spool", "acknowledge"),
+    "accept-empty": ("operate.spool", "accept_empty"),
+    "backup": ("spool.backup", "backup"),
+    "check": ("spool.check", "check"),
+    "export": ("spool.exchange", "export_to"),
+    "import": ("spool.exchange", "import_from"),
+    "repair": ("spool.repair", "repair"),
+    "restore": ("spool.backup", "restore"),
+}
+"""The module and the function of each verb."""
+
+
 def _run_spool(arguments: Namespace) -> int:
-    match arguments.verb:
-        case "export":
-            from zonerelay.cli.spool.exchange import export_to
-
-            return export_to(arguments)
-        case "import":
-            from zonerelay.cli.spool.exchange import import_from
-
-            return import_from(arguments)
-        case "check":
-            from zonerelay.cli.spool.check import check
-
-            return check(arguments)
-        case "repair":
-            from zonerelay.cli.spool.repair import repair
-
-            return repair(arguments)
-    from zonerelay.cli.operate.spool import accept_empty, acknowledge
-
-    return acknowledge(arguments) if arguments.verb == "acknowledge" else accept_empty(arguments)
+    module, function = _SPOOL[arguments.verb]
+    return int(getattr(importlib.import_module(f"zonerelay.cli.{module}"), function)(arguments))
 
 
 def _run_queue(arguments: Namespace) -> int:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from zonerelay.config.settings import (
     Backend,
@@ -24,6 +26,7 @@ from zonerelay.store.disk.open import open_disk
 from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.open import open_leveldb
 from zonerelay.store.leveldb.repair import repair as repair_leveldb
+from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.memory.shelf import Shelf
 from zonerelay.store.memory.store import MemoryStore
@@ -111,6 +114,18 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
         case Backend.LEVELDB:
             return await asyncio.to_thread(check_leveldb, spool.path, examination)
     raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
+
+
+async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> SpoolSettings:
+    """Copy the spool of one worker, as it is at one moment, to a directory that does not exist yet, beside a
+    relay that may be running. Raises StoreError, or OSError.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            await asyncio.to_thread(take_snapshot, spool.path, scratch)
+            return replace(spool, path=scratch)
+    raise StoreOpenError(f"[spool] backend: there is no snapshot of {spool.backend.value}")
 
 
 async def repair_spool(

@@ -1,0 +1,276 @@
+"""`zonerelay spool backup` and `spool restore`: the queue of a relay, and what belongs to it, in a directory.
+
+    backup.json           the format, when and where it was made, how much is in it, a checksum of each file
+    00.tar, 01.tar …      the mail of each worker's spool, as `spool export` writes it (docs/spool-format.md)
+    home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports
+
+A backup is made beside a running relay, which waits for nothing: the spools are read from snapshots, all
+taken before the first is read. The directory appears under its name when everything in it is durable. A
+restore takes it into an empty spool of any engine, while the relay is stopped: what left the queue between
+the backup and now is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from zonerelay import __version__
+from zonerelay.cli.relay import load_settings
+from zonerelay.cli.spool.stopped import opened, spools, stopped
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.progress_bar import ProgressBar
+from zonerelay.config.settings import Settings
+from zonerelay.config.tables.srs import NOTE
+from zonerelay.delivery.auth.logins import token_directory
+from zonerelay.process.setup import REDACT_KEY
+from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.routing.mta_sts.files import policy_directory
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import Store, StoreError
+from zonerelay.store.open import snapshot_spool
+from zonerelay.store.spool_paths import is_shared
+from zonerelay.transfer import files
+from zonerelay.transfer.export import export, survey
+from zonerelay.transfer.loader import Loaded, Loader
+from zonerelay.transfer.register import FILE as REGISTER
+from zonerelay.transfer.register import Register
+from zonerelay.transfer.stored import TransferError, Unusable
+
+FORMAT = 1
+_SHEET = "backup.json"
+_HOME = "home"
+
+
+class BackupSheet(msgspec.Struct, kw_only=True):
+    """`backup.json`. `made` is the Unix time in seconds that the backup shows. `files` are SHA-256 by name;
+    `unusable` counts messages that could not be read.
+    """
+
+    format: int = FORMAT
+    zonerelay: str = __version__
+    made: float
+    hostname: str
+    backend: str
+    messages: int = 0
+    deliveries: int = 0
+    unusable: int = 0
+    files: dict[str, str] = {}
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def backup(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    target: Path = arguments.path.absolute()
+    if target.exists():
+        raise CliError(f"{target} exists: name a directory that does not", USAGE)
+    started = time.monotonic()
+    logging.disable(logging.CRITICAL)  # of the snapshot; what is wrong with a message is told
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        draft.mkdir(mode=0o700, parents=True)
+        sheet = asyncio.run(_backup(settings, draft))
+        os.sync()
+        draft.rename(target)
+        os.sync()
+    except (StoreError, TransferError, OSError) as error:
+        raise CliError(f"no backup was made: {error}", USAGE) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    if arguments.json:
+        output.print_document(sheet)
+    else:
+        octets = sum(path.stat().st_size for path in target.rglob("*"))
+        seconds = time.monotonic() - started
+        print(
+            f"{text.plural(sheet.messages, 'message')} with {text.deliveries(sheet.deliveries)} in {target}:"
+            f" {text.size(octets)} in {seconds:.1f} s."
+        )
+        print("A restored backup sends again what has left the queue since it was made.")
+    return FAILED if sheet.unusable else OK
+
+
+async def _backup(settings: Settings, draft: Path) -> BackupSheet:
+    sheet = BackupSheet(made=time.time(), hostname=socket.gethostname(), backend=settings.spool.backend.value)
+    with tempfile.TemporaryDirectory(prefix=".zonerelay-backup-", dir=settings.spool.path.parent) as scratch:
+        async with contextlib.AsyncExitStack() as stack:
+            views = [
+                await stack.enter_async_context(_viewed(settings, worker, Path(scratch) / f"{worker:02d}"))
+                for worker in spools(settings.spool)
+            ]
+            for number, store in enumerate(views):
+                with files.writing(draft / f"{number:02d}.tar") as target:
+                    await _export(store, sheet, target, draft)
+    for name, path in _home(settings):
+        if path.exists():
+            _copy(path, draft / _HOME / name)
+    sheet.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
+    (draft / _SHEET).write_bytes(msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
+    return sheet
+
+
+@contextlib.asynccontextmanager
+async def _viewed(settings: Settings, worker: int, scratch: Path) -> AsyncIterator[Store]:
+    """The spool as it is now, in a copy of its own."""
+    copy = await snapshot_spool(settings, worker, scratch)
+    async with opened(replace(settings, spool=replace(copy, min_free_space=0))) as store:
+        yield store
+
+
+async def _export(store: Store, sheet: BackupSheet, target: files.Target, place: Path) -> None:
+    now = time.time()
+    everything = Matcher(QueueFilter(), now)
+    meant = await survey(store, everything, now)
+    if meant.octets > (free := shutil.disk_usage(place).free):
+        raise StoreError(f"{place.parent} needs {text.size(meant.octets)}, {text.size(free)} free")
+    with ProgressBar("backup") as bar:
+
+        def saw(deliveries: int, trouble: Unusable | None) -> None:
+            sheet.messages += deliveries > 0
+            sheet.deliveries += deliveries
+            if trouble is not None:
+                sheet.unusable += 1
+                output.chatter().print(f"{trouble.name}: not in the backup: {trouble.why}")
+            bar.reach(sheet.messages, max(len(meant.ids), sheet.messages))
+
+        await export(store, meant, everything, now, target, saw=saw)
+
+
+def _home(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """What lies beside the spool and cannot be made again, by its name in the backup."""
+    home = settings.spool.path.parent
+    yield REDACT_KEY, settings.log.redact_key_file or home / REDACT_KEY
+    yield NOTE, home / NOTE
+    yield REGISTER, home / REGISTER
+    yield "mta-sts", policy_directory(settings)
+    yield "refresh-tokens", token_directory(settings)
+
+
+def _copy(path: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, target)
+    else:
+        shutil.copy2(path, target)
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != _SHEET)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- restore
+
+
+def restore(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    source: Path = arguments.path.absolute()
+    sheet = _checked(source)
+    with stopped(settings) as home:
+        try:
+            messages, deliveries, unusable = asyncio.run(_restore(settings, source, sheet, home))
+        except (StoreError, TransferError, OSError) as error:
+            raise CliError(f"{error}. What was restored until then is kept; run it again") from error
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sheet.made))
+    print(f"{text.plural(messages, 'message')} with {text.deliveries(deliveries)} restored, as of {when}.")
+    return FAILED if unusable else OK
+
+
+def _checked(source: Path) -> BackupSheet:
+    """Raises CliError unless every file is there as it was written."""
+    try:
+        raw = (source / _SHEET).read_bytes()
+        if (version := msgspec.json.decode(raw, type=_Format).format) != FORMAT:
+            raise CliError(f"{source} has format {version}, this release reads {FORMAT}", USAGE)
+        sheet = msgspec.json.decode(raw, type=BackupSheet)
+        for name, wanted in sheet.files.items():
+            if _checksum(source / name) != wanted:
+                raise CliError(f"{source / name} is damaged: {_SHEET} has another checksum of it", USAGE)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CliError(f"{source} is no backup of zonerelay: {error}", USAGE) from error
+    return sheet
+
+
+async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: Path) -> tuple[int, int, int]:
+    """A register of its own lets a restore that was cut short go on, and another one begin anew."""
+    under_way = home / f"restore-{sheet.made:.0f}"
+    async with opened(settings) as store:
+        if not under_way.exists() and (await store.zones() or await _left_over(settings, store)):
+            raise CliError(
+                "there is mail in the spool: a backup is restored into an empty one. To add its mail to a"
+                f" queue, import it: zonerelay spool import {source / '00.tar'}",
+                USAGE,
+            )
+        under_way.mkdir(mode=0o700, exist_ok=True)
+        _restore_home(settings, source)
+        register = Register(under_way)
+        try:
+            loaded = await _load(settings, source, sheet, store, register)
+        finally:
+            register.close()
+    shutil.rmtree(under_way)
+    return loaded.messages, loaded.deliveries, loaded.unusable
+
+
+async def _left_over(settings: Settings, store: Store) -> str:
+    return "" if is_shared(settings.spool) else await store.left_over()
+
+
+async def _load(
+    settings: Settings, source: Path, sheet: BackupSheet, store: Store, register: Register
+) -> Loaded:
+    with ProgressBar("restoring") as bar:
+        seen = 0
+
+        def saw(trouble: Unusable | None) -> None:
+            nonlocal seen
+            seen += 1
+            if trouble is not None:
+                output.chatter().print(f"{trouble.name}: not restored: {trouble.why}")
+            bar.reach(seen, max(seen, sheet.messages))
+
+        zones = Zones(settings.zone, settings.route)
+        loader = Loader(store, register, zones, now=time.time(), saw=saw)
+        for part in sorted(source.glob("[0-9][0-9].tar")):
+            with files.reading(part) as mail:
+                await loader.load(mail)
+    return loader.loaded
+
+
+def _restore_home(settings: Settings, source: Path) -> None:
+    """What is there under the same name and differs is moved aside."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    for name, path in _home(settings):
+        saved = source / _HOME / name
+        if not saved.exists():
+            continue
+        if name == REGISTER and path.exists():
+            path.write_bytes(path.read_bytes() + saved.read_bytes())
+            continue
+        if path.exists():
+            if path.is_file() and path.read_bytes() == saved.read_bytes():
+                continue
+            path.rename(path.with_name(f"{path.name}.before-restore-{stamp}"))
+        _copy(saved, path)
