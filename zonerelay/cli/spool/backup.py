@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import secrets
 import shutil
@@ -83,11 +82,11 @@ def backup(arguments: Namespace) -> int:
     if target.exists():
         raise CliError(f"{target} exists: name a directory that does not", USAGE)
     started = time.monotonic()
-    logging.disable(logging.CRITICAL)  # of the snapshot; what is wrong with a message is told
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         draft.mkdir(mode=0o700, parents=True)
-        sheet = asyncio.run(_backup(settings, draft))
+        with output.without_log():
+            sheet = asyncio.run(_backup(settings, draft))
         os.sync()
         draft.rename(target)
         os.sync()

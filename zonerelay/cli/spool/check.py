@@ -6,7 +6,6 @@ The exit status is 0 for a clean spool, 1 for a damaged one, and 2 when a spool 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import tempfile
@@ -58,14 +57,14 @@ class _Part:
 
 def check(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
-    logging.disable(logging.CRITICAL)  # every finding is told below
     started = time.monotonic()
     try:
         workers = [0, *(() if is_shared(settings.spool) else spools_beyond(settings.spool, 1))]
     except OSError as error:
         raise CliError(str(error), USAGE) from error
     findings = Findings()
-    contents = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
+    with output.without_log():
+        contents = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
     report = SpoolReport(
         backend=settings.spool.backend.value,
         path=str(settings.spool.path),

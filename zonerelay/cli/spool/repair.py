@@ -12,7 +12,6 @@ is known.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from argparse import Namespace
@@ -58,10 +57,9 @@ class RepairReport(msgspec.Struct, kw_only=True):
 def repair(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     carry_out = arguments.yes and not arguments.dry_run
-    logging.disable(logging.CRITICAL)  # everything is told below
     beside = settings.spool.path.parent / time.strftime("salvage-%Y%m%dT%H%M%S")
     salvage: Path = arguments.salvage or beside
-    with stopped(settings):
+    with stopped(settings), output.without_log():
         done = [_repair(settings, worker, salvage, carry_out=carry_out) for worker in spools(settings.spool)]
     report = RepairReport(
         done=carry_out,

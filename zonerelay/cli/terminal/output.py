@@ -6,9 +6,11 @@ module that knows rich, with `progress_bar`.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,6 +63,16 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Rich would exit with status 1; `main` knows the right one."""
         raise BrokenPipeError
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """What the store would log is what the command tells, in a table."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _console(*, stderr: bool) -> Console:
