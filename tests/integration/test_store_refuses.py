@@ -53,7 +53,7 @@ from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.store.contract import StoreError
-from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb
 
 MESSAGE = b"Subject: one\r\n\r\nbody\r\n"
 ENGINES = [each for each in Backend if each is not Backend.MEMORY]

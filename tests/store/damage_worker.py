@@ -36,7 +36,7 @@ from zonerelay.store.leveldb import keeper as keeper_module
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, newest_log, write_mark
 from zonerelay.store.leveldb.damage.format import identities_in, read_log, read_manifest, write_log
 from zonerelay.store.leveldb.damage.losses import DIRECTORY
-from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb
 
 TABLES, LOGS = ("table 1", "table 2", "table 3"), ("older log", "newer log")
 KEYS = {

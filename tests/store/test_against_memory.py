@@ -454,7 +454,7 @@ async def leveldb_rows(spool: Spool) -> list[bytes]:
     """Every key of a spool, once the sweep after opening is over."""
     await asyncio.sleep(0.1)
     await spool.store.close()
-    from zonerelay.store.leveldb.engine import LevelDb
+    from zonerelay.store.leveldb.spool import LevelDb
 
     db = LevelDb(spool.settings.path, write_buffer=1024 * 1024)
     db.open()

@@ -12,7 +12,8 @@ from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.store.contract import Finish
 from zonerelay.store.leveldb import ready_window
-from zonerelay.store.leveldb.engine import AtomicBatch, Batches, LevelDb, Row, View
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Row, View
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.memory.store import MemoryStore
 

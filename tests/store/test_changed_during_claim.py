@@ -20,7 +20,7 @@ from zonerelay.outbox.joined import JoinedStore
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb import scan as leveldb_scan
-from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.s3 import own_messages as s3_own_messages

@@ -15,7 +15,7 @@ from tests.store.spools import Spool
 from zonerelay.store.common import records
 from zonerelay.store.leveldb import compaction as leveldb_compaction
 from zonerelay.store.leveldb.compaction import slices
-from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb
 
 BODY = 8 * 1024
 

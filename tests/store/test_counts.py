@@ -29,7 +29,8 @@ from zonerelay.store.common.keeper import recovery
 from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
 from zonerelay.store.disk import states as disk_states
-from zonerelay.store.leveldb.engine import AtomicBatch, LevelDb
+from zonerelay.store.leveldb.engine import AtomicBatch
+from zonerelay.store.leveldb.spool import LevelDb
 
 ZONES = ("a", "b")
 ADDRESSES = ("p@one.example", "q@one.example", "p@two.example")

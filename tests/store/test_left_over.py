@@ -14,7 +14,7 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.store.common import records
 from zonerelay.store.contract import SHARED, Finish, Store
-from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.worker import drain_spool as heir
 
 SHARED_ONES = ("redis", "postgres", "s3")

@@ -18,7 +18,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
 from zonerelay.store.leveldb import keeper as leveldb_keeper
-from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.worker.drain_spool import until_empty
 
 DAMAGED = "the spool is damaged"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.store.contract import StoreCorruptError
-from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.spool import LevelDb
 
 VALUES = {key.encode(): random.Random(key).randbytes(5000) for key in "bdfhj"}
 """Each larger than a block, and not to be made smaller: one block each."""

@@ -22,7 +22,8 @@ from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
-from zonerelay.store.leveldb.engine import AtomicBatch, LevelDb
+from zonerelay.store.leveldb.engine import AtomicBatch
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.redis import claims as redis_claims
 
 DOMAINS = ("one.example", "two.example", "three.example")

@@ -7,9 +7,12 @@ the first. Blocks.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 from pathlib import Path
+
+from zonerelay.store.contract import StoreOpenError
 
 
 def make_private(path: Path) -> None:
@@ -20,6 +23,33 @@ def make_private(path: Path) -> None:
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
         sync(each.parent)
+
+
+def make_configured(path: Path, option: str) -> None:
+    """Makes the directory that `[spool] option` names. Raises StoreOpenError, which says what to do."""
+    try:
+        make_private(path)
+    except OSError as error:
+        raise StoreOpenError(
+            f"cannot create the directory {path} ([spool] {option}): {error.strerror}; create it and give it"
+            " to the user that zonerelay runs as, or choose another one"
+        ) from error
+    if not path.is_dir():
+        raise StoreOpenError(f"{path} is not a directory; choose another [spool] {option}")
+
+
+def lock_configured(descriptor: int, path: Path, option: str) -> None:
+    """Locks an open file or directory until it is closed.
+
+    Raises StoreOpenError when another relay has the lock, and OSError.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StoreOpenError(
+            f"another zonerelay has {path} open; stop it or choose another [spool] {option}: two relays"
+            " cannot share one"
+        ) from error
 
 
 def take_from_others(directory: Path) -> None:
@@ -35,11 +65,17 @@ def take_from_others(directory: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Writes the whole file or leaves it as it was. Raises OSError."""
-    part = path.with_name(f"{path.name}.part")
+    """Writes the whole file or leaves it as it was; it stays its owner's. Raises OSError.
+
+    Two processes may write the same file: each has a draft of its own, and the last one counts.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                old = path.stat()  # a command that root runs must leave it to the relay
+                os.fchown(descriptor, old.st_uid, old.st_gid)
             file.write(content)
             file.flush()
             os.fsync(descriptor)

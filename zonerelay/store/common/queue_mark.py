@@ -13,17 +13,15 @@ them or be lost with them: the directory itself is the mark.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import Clock
-from zonerelay.store.common.private_directories import make_private
+from zonerelay.store.common.private_directories import make_private, write_durably
 from zonerelay.store.contract import StoreOpenError
 
 FILE = "known-queues.json"
@@ -103,19 +101,7 @@ class QueueMark:
         if stored:
             known[self.place] = stored
         make_private(self._path.parent)
-        handle, draft = tempfile.mkstemp(prefix=f".{FILE}.", dir=self._path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                with contextlib.suppress(FileNotFoundError):
-                    old = self._path.stat()  # a command run by root must leave it to the relay
-                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
-                json.dump(known, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(draft).replace(self._path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
+        write_durably(self._path, json.dumps(known, indent=1).encode())
 
 
 def new_mark(clock: Clock) -> str:

@@ -111,11 +111,16 @@ _encode = msgspec.json.Encoder().encode
 _decode_message = msgspec.json.Decoder(Message).decode
 
 
-def encode_message(message: Message) -> bytes:
+def encoded(what: str, value: object) -> bytes:
+    """JSON. Raises StoreError, which names the value by `what`."""
     try:
-        return _encode(message)
+        return _encode(value)
     except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
-        raise StoreError(f"message {message.id} cannot be written as JSON: {error}") from error
+        raise StoreError(f"{what} cannot be written as JSON: {error}") from error
+
+
+def encode_message(message: Message) -> bytes:
+    return encoded(f"message {message.id}", message)
 
 
 def decode_message(message_id: MessageId, raw: bytes) -> Message:
@@ -142,16 +147,11 @@ class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
 
 
 class DeliveryStatus(msgspec.Struct, frozen=True, gc=False):
-    """The two members that say where a delivery is counted; the rest of the record is skipped."""
-
-    next_attempt: float = 0.0
-    held: bool = False
-
-
-class _Created(msgspec.Struct, frozen=True, gc=False):
-    """The one member that an age is counted from."""
+    """The members that say where a delivery is counted, and from when its age; the others are skipped."""
 
     created: float
+    next_attempt: float = 0.0
+    held: bool = False
 
 
 # A table: calling an IntFlag class costs as much as the whole rest of the decoding.
@@ -161,7 +161,6 @@ _NOTIFY_MASK = 15
 _decode_record = msgspec.json.Decoder(DeliveryRecord).decode
 _KNOWN = frozenset(DeliveryRecord.__struct_fields__)
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_created = msgspec.json.Decoder(_Created).decode
 _decode_status = msgspec.json.Decoder(DeliveryStatus).decode
 
 
@@ -228,22 +227,18 @@ def parse_due(raw: bytes) -> float:
 
 
 def encode_delivery(delivery: Delivery) -> bytes:
-    try:
-        encoded = _encode(
-            DeliveryRecord(
-                delivery.created,
-                delivery.attempts,
-                delivery.next_attempt,
-                delivery.held,
-                delivery.warned,
-                int(delivery.notify),
-                delivery.orcpt,
-                delivery.last,
-            )
-        )
-    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
-        raise StoreError(f"delivery {delivery.message_id} cannot be written as JSON: {error}") from error
-    return b"%b,%b" % (encoded[:-1], delivery.unknown[1:]) if delivery.unknown else encoded
+    record = DeliveryRecord(
+        delivery.created,
+        delivery.attempts,
+        delivery.next_attempt,
+        delivery.held,
+        delivery.warned,
+        int(delivery.notify),
+        delivery.orcpt,
+        delivery.last,
+    )
+    raw = encoded(f"delivery {delivery.message_id}", record)
+    return b"%b,%b" % (raw[:-1], delivery.unknown[1:]) if delivery.unknown else raw
 
 
 def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
@@ -286,14 +281,8 @@ def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") 
 
 
 def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
+    """The record of a delivery, as far as it says what to do with it."""
     try:
         return _decode_status(raw)
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise StoreCorruptError(f"unreadable delivery {_shown(raw_key)}: {error}") from error
-
-
-def decode_created(raw_key: bytes, raw: bytes) -> float:
-    try:
-        return _decode_created(raw).created
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"unreadable delivery {_shown(raw_key)}: {error}") from error

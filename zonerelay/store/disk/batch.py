@@ -132,10 +132,11 @@ _decode_intent = msgspec.json.Decoder(BatchIntent).decode
 class FileBatchWriter:
     """Belongs to the writer thread while it works."""
 
-    def __init__(self, directories: Directories, pool: Executor) -> None:
+    def __init__(self, directories: Directories, pool: Executor, noted_id: MessageId | None) -> None:
+        """`noted_id` is the last id that an earlier run noted."""
         self._directories = directories
         self._pool = pool
-        self._last_id: MessageId | None = None
+        self._last_id = noted_id
 
     def write(self, batch: FileBatch) -> None:
         with translated():
@@ -201,17 +202,10 @@ class FileBatchWriter:
             return
         meta = self._directories.meta
         with translated():
-            if self._last_id is None:
+            try:
+                _rename(meta, f"{self._last_id}{LAST_SUFFIX}", meta, last_id + LAST_SUFFIX)
+            except FileNotFoundError:  # it is the first one, or an operator removed it
                 os.close(os.open(last_id + LAST_SUFFIX, os.O_CREAT, 0o600, dir_fd=meta.descriptor))
-            else:
-                try:
-                    _rename(meta, self._last_id + LAST_SUFFIX, meta, last_id + LAST_SUFFIX)
-                except FileNotFoundError:  # an operator removed it
-                    os.close(os.open(last_id + LAST_SUFFIX, os.O_CREAT, 0o600, dir_fd=meta.descriptor))
-        self._last_id = last_id
-
-    def found_last_id(self, last_id: MessageId | None) -> None:
-        """Takes over the id that the last run noted."""
         self._last_id = last_id
 
 

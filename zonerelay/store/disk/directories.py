@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.settings import SpoolSettings
-from zonerelay.store.common.private_directories import make_private
+from zonerelay.store.common.private_directories import lock_configured, make_configured
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.spool_paths import disk_directories
 
@@ -122,7 +121,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _open(setting: str, path: Path, opened: list[Directory]) -> Directory:
-    _make(setting, path)
+    make_configured(path, setting)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -138,28 +137,11 @@ def _open(setting: str, path: Path, opened: list[Directory]) -> Directory:
     directory = Directory(setting, path, descriptor, lock, b"")
     opened.append(directory)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_configured(lock, path, setting)
         directory.mark = os.pread(lock, 200, 0)
-    except BlockingIOError as error:
-        raise StoreOpenError(
-            f"another zonerelay has this directory open: {path} ([spool] {setting}); stop it or choose"
-            " another directory: two relays cannot share one"
-        ) from error
     except OSError as error:
         raise StoreOpenError(f"{path} cannot be locked ([spool] {setting}): {error.strerror}") from error
     return directory
-
-
-def _make(setting: str, path: Path) -> None:
-    try:
-        make_private(path)
-    except OSError as error:
-        raise StoreOpenError(
-            f"cannot create the directory {path} ([spool] {setting}): {error.strerror}; create it and give it"
-            " to the user that zonerelay runs as, or choose another one"
-        ) from error
-    if not path.is_dir():
-        raise StoreOpenError(f"{path} is not a directory; choose another [spool] {setting}")
 
 
 def _try_renames(directories: Directories) -> None:

@@ -12,7 +12,8 @@ import contextlib
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery
@@ -155,16 +156,8 @@ class Upload:
 
 def read_file(directory: Directory, name: str) -> bytes:
     """Raises FileNotFoundError."""
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.descriptor)
-    try:
-        return b"".join(_pieces(descriptor))
-    finally:
-        os.close(descriptor)
-
-
-def _pieces(descriptor: int) -> Iterator[bytes]:
-    while piece := os.read(descriptor, 1 << 20):
-        yield piece
+    with open(name, "rb", buffering=0, opener=partial(os.open, dir_fd=directory.descriptor)) as file:
+        return file.readall()
 
 
 def read_states(directories: Directories, ids: Sequence[MessageId]) -> dict[MessageId, State]:

@@ -20,8 +20,8 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import LENGTH, MessageId
-from zonerelay.store.common.records import DeliveryRecord, delivery_of, encode_delivery
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.common.records import DeliveryRecord, delivery_of, encode_delivery, encoded
+from zonerelay.store.contract import StoreCorruptError
 
 HEAD = b"zonerelay-env 1\n"
 """The first octets of an `.env` file; the body begins behind them."""
@@ -105,10 +105,7 @@ def parse_name(name: str) -> tuple[MessageId, str] | None:
 
 def encode_record(delivery: Delivery) -> bytes:
     """One delivery as it stands in both kinds of file."""
-    try:
-        whose = _encode(_Whose(delivery.queue, delivery.recipient))
-    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
-        raise StoreError(f"delivery {delivery.message_id} cannot be written as JSON: {error}") from error
+    whose = encoded(f"delivery {delivery.message_id}", _Whose(delivery.queue, delivery.recipient))
     return b"%b,%b" % (whose[:-1], encode_delivery(delivery)[1:])
 
 

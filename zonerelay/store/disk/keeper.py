@@ -6,15 +6,14 @@ given up when the disk is full, because a deferral needs a new file before it ca
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import stock as disk_stock
@@ -34,7 +33,7 @@ Found = dict[MessageId, State]
 """What a repair has found of the messages that the failed writes touched."""
 
 
-class DiskKeeper(LocalKeeper[Op, FileBatch, Found]):
+class DiskKeeper(LocalKeeper[Directories, Op, FileBatch, Found]):
     """Open directories with their threads."""
 
     NAME = "queue"
@@ -52,42 +51,23 @@ class DiskKeeper(LocalKeeper[Op, FileBatch, Found]):
         around: Surroundings,
     ) -> None:
         """`number` is the highest of a batch that has left something behind."""
-        super().__init__(ballast=ballast, min_free_space=min_free_space, around=around)
+        reader = ReaderThreads(directories, "queue-reader", threads=READ_THREADS)
+        super().__init__(reader, ballast=ballast, min_free_space=min_free_space, around=around)
         self.directories = directories
+        self.read = reader.read
         self.last_id: Callable[[], MessageId | None] = lambda: None
         self.on_failure: Callable[[], tuple[list[MessageId], list[MessageId]]] = lambda: ([], [])
         self.on_repair: Callable[[Found], None] = lambda _found: None
-        self._readers = ThreadPoolExecutor(READ_THREADS, "queue-reader")
         # Apart, so that a batch of small messages does not wait for large ones to be synced.
-        self._uploaders = ThreadPoolExecutor(UPLOAD_THREADS, "queue-upload")
+        self._uploaders = ReaderThreads(directories, "queue-upload", threads=UPLOAD_THREADS)
+        self.work = self._uploaders.run
         self._stagers = ThreadPoolExecutor(disk_batch.IO_THREADS - 1, "queue-writer")
-        self._writer = FileBatchWriter(directories, self._stagers)
-        self._writer.found_last_id(noted_id)
-        self._closed = False
+        self._writer = FileBatchWriter(directories, self._stagers, noted_id)
         self._number = number
-
-    def start(self) -> None:
-        self._watch()
-
-    # --- threads
-
-    async def read(self, function: Callable[[Directories, *Ts], T], *args: *Ts) -> T:
-        """`function(directories, …)` in a reader thread. Raises what it raises: StoreError."""
-        self._check_open()
-        return await self._loop.run_in_executor(self._readers, function, self.directories, *args)
-
-    def work(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Part of an upload, in one of the threads for them."""
-        self._check_open()
-        return self._loop.run_in_executor(self._uploaders, function, *args)
 
     def note_full(self) -> None:
         """An upload found no room. The next look at the free space says whether there is some again."""
         self._health.set("space", NO_SPACE)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreError(health.CLOSED)
 
     # --- writing
 
@@ -107,9 +87,6 @@ class DiskKeeper(LocalKeeper[Op, FileBatch, Found]):
     def _probe_op(self) -> Op:
         return disk_batch.Probe()
 
-    async def _read_space(self) -> int:
-        return await self.read(_free_space, self._ballast, self._min_free_space)
-
     # --- failure and repair
 
     def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, Found]]:
@@ -122,24 +99,14 @@ class DiskKeeper(LocalKeeper[Op, FileBatch, Found]):
 
     # --- closing
 
-    async def close(self) -> None:
-        """Write what was submitted, then release everything. A second call does nothing."""
-        if self._closing:
-            return
-        await self._drain()
-        self._closed = True
-        await self._end_tasks()
-        await self._loop.run_in_executor(None, self._release)
+    async def _release(self) -> None:
+        await self._loop.run_in_executor(None, self._close)
 
-    def _release(self) -> None:
-        self._uploaders.shutdown()
+    def _close(self) -> None:
+        self._uploaders.stop()
         self._stagers.shutdown()
-        self._readers.shutdown()
+        self.reader.stop()
         self.directories.close()
-
-
-def _free_space(directories: Directories, ballast: Ballast, min_free_space: int) -> int:
-    return ballast.count_in(directories.free_space(), wanted=min_free_space)
 
 
 def _repair(

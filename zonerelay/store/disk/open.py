@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.store.common.keeper.ballast import Ballast
-from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.disk.directories import Directories, check_marks, open_directories
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.stock import Stock, list_names, take_stock
@@ -47,12 +47,7 @@ def _open(settings: SpoolSettings, now: float) -> _Opened:
     directories = open_directories(settings)
     try:
         ballast = Ballast(directories.meta.path, settings.min_free_space // 2)
-        try:
-            stock = _take_stock(directories, now)
-        except StoreFullError:
-            if not ballast.drop():
-                raise
-            stock = _take_stock(directories, now)
+        stock = ballast.make_way(lambda: _take_stock(directories, now))
     except StoreOpenError:
         directories.close()
         raise

@@ -74,7 +74,7 @@ class States:
         self._read = read
         self._known: dict[MessageId, MessageState] = {}
         self._count = 0
-        self._loading: dict[MessageId, asyncio.Task[set[MessageId]]] = {}
+        self._reading = asyncio.Lock()
         self._epoch = 0
 
     def get(self, message_id: MessageId) -> MessageState | None:
@@ -85,11 +85,12 @@ class States:
         cannot be read. Does not wait when all are here.
         """
         held: dict[MessageId, MessageState] = {}
-        gone: set[MessageId] = set()
         epoch = self._epoch
         try:
-            while missing := self._hold_known(ids, held, gone):
-                gone |= await self._load(missing)
+            if self._hold_known(ids, held):
+                async with self._reading:
+                    await self._read_missing(self._hold_known(ids, held))
+                self._hold_known(ids, held)
                 if epoch != self._epoch:
                     raise StoreError("the queue failed while it was being read")
         except BaseException:
@@ -97,20 +98,28 @@ class States:
             raise
         return held
 
-    def _hold_known(
-        self, ids: Collection[MessageId], held: dict[MessageId, MessageState], gone: set[MessageId]
-    ) -> list[MessageId]:
+    def _hold_known(self, ids: Collection[MessageId], held: dict[MessageId, MessageState]) -> list[MessageId]:
+        """Adds the states that are here to `held`. Returns the ids of the others."""
         missing = []
         for message_id in ids:
-            if message_id in held:
-                continue
-            state = self._known.get(message_id)
-            if state is not None:
-                state.pins += 1
-                held[message_id] = state
-            elif message_id not in gone:
-                missing.append(message_id)
+            if message_id not in held:
+                state = self._known.get(message_id)
+                if state is None:
+                    missing.append(message_id)
+                else:
+                    state.pins += 1
+                    held[message_id] = state
         return missing
+
+    async def _read_missing(self, ids: Sequence[MessageId]) -> None:
+        """By one reader at a time, so that no state comes in that is older than one that has left memory."""
+        epoch = self._epoch
+        found = await self._read(ids) if ids else {}
+        for message_id, state in found.items():
+            if isinstance(state, StoreCorruptError):
+                _log.error("left for the operator: %s", state)
+            elif message_id not in self._known and epoch == self._epoch:
+                self.add(MessageState(message_id, state))
 
     def drop(self, states: Iterable[MessageState]) -> None:
         """They are no longer held, or what was under way has ended."""
@@ -141,40 +150,6 @@ class States:
             if self._count <= HOT_DELIVERIES // 2:
                 return
             self.forget(state)
-
-    async def _load(self, ids: Sequence[MessageId]) -> set[MessageId]:
-        """Read states into memory; returns the ids of those that are not there."""
-        new = [message_id for message_id in ids if message_id not in self._loading]
-        if new:
-            task = asyncio.get_running_loop().create_task(self._read_new(new))
-            self._loading |= dict.fromkeys(new, task)
-        tasks = {self._loading[message_id] for message_id in ids}
-        # Others may wait for the same: a cancelled caller does not end the reading.
-        await asyncio.wait(tasks)
-        gone: set[MessageId] = set()
-        for task in tasks:
-            gone |= task.result()
-        return gone
-
-    async def _read_new(self, ids: Sequence[MessageId]) -> set[MessageId]:
-        epoch = self._epoch
-        gone: set[MessageId] = set()
-        try:
-            found = await self._read(ids)
-            if epoch != self._epoch:
-                raise StoreError("the queue failed while it was being read")
-            for message_id in ids:
-                state = found.get(message_id)
-                if state is None or isinstance(state, StoreCorruptError):
-                    gone.add(message_id)
-                    if state is not None:
-                        _log.error("left for the operator: %s", state)
-                elif message_id not in self._known:
-                    self.add(MessageState(message_id, state))
-        finally:
-            for message_id in ids:
-                self._loading.pop(message_id, None)
-        return gone
 
     def reset(self) -> list[MessageState]:
         """A write failed: nothing here is certain any more. Returns what was held or under way."""

@@ -52,6 +52,7 @@ class DiskStore(BatchedUpdate):
         self._index = Index()
         self._states = States(self._read_states)
         self._bodies = BodyCache()
+        self.uploads = 0
         self._uploads = ScratchUploads(keeper, self._bodies)
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
@@ -83,14 +84,6 @@ class DiskStore(BatchedUpdate):
 
     def begin(self, envelope: Envelope) -> BodyWriter:
         return BodyWriter(self, envelope)
-
-    @property
-    def uploads(self) -> int:
-        return self._uploads.count
-
-    @uploads.setter
-    def uploads(self, count: int) -> None:
-        self._uploads.count = count
 
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]

@@ -17,10 +17,9 @@ from zonerelay.store.disk.keeper import DiskKeeper
 
 
 class ScratchUploads:
-    """Belongs to the event loop. `count` is the writers' own count of those among them that are large."""
+    """Belongs to the event loop."""
 
     def __init__(self, keeper: DiskKeeper, bodies: BodyCache) -> None:
-        self.count = 0
         self._keeper = keeper
         self._bodies = bodies
         self._open: dict[MessageId, Upload] = {}
@@ -50,21 +49,25 @@ class ScratchUploads:
         """
         upload = self._open.pop(new.id)
         self._bodies.extend(new.id, first, chunks)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(_heard)
+        finished = asyncio.create_task(self._finish(upload, new, chunks, submit))
+        finished.add_done_callback(_heard)
+        return asyncio.shield(finished)
 
-        def finished(written: asyncio.Future[None]) -> None:
-            try:
-                written.result()
-                submit().add_done_callback(lambda submitted: _pass_on(submitted, done))
-            except StoreError as error:
-                if isinstance(error, StoreFullError):
-                    self._keeper.note_full()
-                self._give_up(new.id, upload)
-                _pass_on(error, done)
-
-        self._keeper.work(upload.finish, new, chunks).add_done_callback(finished)
-        return done
+    async def _finish(
+        self,
+        upload: Upload,
+        new: EncodedMessage,
+        chunks: Sequence[bytes],
+        submit: Callable[[], asyncio.Future[None]],
+    ) -> None:
+        try:
+            await self._keeper.work(upload.finish, new, chunks)
+            await submit()
+        except StoreError as error:
+            if isinstance(error, StoreFullError):
+                self._keeper.note_full()
+            self._give_up(new.id, upload)
+            raise
 
     def _heard(self, written: asyncio.Future[None]) -> None:
         _heard(written)
@@ -95,13 +98,3 @@ def _heard(future: asyncio.Future[None]) -> None:
     """Marks an error as retrieved: a cancelled session no longer waits for it."""
     if not future.cancelled():
         future.exception()
-
-
-def _pass_on(outcome: asyncio.Future[None] | StoreError, done: asyncio.Future[None]) -> None:
-    error = outcome if isinstance(outcome, StoreError) else outcome.exception()
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)

@@ -17,12 +17,12 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.engine import LevelDb
-from zonerelay.store.leveldb.in_flight import Found, InFlight
+from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
-from zonerelay.store.leveldb.reader import SpoolReader
+from zonerelay.store.leveldb.spool import LevelDb
 
 READ_CHUNKS = 4
 """Chunks read in one go."""
@@ -39,10 +39,10 @@ class ColdReads:
 
     async def find(self, keys: Sequence[DeliveryKey]) -> Found:
         """Read what memory does not know of these deliveries. The caller plans before it waits again."""
-        found = Found()
         in_flight = self._in_flight
-        if not in_flight.unknown(keys, found):
-            return found
+        if not in_flight.unknown(keys, NOTHING):
+            return NOTHING
+        found = Found()
         with in_flight.reading():
             while unknown := in_flight.unknown(keys, found):
                 self._keeper.check_usable()
@@ -67,7 +67,7 @@ class ColdReads:
     async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         read = self._reader.read
         prefix = records.DELIVERY_PREFIX if zone is None else records.zone_prefix(zone)
-        view = await read(type(self._reader.db).snapshot)
+        view = await read(type(self._reader.opened).snapshot)
         try:
             start: bytes | None = prefix
             while start is not None:
@@ -79,7 +79,9 @@ class ColdReads:
             view.close()
 
 
-async def read_chunks(reader: SpoolReader, message_id: MessageId, chunks: int) -> AsyncGenerator[bytes, None]:
+async def read_chunks(
+    reader: ReaderThreads[LevelDb], message_id: MessageId, chunks: int
+) -> AsyncGenerator[bytes, None]:
     """The chunks 1 to `chunks` in order."""
     ahead: asyncio.Task[list[bytes]] | None = None
     try:

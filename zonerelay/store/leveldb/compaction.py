@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreError
-from zonerelay.store.leveldb.engine import LevelDb
-from zonerelay.store.leveldb.reader import SpoolReader
+from zonerelay.store.leveldb.spool import LevelDb
 
 MANY = 20_000
 """Messages that have to be gone before it is worth while."""
@@ -35,7 +35,7 @@ class Compactor:
     """One per open spool. `left` says how many deliveries there are."""
 
     def __init__(self, db: LevelDb, left: Callable[[], int]) -> None:
-        self._thread = SpoolReader(db, name="spool-compactor")
+        self._thread = ReaderThreads(db, "spool-compactor")
         self._left = left
         self._count = 0
         self.removed: tuple[MessageId, MessageId] | None = None

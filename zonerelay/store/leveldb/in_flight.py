@@ -128,16 +128,6 @@ class InFlight:
 
     # --- cold reads
 
-    def knows(self, keys: Iterable[DeliveryKey]) -> bool:
-        """True when nothing has to be read to change these: the usual case, in one look."""
-        writing, claims, messages = self.writing, self.claims, self._messages
-        for key in keys:
-            if key not in writing and claims.get(key) is None:
-                return False
-            if key.message_id not in messages:
-                return False
-        return True
-
     def unknown(self, keys: Iterable[DeliveryKey], found: Found) -> list[DeliveryKey]:
         """Those of which the state or the message is not at hand and must be read."""
         return [

@@ -22,12 +22,13 @@ from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper import recovery
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import DAMAGED, StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.compaction import Compactor, whole
 from zonerelay.store.leveldb.damage.directory import RESCUE
-from zonerelay.store.leveldb.engine import AtomicBatch, Batches, LevelDb, Op, View
-from zonerelay.store.leveldb.reader import SpoolReader
+from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Op, View
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.surroundings import Surroundings
 
 MARK_INTERVAL = 1.0
@@ -68,7 +69,7 @@ class WriteJob(NamedTuple):
     batches: Batches
 
 
-class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
+class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     """One open spool directory with its threads. A repair brings a view of the reopened spool."""
 
     FAILED = "the spool cannot be written and is being reopened: %s"
@@ -78,19 +79,18 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
 
     def __init__(
         self,
-        reader: SpoolReader,
+        reader: ReaderThreads[LevelDb],
         *,
         ballast: Ballast,
         min_free_space: int,
         around: Surroundings,
     ) -> None:
-        super().__init__(ballast=ballast, min_free_space=min_free_space, around=around)
-        self.reader = reader
+        super().__init__(reader, ballast=ballast, min_free_space=min_free_space, around=around)
         self.counts = Counts()
-        self._compactor = Compactor(reader.db, lambda: self.counts.total)
+        self._compactor = Compactor(reader.opened, lambda: self.counts.total)
         self.note_removed = self._compactor.note_removed
         self.on_failure: Callable[[], None] = lambda: None
-        self._db = reader.db
+        self._db = reader.opened
         self._mark_at = 0.0
         self._compact_after = 0.0
         self._cut_off: set[MessageId] = set()
@@ -102,7 +102,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         self._refused = 0
         self._pause = recovery.FIRST_PAUSE
 
-    def start(self, view: View, last: MessageId | None) -> None:
+    def sweep(self, view: View, last: MessageId | None) -> None:
         """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the
         highest id in it: new messages have higher ones.
         """
@@ -112,7 +112,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
             self._damaged(self._db.damage)
         self.note_losses()
         self._spawn(self._sweep(view, last))
-        self._watch()
+        self.start()
 
     def check_claims(self) -> None:
         """Raises StoreError while nothing may be handed out."""
@@ -152,8 +152,9 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         elif self._health.refusal is None:
             self._compactor.look()
 
-    async def _read_space(self) -> int:
-        return await self.reader.read(_free_space, self._ballast, self._min_free_space)
+    def _count_space(self, opened: LevelDb) -> int:
+        opened.look()
+        return super()._count_space(opened)
 
     async def _compact(self) -> None:
         """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
@@ -305,12 +306,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
 
     # --- closing
 
-    async def close(self) -> None:
-        """Write what was submitted, then release everything. A second call does nothing."""
-        if self._closing:
-            return
-        await self._drain()
-        await self._end_tasks()
+    async def _release(self) -> None:
         await self._compactor.close()
         self._db.on_damage = self._db.on_unreadable = lambda text: None
         await self.reader.read(LevelDb.close)
@@ -329,18 +325,8 @@ def _acknowledge(db: LevelDb, identity: str) -> bool:
     return db.losses.acknowledge(identity)
 
 
-def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
-    db.look()
-    return ballast.count_in(db.free_space(), wanted=min_free_space)
-
-
 def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> View:
     if full:
         ballast.drop()
-    try:
-        db.reopen()
-    except StoreFullError:
-        if not ballast.drop():
-            raise
-        db.reopen()
+    ballast.make_way(db.reopen)
     return db.snapshot()

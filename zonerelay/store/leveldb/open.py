@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.config.tables.spool import space_guard
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.engine import LevelDb, NoRoomToOpenError, View
+from zonerelay.store.leveldb.engine import View
 from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
-from zonerelay.store.leveldb.reader import SpoolReader
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.surroundings import Surroundings
 
@@ -29,13 +31,13 @@ async def open_leveldb(
     around: Surroundings,
 ) -> LevelDbStore:
     """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
-    reader = SpoolReader(LevelDb(settings.path, write_buffer=settings.write_buffer))
+    reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
     guard = space_guard(settings)
     ballast = Ballast(settings.path, guard // 2)
     try:
-        opened = await reader.read(_open, ballast)
+        opened = await reader.run(ballast.make_way, functools.partial(_open, reader.opened))
     except BaseException:
-        reader.db.close()
+        reader.opened.close()
         reader.stop()
         raise
     keeper = SpoolKeeper(
@@ -45,20 +47,11 @@ async def open_leveldb(
         around=around,
     )
     store = LevelDbStore(keeper, InFlight(), last_id=opened.last_id, empty=opened.is_empty)
-    keeper.start(opened.view, opened.last_id)
+    keeper.sweep(opened.view, opened.last_id)
     return store
 
 
-def _open(db: LevelDb, ballast: Ballast) -> _Opened:
-    try:
-        return _open_once(db)
-    except NoRoomToOpenError:
-        if not ballast.drop():
-            raise
-    return _open_once(db)
-
-
-def _open_once(db: LevelDb) -> _Opened:
+def _open(db: LevelDb) -> _Opened:
     db.open()
     try:
         scan.drop_hints(db)

@@ -18,8 +18,9 @@ from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.store.common import records
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
 from zonerelay.store.leveldb.damage.losses import Loss, identity_of
-from zonerelay.store.leveldb.engine import LevelDb, View
+from zonerelay.store.leveldb.engine import View
 from zonerelay.store.leveldb.in_flight import Found, OpenMessage
+from zonerelay.store.leveldb.spool import LevelDb
 
 PAGE_ROWS = 1000
 """Rows looked at in one go."""
@@ -218,7 +219,7 @@ def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, fl
     first = None
     for key, value in db.rows(start, end, limit=OLDEST_ROWS):
         try:
-            created = records.decode_created(key, value)
+            created = records.decode_status(key, value).created
         except StoreCorruptError as error:
             _step_over(db, error)
             continue

@@ -26,7 +26,7 @@ from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op
-from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
+from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.write_plan import WritePlan, due_time
 
@@ -107,19 +107,11 @@ class LevelDbStore(BatchedUpdate):
     ) -> None:
         """A new message with its last `chunks` (all of them, when it is small)."""
         message_id = message.envelope.id
-        if message.chunks <= 1:
-            body = chunks[0] if chunks else b""
-            if chunks:
-                plan.ops.append((records.chunk_key(message_id, 1), body))
-            plan.size += len(body)
-            plan.add_message(message, deliveries)
-            self._bodies.put(message_id, body)
-        else:
-            first = message.chunks - len(chunks) + 1
-            plan.ops += _put_chunks(message_id, first, chunks)
-            plan.size += len(chunks) * CHUNK_SIZE
-            plan.add_message(message, deliveries)
-            self._bodies.extend(message_id, first, chunks)
+        first = message.chunks - len(chunks) + 1
+        plan.ops += _put_chunks(message_id, first, chunks)
+        plan.size += sum(map(len, chunks))
+        plan.add_message(message, deliveries)
+        self._bodies.extend(message_id, first, chunks)
         if self._last_id is None or message_id > self._last_id:
             self._last_id = message_id
 
@@ -135,8 +127,7 @@ class LevelDbStore(BatchedUpdate):
                 keys.append(change.delivery.key)
         doubtful = reports & self._doubtful
         made = await self.read_messages(list(doubtful)) if doubtful else {}
-        found = NOTHING if self._in_flight.knows(keys) else await self._cold.find(keys)
-        plan = WritePlan(self._in_flight, found)
+        plan = WritePlan(self._in_flight, await self._cold.find(keys))
         key = iter(keys)
         for change in changes:
             if isinstance(change, Finish):

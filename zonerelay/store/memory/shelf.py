@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dbm
-import fcntl
 import io
 import logging
 import os
@@ -29,7 +28,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.common import records
-from zonerelay.store.common.private_directories import make_private
+from zonerelay.store.common.private_directories import lock_configured, make_private
 from zonerelay.store.contract import StoreCorruptError, StoreOpenError
 
 if TYPE_CHECKING:
@@ -104,12 +103,7 @@ class Shelf:
             make_private(self._path.parent)
             lock = self._path.with_name(self._path.name + ".lock")
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreOpenError(
-                f"another zonerelay has this shelf open: {self._path}; stop it or choose another"
-                " [spool] shelve"
-            ) from error
+            lock_configured(self._lock, self._path, "shelve")
         except OSError as error:
             raise StoreOpenError(f"[spool] shelve {self._path} cannot be used: {error}") from error
         try:

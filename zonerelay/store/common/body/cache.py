@@ -25,12 +25,7 @@ class BodyCache:
 
     def put(self, message_id: MessageId, body: bytes) -> None:
         """A whole small body; an empty one has no chunks."""
-        if message_id in self._bodies:
-            self.drop(message_id)
-        self._bodies[message_id] = (body,) if body else ()
-        self._size += len(body)
-        if self._size > self._capacity:
-            self._evict()
+        self.extend(message_id, 1, (body,) if body else ())
 
     def extend(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
         """More of a large body: the chunks from number `first` (they count from one)."""

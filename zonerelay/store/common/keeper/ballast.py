@@ -10,7 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from zonerelay.store.contract import StoreFullError
+
+T = TypeVar("T")
 
 FILE_NAME = "ballast"
 """In the spool's directory, where LevelDB leaves names alone that it does not know."""
@@ -79,6 +85,15 @@ class Ballast:
             return False
         self.held = size
         return True
+
+    def make_way(self, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`, which is called once more without the room when the disk was full."""
+        try:
+            return attempt()
+        except StoreFullError:
+            if not self.drop():
+                raise
+        return attempt()
 
     def drop(self) -> bool:
         """Give the room to LevelDB; false when there was none."""

@@ -17,11 +17,12 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from zonerelay.store.common.keeper import health, recovery
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.write.group_commit import GroupCommitter
 from zonerelay.store.common.write.writer_thread import WriterThread
 from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError
@@ -32,12 +33,21 @@ SPACE_INTERVAL = 1.0
 
 _log = logging.getLogger("zonerelay.store")
 
+
+class Place(Protocol):
+    """What an engine has opened."""
+
+    def free_space(self) -> int:
+        """Octets that this process may still write there. Raises StoreError."""
+
+
+Opened = TypeVar("Opened", bound=Place)
 Op = TypeVar("Op")
 Job = TypeVar("Job")
 Repaired = TypeVar("Repaired")
 
 
-class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
+class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
     """Belongs to the event loop that opened the store. `Repaired` is what a repair brings back."""
 
     NAME = "spool"
@@ -46,7 +56,10 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
     COPIES = 1
     """How often an octet that is written may be on the disk for some time."""
 
-    def __init__(self, *, ballast: Ballast, min_free_space: int, around: Surroundings) -> None:
+    def __init__(
+        self, reader: ReaderThreads[Opened], *, ballast: Ballast, min_free_space: int, around: Surroundings
+    ) -> None:
+        self.reader = reader
         self.committer: GroupCommitter[Op, Job, float] = GroupCommitter(
             self._prepare,
             functools.partial(WriterThread, "spool-writer", self._write),
@@ -85,16 +98,16 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
         """The smallest change that shows that the engine can write."""
 
     @abc.abstractmethod
-    async def _read_space(self) -> int:
-        """Octets that are free, the ballast included. Raises StoreError."""
-
-    @abc.abstractmethod
     def _begin_repair(self, error: StoreError) -> Callable[[], Coroutine[None, None, Repaired]]:
         """Memory forgets what it is no longer certain of. Returns one attempt at a repair."""
 
     @abc.abstractmethod
     def _repaired(self, found: Repaired) -> None:
         """Memory learns what the repair has found. Nothing is written before this returns."""
+
+    @abc.abstractmethod
+    async def _release(self) -> None:
+        """Closes what the engine has opened and ends its threads."""
 
     def _first_pause(self) -> float:
         """Seconds until the first attempt at a repair."""
@@ -114,7 +127,8 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
 
     # --- free space
 
-    def _watch(self) -> None:
+    def start(self) -> None:
+        """Watches the free space from here on."""
         self._watcher = self._loop.create_task(self._watch_space())
 
     async def _watch_space(self) -> None:
@@ -130,6 +144,13 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
 
     async def _look_after_space(self) -> None:
         self._note_space(await self._read_space())
+
+    async def _read_space(self) -> int:
+        """Octets that are free, the ballast included. Raises StoreError."""
+        return await self.reader.read(self._count_space)
+
+    def _count_space(self, opened: Opened) -> int:
+        return self._ballast.count_in(opened.free_space(), wanted=self._min_free_space)
 
     def _note_space(self, free: int) -> bool:
         """True when there is too little."""
@@ -169,16 +190,15 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
 
     # --- closing
 
-    async def _drain(self) -> None:
-        """Write what was submitted, and refuse what comes after it."""
+    async def close(self) -> None:
+        """Writes what was submitted, then releases everything. A second call does nothing."""
+        if self._closing:
+            return
         self._closing = True
         self._health.close()
         self._health.refusal = StoreError(health.CLOSED)
         self.committer.refuse(self._health.refusal)
         await self.committer.drain()
-
-    async def _end_tasks(self) -> None:
-        """End the writer thread and every task."""
         self.committer.stop()
         tasks = list(self._tasks)
         if self._watcher is not None:
@@ -186,6 +206,7 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._release()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)

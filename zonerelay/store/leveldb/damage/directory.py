@@ -11,7 +11,6 @@ exactly after an orderly stop: what is missing at the end of a log cannot be tol
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from zonerelay.store.common.private_directories import write_durably
+from zonerelay.store.common.private_directories import lock_configured, write_durably
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.damage.format import (
     FormatError,
@@ -357,12 +356,10 @@ def lock_directory(directory: Path) -> int:
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock_configured(descriptor, directory, "path")
+    except StoreOpenError:
         os.close(descriptor)
-        raise StoreOpenError(
-            f"another zonerelay has this spool open: {directory}; stop it or choose another [spool] path"
-        ) from None
+        raise
     except OSError as error:
         # Some network file systems lock no directories; LevelDB locks a file.
         _log.info("the directory %s cannot be locked: %s", directory, error)

@@ -101,7 +101,6 @@ class Losses:
         """Durable, or logged at least."""
         self.open = (*(each for each in self.open if each.id != loss.id), loss)
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
             self._write(loss)
         except OSError as error:
             _log.error("the note of what was lost cannot be written, it ends with this process: %s", error)
@@ -119,7 +118,6 @@ class Losses:
         for loss in self.open:
             if loss.id == identity:
                 try:
-                    self._directory.mkdir(mode=0o700, exist_ok=True)
                     self._write(msgspec.structs.replace(loss, acknowledged=True))
                 except OSError as error:
                     raise StoreError(
@@ -130,6 +128,7 @@ class Losses:
         return False
 
     def _write(self, loss: Loss) -> None:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
         path = self._directory / f"{loss.id}.json"
         write_durably(path, msgspec.json.format(msgspec.json.encode(loss), indent=1) + b"\n")
 

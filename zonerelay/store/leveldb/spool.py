@@ -1,0 +1,296 @@
+"""The directory of a LevelDB spool around its database: opened after a judgement, watched, and left marked.
+
+Nothing is changed by an opening that fails. `damage.directory` judges the files before LevelDB may touch
+them, `damage.mending` makes logs with holes whole, and the mark `synced` says how far the newest log was
+durable. All of it blocks. Raises StoreError alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.common.keeper.ballast import FILE_NAME
+from zonerelay.store.common.private_directories import make_configured, take_from_others
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.leveldb.damage.directory import (
+    MARK_NAME,
+    REBUILD,
+    Judgement,
+    Mark,
+    Needed,
+    drop_leftovers,
+    judge,
+    last_written,
+    lock_directory,
+    look_at,
+    newest_log,
+    write_mark,
+)
+from zonerelay.store.leveldb.damage.losses import DIRECTORY, Loss, Losses, identity_of
+from zonerelay.store.leveldb.damage.mending import Mending
+from zonerelay.store.leveldb.engine import (
+    FAILURES,
+    Database,
+    Handle,
+    LevelDbCorruptionError,
+    LevelDbError,
+    connect,
+    is_full,
+    is_there,
+    peek,
+    words,
+)
+
+_OWN_FILE = re.compile(
+    rf"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|ldb|sst|dbtmp)|{FILE_NAME}|{MARK_NAME}(\.(\d+\.)?part)?|{DIRECTORY}"
+)
+_TRIAL = "trial"
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class NoRoomToOpenError(StoreOpenError, StoreFullError):
+    """The disk is full, and LevelDB has to write before it can open the spool."""
+
+
+class LevelDb(Database):
+    """One open spool directory."""
+
+    def __init__(self, path: Path, *, write_buffer: int) -> None:
+        super().__init__(path)
+        self.losses = Losses(path)
+        self._write_buffer = write_buffer
+        self._lock = -1
+        self._mark: Mark | None = None
+        self._missing = set[str]()
+        self._manifest_size = 0
+        self.last_used = 0.0
+        """When the run before this one wrote, in Unix seconds: not before the ids that it gave."""
+
+    # --- opening and closing
+
+    def open(self) -> None:
+        """Open or create the spool. Raises StoreOpenError in words, with every file as it was."""
+        _make_directory(self.path)
+        try:
+            if self._lock < 0:
+                self._lock = lock_directory(self.path)
+            self.last_used = self.last_used or last_written(self.path)
+            self._db = self._connect()
+            self._check_format()
+            take_from_others(self.path)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, StoreOpenError) or not isinstance(error, (*FAILURES, StoreError)):
+                raise
+            raise self.open_error(error) from error
+        self.note_synced()
+
+    def open_error(self, error: Exception) -> StoreOpenError:
+        """The error whose text says what failed at opening and what the operator should do."""
+        kind = NoRoomToOpenError if is_full(error) else StoreOpenError
+        return kind(_explain(self.path, error))
+
+    def reopen(self) -> None:
+        """Reads the log back up to the last whole batch after a failed write, and starts a new log."""
+        self._close()
+        with self._translated():
+            self._db = self._connect()
+        self._suspect = False
+
+    def close(self) -> None:
+        """Release everything."""
+        was_open = self._db is not None
+        self._close()
+        if was_open:
+            self.note_synced()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _connect(self) -> Handle:
+        try:
+            return self._open_judged()
+        except LevelDbError as error:
+            if not is_full(error) or not drop_leftovers(self.path):
+                raise
+        return self._open_judged()
+
+    def _open_judged(self) -> Handle:
+        """Opens the database once `judge` has said what LevelDB would change, or drop without a word."""
+        self.losses.refresh()
+        found = judge(self.path)
+        if found.mark is not None:
+            _judge_format(self.path, found.mark.format.encode(), is_empty=False)
+        elif not found.is_new:
+            self._look_at(found)
+        self._mark = found.mark
+        self._manifest_size = 0
+        mending = Mending(self.path, self.losses, found.mark)
+        try:
+            for log in found.suspects:
+                if log.contents.gaps:
+                    mending.mend(log)
+            db = self._open_mended(mending, is_new=found.is_new)
+        except BaseException:
+            try:
+                mending.undo()
+            except OSError as error:
+                _log.error("the spool %s could not be left as it was: %s", self.path, error)
+            raise
+        mending.settle(lambda identity: is_there(db, records.metadata_key(MessageId(identity))))
+        return db
+
+    def _open_mended(self, mending: Mending, *, is_new: bool) -> Handle:
+        try:
+            return connect(self.path, write_buffer=self._write_buffer, create=is_new)
+        except LevelDbCorruptionError:
+            suspects = judge(self.path, verify=True).suspects
+            if not suspects:
+                raise
+            for log in suspects:
+                mending.mend(log)
+        return connect(self.path, write_buffer=self._write_buffer)
+
+    def _look_at(self, found: Judgement) -> None:
+        """A database without our mark is that of an older release, or not ours, and opening it would change
+        it: it is opened through links. Raises StoreOpenError; other trouble is left to the opening itself.
+        """
+        trial = self.path / _TRIAL
+        shutil.rmtree(trial, ignore_errors=True)
+        try:
+            trial.mkdir(mode=0o700)
+            for name in found.files:
+                os.link(self.path / name, trial / name)
+            version, is_empty = peek(trial, records.META_FORMAT, write_buffer=self._write_buffer)
+        except (LevelDbError, OSError):
+            return
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
+        _judge_format(self.path, version, is_empty=is_empty)
+
+    def _check_format(self) -> None:
+        mark = self._mark
+        try:
+            found = self.get(records.META_FORMAT)
+        except StoreCorruptError:
+            if mark is None:
+                raise
+            return  # told by now; the mark says what the record would
+        if mark is not None and (found is None or not found.isdigit()):
+            said = (
+                "missing"
+                if found is None
+                else f"unreadable ({found[:20].decode('ascii', 'backslashreplace')})"
+            )
+            self.losses.tell(
+                Loss(
+                    id=identity_of(b"format %b" % (found or b"")),
+                    what=f"the record of the spool's format version was {said} and was written again; no mail"
+                    " is in it, but what took it may have taken more",
+                )
+            )
+            found = None
+        else:
+            _judge_format(self.path, found, is_empty=next(self.rows(b"", limit=1), None) is None)
+        if found is None:
+            self.write([[(records.META_FORMAT, records.FORMAT_VERSION)]])
+
+    # --- while it is open
+
+    def look(self) -> None:
+        """Looks at the files that LevelDB reads only at the next opening. The content of a log that has
+        vanished is in memory too, and is moved into a table.
+        """
+        if self._suspect or self._db is None:
+            return
+        try:
+            found = look_at(self.path, self._mark, self._manifest_size)
+        except OSError as error:
+            found = Needed(self._manifest_size, str(error))
+        self._manifest_size = found.manifest
+        if found.missing and found.missing not in self._missing:
+            self._missing.add(found.missing)
+            self.damage = self.damage or found.missing
+            self.on_damage(found.missing)
+            if found.in_memory:
+                self.compact(b"", b"\0")
+
+    def note_synced(self) -> None:
+        """Keep what is durable in the mark. Call it while nothing is being written."""
+        if self._suspect:
+            return
+        try:
+            mark = Mark(records.FORMAT_VERSION.decode(), *newest_log(self.path))
+            if self._mark is not None and (mark.log, mark.size) < (self._mark.log, self._mark.size):
+                return  # `look` tells of it
+            if mark != self._mark:
+                write_mark(self.path, mark)
+                self._mark = mark
+        except OSError as error:
+            _log.warning("the mark of the spool cannot be written, the one before stays good: %s", error)
+
+    def free_space(self) -> int:
+        """Octets that this process may still write to the spool's file system."""
+        with self._translated():
+            usage = os.statvfs(self.path)
+        return usage.f_bavail * usage.f_frsize
+
+    def foreign_files(self) -> list[str]:
+        """The names in the directory that belong to no file of a database in use. Raises StoreError."""
+        with self._translated():
+            return sorted(each.name for each in self.path.iterdir() if not _OWN_FILE.fullmatch(each.name))
+
+
+def _judge_format(path: Path, found: bytes | None, *, is_empty: bool) -> None:
+    if found is None and not is_empty:
+        raise StoreOpenError(
+            f"{path} holds a LevelDB database that is not a zonerelay spool; choose another [spool] path"
+        )
+    if found not in (None, records.FORMAT_VERSION):
+        raise StoreOpenError(
+            f"the spool in {path} has format version {found.decode('ascii', 'replace')};"
+            f" this zonerelay reads version {records.FORMAT_VERSION.decode()}:"
+            " run the release that wrote it, or drain it there first"
+        )
+
+
+def _make_directory(path: Path) -> None:
+    make_configured(path, "path")
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise StoreOpenError(
+            f"the file system of the spool directory {path} is read-only, perhaps because its disk fails:"
+            " look at the kernel's messages; nothing was changed"
+        )
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise StoreOpenError(
+            f"the spool directory {path} cannot be written by this user; give it to the user that"
+            " zonerelay runs as, or choose another [spool] path"
+        )
+
+
+def _explain(path: Path, error: Exception) -> str:
+    """Says what happened at opening and what the operator should do."""
+    text = words(error)
+    if "lock" in text.lower() and ("temporarily unavailable" in text or "already held" in text):
+        return f"another zonerelay has {path} open; stop it or choose another [spool] path"
+    if is_full(error):
+        return f"the file system of the spool {path} is full: free some space and start again ({text})"
+    if "Permission denied" in text or "Read-only" in text:
+        return (
+            f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount of its disk"
+        )
+    if os.strerror(errno.EIO) in text:
+        return (
+            f"the disk of the spool {path} fails: {text}; nothing was changed. Look at the kernel's messages,"
+            " and copy the directory to another disk while it can be read (GNU ddrescue for single files); to"
+            " take new mail meanwhile, set another [spool] path"
+        )
+    return f"the spool {path} is damaged: {text}{REBUILD}"
