@@ -13,6 +13,7 @@ from zonerelay.transfer.stored import Source
 
 _READERS = {
     "postfix": ("postfix", "reading_postfix"),
+    "exim": ("exim", "reading_exim"),
     "slimta-redis": ("slimta", "reading_slimta_redis"),
     "slimta-disk": ("slimta", "reading_slimta_disk"),
 }
