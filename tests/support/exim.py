@@ -48,7 +48,10 @@ class EximSender:
         self._configuration.write_text(
             configuration(self._directory, self._script, next_hop) + "\nbegin acl\nall:\n  accept\n"
         )
-        head = "acl_smtp_rcpt = all\nreceived_header_text =\nlog_selector = +smtp_protocol_error +all\n"
+        head = (
+            "acl_smtp_rcpt = all\nreceived_header_text =\nlog_selector = +smtp_protocol_error +all\n"
+            "dsn_advertise_hosts = *\n"
+        )
         self._configuration.write_text(head + self._configuration.read_text())
         (port,) = free_ports(1)
         command = [str(self._script), "-C", str(self._configuration), "-bdf", "-oX", f"{LOOPBACK}.{port}"]

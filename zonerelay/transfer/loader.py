@@ -31,6 +31,8 @@ from zonerelay.transfer.stored import NO_QUEUE, Source, Stored, Unusable
 
 TOGETHER = 64
 """Messages that share a sync of the disk."""
+MAX_WEIGHT = 32 * 1024 * 1024
+"""Octets of bodies that a source has had to read whole, and one body."""
 MAX_HEADER = 4 * 1024 * 1024
 _TOLERANCE = 3600.0
 """Seconds that a source's clock may be ahead."""
@@ -74,7 +76,7 @@ class Loader:
                 self._refuse(item)
                 continue
             batch.append(item)
-            if len(batch) == TOGETHER:
+            if len(batch) == TOGETHER or sum(each.weight for each in batch) > MAX_WEIGHT:
                 await self._load(batch)
                 batch = []
         await self._load(batch)

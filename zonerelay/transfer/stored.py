@@ -28,6 +28,8 @@ class Stored:
     message: Message
     deliveries: tuple[Delivery, ...]
     body: Callable[[], AsyncIterator[bytes]]
+    weight: int = 0
+    """Octets that it has in memory."""
     is_ours: bool = True
 
 

@@ -80,6 +80,7 @@ class RedisKeeper:
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy
         self.problems = self._health.problems
+        self.note = self._health.note
         self.usable = self._health.usable
         self._records: Wire | None = None
         self._bodies: Wire | None = None

@@ -8,6 +8,7 @@ from zonerelay.config.settings import LOSS_WORDS, RedisSettings, SpoolSettings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.redis.connection import Server
+from zonerelay.store.redis.foreign import tell_foreign_queue
 from zonerelay.store.redis.keeper import RedisKeeper, RedisTerms
 from zonerelay.store.redis.store import RedisStore
 from zonerelay.store.surroundings import Surroundings, secret_of
@@ -32,6 +33,7 @@ async def open_redis(
     store = RedisStore(keeper, around)
     try:
         await store.start()
+        await tell_foreign_queue(keeper, settings.url)
     except BaseException as error:
         await store.close()
         if isinstance(error, StoreError):

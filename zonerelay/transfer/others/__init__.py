@@ -11,7 +11,12 @@ from contextlib import AbstractAsyncContextManager
 
 from zonerelay.transfer.stored import Source
 
-_READERS = {"postfix": ("postfix", "reading_postfix")}
+_READERS = {
+    "postfix": ("postfix", "reading_postfix"),
+    "exim": ("exim", "reading_exim"),
+    "slimta-redis": ("slimta", "reading_slimta_redis"),
+    "slimta-disk": ("slimta", "reading_slimta_disk"),
+}
 
 
 def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[Source]:

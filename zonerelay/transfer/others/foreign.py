@@ -1,7 +1,7 @@
 """Makes a stored message of what another system knows. No I/O.
 
 Addresses pass the parsers of SMTP: another system may have taken what we would not send. A recipient whose
-address is none is named and left out; a wish that is none is dropped.
+address is none is named and left out; a wish that is none is dropped. Without a date mail is new.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """`key` names the message for good, `created` is Unix seconds; `ret` and `envid` as in RFC 3461."""
+    """`key` names the message for good, `created` is Unix seconds, 0 when it is not known; `ret` and `envid`
+    are as in RFC 3461. `weight`: octets in memory.
+    """
 
     key: str
     sender: str
     recipients: Sequence[Open]
     created: float
     body: Callable[[], AsyncIterator[bytes]]
+    weight: int = 0
     held: bool = False
     eight_bit: bool = False
     ret: Ret = Ret.UNSET
@@ -61,7 +64,7 @@ def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
     except CommandError as error:
         yield Unusable(foreign.key, f"its sender {foreign.sender!r} is no address: {error.reply.text}")
         return
-    created = min(max(foreign.created, 0.0), now)
+    created = min(foreign.created, now) if foreign.created > 0 else now
     deliveries: dict[Mailbox, Delivery] = {}
     for each in foreign.recipients:
         try:
@@ -102,6 +105,7 @@ def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
         message=Message(envelope=envelope, size=0, chunks=0),
         deliveries=tuple(deliveries.values()),
         body=foreign.body,
+        weight=foreign.weight,
         is_ours=False,
     )
 

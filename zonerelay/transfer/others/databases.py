@@ -1,0 +1,87 @@
+"""The databases of a Redis server, read for an import. Every failure is a TransferError in words."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Collection
+from typing import Self
+from urllib.parse import urlsplit
+
+from zonerelay.store.contract import StoreError
+from zonerelay.store.redis.connection import Argument, Reply, Server, Wire, as_list, open_wire
+from zonerelay.transfer.stored import TransferError
+
+_PAGE = 1000
+
+
+class Databases:
+    """`first` is the number in the URL."""
+
+    def __init__(self, wire: Wire, url: str) -> None:
+        self._wire = wire
+        self.url = url
+        self.first = int(urlsplit(url).path.strip("/") or 0)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, url: str) -> AsyncIterator[Self]:
+        """Raises TransferError."""
+        if not (urlsplit(url).path.strip("/") or "0").isdigit():
+            raise TransferError(f"{url}: write redis://HOST:PORT/DATABASE")
+        try:
+            wire = await open_wire(Server(url), lambda _: None)
+        except StoreError as error:
+            raise TransferError(f"{url}: {error}") from error
+        try:
+            yield cls(wire, url)
+        finally:
+            await wire.close()
+
+    async def select(self, number: int) -> None:
+        await self._ask("SELECT", number)
+
+    async def _ask(self, *command: Argument) -> Reply:
+        try:
+            return await self._wire.call(*command)
+        except StoreError as error:
+            raise TransferError(f"{self.url}: {command[0]!s}: {error}") from error
+
+    async def number(self, *command: Argument) -> int:
+        reply = await self._ask(*command)
+        return reply if isinstance(reply, int) else 0
+
+    async def texts(self, *command: Argument) -> list[bytes | None]:
+        """A list of strings, those that are not there as `None`."""
+        reply = as_list(await self._ask(*command))
+        return [each if isinstance(each, bytes) else None for each in reply]
+
+    async def keys(self, prefix: bytes) -> AsyncIterator[bytes]:
+        """Those that begin with it."""
+        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", prefix)
+        cursor: Argument = "0"
+        seen = set[bytes]()
+        while True:
+            reply = as_list(await self._ask("SCAN", cursor, "MATCH", pattern + b"*", "COUNT", _PAGE))
+            for key in as_list(reply[1]):
+                if isinstance(key, bytes) and key not in seen:
+                    seen.add(key)
+                    yield key
+            found = reply[0]
+            if found == b"0" or not isinstance(found, bytes):
+                return
+            cursor = found
+
+    async def is_hash(self, key: bytes) -> bool:
+        return await self._ask("TYPE", key) == b"hash"
+
+    async def clients(self, databases: Collection[int]) -> list[dict[str, str]]:
+        """Those of the server that use one of the databases, this one left out."""
+        told = await self._ask("CLIENT", "LIST")
+        lines = told.decode("utf-8", "replace").splitlines() if isinstance(told, bytes) else []
+        found = [dict(fact.partition("=")[::2] for fact in line.split()) for line in lines]
+        return [
+            each
+            for each in found
+            if each["cmd"].partition("|")[0] != "client" and int(each["db"]) in databases
+        ]

@@ -1,0 +1,253 @@
+"""Exim 4: its spool, `input/ID-H` with the envelope and the header, `ID-D` with the body.
+
+The source is the spool directory. Recipients in the tree of non-recipients and in the journal (`ID-J`, newer
+than the -H file) are finished. Exim keeps due times in a database of hosts, not with a message, so mail that is
+not frozen is due at once; frozen mail is held. Attempts and the last reply are those in its log of the
+message (`msglog/ID`), whose times are taken for local ones. Exim is refused while a process of it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+from zonerelay.model.envelope import Notify, Origin, Ret
+from zonerelay.model.outcome import Attempt
+from zonerelay.transfer.others.foreign import Foreign, Open, adopted, attempt_of
+from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+
+_PIECE = 256 * 1024
+_MAX_HEADER_FILE = 16 * 1024 * 1024
+_RECIPIENT = re.compile(r"(?P<front>.*)#(?P<kind>\d+)")
+_DEFERRED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S*(?: [+-]\d{4})? (\S+@\S+) .*?defer \(-?\d+\)(.*)")
+_NOTIFY = {2: Notify.NEVER, 4: Notify.SUCCESS, 8: Notify.FAILURE, 16: Notify.DELAY}
+_RET = {"1": Ret.FULL, "2": Ret.HDRS}
+_PROGRAMS = (b"exim", b"exim4")
+
+
+@dataclass(slots=True)
+class Head:
+    """What a -H file says. `header` has LF line ends and no empty line behind it."""
+
+    sender: str = ""
+    created: float = 0.0
+    options: dict[str, str] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    recipients: list[Open] = field(default_factory=list)
+    header: bytes = b""
+
+
+def parse_head(raw: bytes) -> Head:
+    """Raises ValueError in words."""
+    lines = _Lines(raw)
+    head = Head()
+    lines.next()  # the file's own name
+    lines.next()  # the user who has submitted it
+    sender = lines.next()
+    if not (sender.startswith("<") and sender.endswith(">")):
+        raise ValueError("its third line is no sender")
+    head.sender = sender[1:-1]
+    head.created = float(lines.next().split(" ")[0])
+    line = lines.next()
+    while line.startswith("-"):
+        name, _, value = line.lstrip("-").partition(" ")
+        head.options[name] = value
+        line = lines.next()
+    head.finished = set(_tree(line, lines))
+    for _ in range(int(lines.next())):
+        head.recipients.append(_recipient(lines.next()))
+    if lines.next():
+        raise ValueError("it has more recipients than it says")
+    head.header = _header(lines.rest())
+    return head
+
+
+class _Lines:
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+
+    def next(self) -> str:
+        end = self._raw.find(b"\n", self._at)
+        if end < 0:
+            raise ValueError("it ends in the middle")
+        line = self._raw[self._at : end]
+        self._at = end + 1
+        return line.decode("utf-8", "surrogateescape")
+
+    def rest(self) -> bytes:
+        return self._raw[self._at :]
+
+
+def _tree(line: str, lines: _Lines) -> Iterator[str]:
+    """A binary tree of addresses, root first; each line says whether it has a left and a right branch."""
+    if line == "XX":
+        return
+    branches = 1
+    while True:
+        marks, _, address = line.partition(" ")
+        if len(marks) != 2 or set(marks) - set("YN"):
+            raise ValueError("its tree of finished recipients is broken")
+        branches += marks.count("Y") - 1
+        yield _name(address)
+        if not branches:
+            return
+        line = lines.next()
+
+
+def _recipient(line: str) -> Open:
+    """`ADDRESS`, or with facts behind it that are read from the end, as an address may have blanks in it:
+    `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, and `#1` without the wishes.
+    """
+    match = _RECIPIENT.fullmatch(line)
+    if match is None:
+        return Open(address=line)
+    front, kind = match["front"], int(match["kind"])
+    front = _without_text(front)[0]
+    if not kind & 2:
+        return Open(address=front)
+    address, orcpt, flags = _without_text(front)
+    notify = Notify.UNSET
+    for bit, wish in _NOTIFY.items():
+        notify |= wish if flags & bit else Notify.UNSET
+    return Open(address=address, notify=notify, orcpt=orcpt)
+
+
+def _without_text(front: str) -> tuple[str, str, int]:
+    """`FRONT TEXT LENGTH,NUMBER` as front, text and number."""
+    front, _, numbers = front.rpartition(" ")
+    length, _, number = numbers.partition(",")
+    size = int(length)
+    return front[: len(front) - size - 1], front[len(front) - size :], int(number)
+
+
+def _header(raw: bytes) -> bytes:
+    """Fields as `LENGTH` in three digits or more, a flag, a blank, and the text; `*` flags what is gone."""
+    kept = []
+    at = 0
+    while at < len(raw):
+        match = re.compile(rb"(\d{3,})(.) ").match(raw, at)
+        if match is None:
+            raise ValueError("its header is broken")
+        end = match.end() + int(match[1])
+        if match[2] != b"*":
+            kept.append(raw[match.end() : end])
+        at = end
+    if at != len(raw):
+        raise ValueError("its header ends in the middle")
+    return b"".join(kept)
+
+
+def _name(address: str) -> str:
+    """Exim writes the domain in lower case, and may have a mark in front of what is not a plain address."""
+    local, at, domain = address.lstrip(":\\").rpartition("@")
+    return f"{local}{at}{domain.lower()}"
+
+
+def parse_log(text: str) -> dict[str, list[tuple[float, str]]]:
+    """The deferrals of each recipient: Unix seconds and the reason."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for line in text.splitlines():
+        if (match := _DEFERRED.fullmatch(line)) is not None:
+            when = time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S"))
+            found.setdefault(_name(match[2]), []).append((when, match[3].partition(": ")[2]))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def reading_exim(place: str, now: float) -> AsyncIterator[Source]:
+    """Raises TransferError, OSError."""
+    spool = Path(place)
+    if not (spool / "input").is_dir():
+        raise TransferError(f"{spool} has no directory input: name Exim's spool, /var/spool/exim4")
+    for process in _processes():
+        raise TransferError(f"Exim is running as process {process}: stop it first")
+    heads = sorted((spool / "input").rglob("*-H"), key=lambda path: path.name)
+    octets = sum(each.stat().st_size for each in (spool / "input").rglob("*-[HD]"))
+
+    async def read() -> AsyncIterator[Stored | Unusable]:
+        for path in heads:
+            identity = path.name.removesuffix("-H")
+            try:
+                foreign = _message(identity, path, spool)
+            except (ValueError, OSError) as error:
+                yield Unusable(identity, f"{path.name}: {error}")
+                continue
+            for item in adopted(foreign, now):
+                yield item
+
+    yield Source(messages=len(heads), octets=octets, read=read)
+
+
+def _processes() -> Iterator[str]:
+    """Of any Exim on the machine: its name as an argument, with one of its own options behind it."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            for word, option in pairwise(words):
+                if word.rpartition(b"/")[2] in _PROGRAMS and re.match(rb"-[A-Za-z]", option):
+                    yield path.parts[2]
+
+
+def _message(identity: str, path: Path, spool: Path) -> Foreign:
+    """Raises ValueError and OSError."""
+    with path.open("rb") as file:
+        head = parse_head(file.read(_MAX_HEADER_FILE))
+    journal = path.with_name(f"{identity}-J")
+    if journal.exists():
+        told = journal.read_bytes().decode("utf-8", "surrogateescape")
+        head.finished |= {_name(line) for line in told.splitlines()}
+    logs = spool / "msglog" / path.parent.relative_to(spool / "input") / identity
+    deferrals = parse_log(logs.read_text("utf-8", "surrogateescape")) if logs.exists() else {}
+    data = path.with_name(f"{identity}-D")
+    if not data.exists():
+        raise ValueError("there is no -D file")
+    options = head.options
+
+    async def body() -> AsyncIterator[bytes]:
+        yield head.header + b"\n"
+        with data.open("rb") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError("Exim is delivering it") from None
+            if file.readline() != f"{identity}-D\n".encode("ascii"):
+                raise ValueError("its -D file is another message's")
+            while piece := file.read(_PIECE):
+                yield piece
+
+    return Foreign(
+        key=f"exim {identity}",
+        sender=head.sender,
+        recipients=[
+            _deferred(each, deferrals.get(_name(each.address), []))
+            for each in head.recipients
+            if _name(each.address) not in head.finished
+        ],
+        created=head.created,
+        body=body,
+        weight=len(head.header),
+        held="frozen" in options,
+        ret=_RET.get(options.get("dsn_ret", ""), Ret.UNSET),
+        envid=options.get("dsn_envid", ""),
+        origin=Origin(
+            client_address=options.get("host_address", "").partition("]")[0].lstrip("["),
+            helo=options.get("helo_name", ""),
+            protocol=options.get("received_protocol", "ESMTP").upper(),
+            user=options.get("auth_id", ""),
+        ),
+    )
+
+
+def _deferred(recipient: Open, deferrals: list[tuple[float, str]]) -> Open:
+    if not deferrals:
+        return recipient
+    at, reason = deferrals[-1]
+    last: Attempt | None = attempt_of(reason or "deferred", at)
+    return replace(recipient, attempts=len(deferrals), last=last)

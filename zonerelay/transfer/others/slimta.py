@@ -1,0 +1,166 @@
+"""python-slimta: its Redis hashes and its disk layout, both of which hold pickled envelopes.
+
+Sources are `redis://HOST:PORT/DB` (`?prefix=…` unless that is `slimta:`) and `DIR`, or `ENV_DIR:META_DIR`.
+Recipients are left out as python-slimta would: by the indexes that it has written down as delivered. Its disk
+storage of version 5 fails to write them down, and sends to all recipients again itself.
+
+It is refused while it runs: a client of the Redis database waits for the list of new messages, as its storage
+does all the time; a process has pyaio loaded, which its disk storage cannot do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zonerelay.model.envelope import Origin
+from zonerelay.transfer.others import pickles
+from zonerelay.transfer.others.databases import Databases
+from zonerelay.transfer.others.foreign import Foreign, Open, adopted
+from zonerelay.transfer.others.pickles import Inert, PickleError
+from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+
+PREFIX = "slimta:"
+_META = ("attempts", "timestamp", "delivered_indexes")
+LIBRARY = "pyaio"
+
+
+@contextlib.asynccontextmanager
+async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
+    """Raises TransferError."""
+    url, _, query = place.partition("?")
+    prefix = urllib.parse.parse_qs(query).get("prefix", [PREFIX])[-1].encode()
+    async with Databases.opened(url) as redis:
+        for client in await redis.clients({redis.first}):
+            if client["cmd"] in ("blpop", "brpop"):
+                raise TransferError(
+                    f"python-slimta is running: the client {client['addr']} of {url} waits for mail; stop it"
+                )
+        keys = sorted([key async for key in redis.keys(prefix) if await redis.is_hash(key)])
+        sizes = [await redis.number("HSTRLEN", key, "envelope") for key in keys]
+
+        async def read() -> AsyncIterator[Stored | Unusable]:
+            for key in keys:
+                identity = key[len(prefix) :].decode("ascii", "replace")
+                envelope, *meta = await redis.texts("HMGET", key, "envelope", *_META)
+                if envelope is not None:  # else it is another program's, or removed
+                    for item in _adopted(identity, envelope, dict(zip(_META, meta, strict=True)), now):
+                        yield item
+
+        yield Source(messages=len(keys), octets=sum(sizes), read=read)
+
+
+@contextlib.asynccontextmanager
+async def reading_slimta_disk(place: str, now: float) -> AsyncIterator[Source]:
+    """Raises TransferError, OSError."""
+    first, _, second = place.partition(":")
+    envelopes, metas = Path(first), Path(second or first)
+    for directory in (envelopes, metas):
+        if not directory.is_dir():
+            raise TransferError(f"there is no directory {directory}")
+    for process in _users():
+        raise TransferError(f"process {process} has {LIBRARY} loaded, as python-slimta: stop it")
+    files = sorted(path for path in envelopes.iterdir() if path.suffix == ".env")
+
+    async def read() -> AsyncIterator[Stored | Unusable]:
+        for file in files:
+            try:
+                meta = _meta(metas / f"{file.stem}.meta")
+            except PickleError as error:
+                yield Unusable(file.stem, str(error))
+                continue
+            for item in _adopted(file.stem, file.read_bytes(), meta, now):
+                yield item
+
+    yield Source(messages=len(files), octets=sum(file.stat().st_size for file in files), read=read)
+
+
+def _users() -> Iterator[str]:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if maps.parts[2] != str(os.getpid()) and f"/{LIBRARY}." in maps.read_text(errors="replace"):
+                yield maps.parts[2]
+
+
+def _meta(path: Path) -> Mapping[Any, object]:
+    """A power cut may have left an envelope without it: the message is new then."""
+    try:
+        meta = pickles.load(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    if not isinstance(meta, dict):
+        raise PickleError(f"{path.name} is no record")
+    return meta
+
+
+def _number(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, bytes | int | float) else 0.0
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+def _adopted(
+    identity: str, raw: bytes, meta: Mapping[Any, object], now: float
+) -> Iterator[Stored | Unusable]:
+    try:
+        attempts, due, delivered = (meta.get(name) for name in _META)
+        if isinstance(delivered, bytes):
+            delivered = pickles.load(delivered)
+        foreign = _foreign(identity, raw, int(_number(attempts)), _number(due), delivered or ())
+        yield from adopted(foreign, now)
+    except PickleError as error:
+        yield Unusable(identity, str(error))
+
+
+def _foreign(identity: str, raw: bytes, attempts: int, due: float, delivered: object) -> Foreign:
+    """Raises PickleError."""
+    envelope = pickles.load(raw)
+    if not isinstance(envelope, Inert):
+        raise PickleError("it is no envelope")
+    facts = envelope.state
+    recipients = facts.get("recipients")
+    if not (isinstance(recipients, list) and isinstance(delivered, list | set | tuple)):
+        raise PickleError("its recipients are no list")
+    content = (pickles.header(facts.get("headers")), pickles.octets(facts.get("message") or b""))
+
+    async def body() -> AsyncIterator[bytes]:
+        for part in content:
+            yield part
+
+    return Foreign(
+        key=f"slimta {identity}",
+        sender=_text(facts.get("sender") or ""),
+        recipients=[
+            Open(address=_text(each), attempts=attempts, due=due if attempts else 0.0)
+            for index, each in enumerate(recipients)
+            if index not in delivered
+        ],
+        created=_number(facts.get("timestamp")),
+        body=body,
+        weight=sum(map(len, content)),
+        eight_bit=not all(part.isascii() for part in content),
+        origin=_origin(facts.get("client")),
+    )
+
+
+def _text(value: object) -> str:
+    return pickles.octets(value).decode("utf-8", "surrogateescape")
+
+
+def _origin(client: object) -> Origin:
+    told = client if isinstance(client, dict) else {}
+
+    def fact(name: str) -> str:
+        value = told.get(name)
+        return value if isinstance(value, str) and value.isprintable() else ""
+
+    return Origin(
+        client_address=fact("ip"), helo=fact("name"), protocol=fact("protocol") or "ESMTP", user=fact("auth")
+    )
