@@ -265,7 +265,7 @@ class Relay:
             busy=busy,
         )
 
-    def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int) -> ZoneOf:
+    def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
         return lambda recipient: Choice(self.zone_of.get(recipient, self._default_zone), "")
 
     def _notify(self, zone: str) -> None:

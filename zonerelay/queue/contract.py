@@ -11,20 +11,13 @@ from typing import Protocol
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome
 from zonerelay.queue.selection.turn import Turn
 from zonerelay.routing.destinations.nexthop import Route, Unroutable
-from zonerelay.routing.zones.zones import ZoneOf
 
 NotifyZone = Callable[[str], None]
 """`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
-
-
-class ChooseZone(Protocol):
-    """Chooses the zone that delivers to each recipient of a message that the relay makes."""
-
-    def __call__(self, envelope: Envelope, /, *, headers: Sequence[tuple[str, str]], size: int) -> ZoneOf: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -176,6 +176,6 @@ class Node:
         self.scheduler.notify(queue, due)
 
 
-def _choose_zone(envelope: Envelope, /, *, headers: object, size: int) -> ZoneOf:
+def _choose_zone(envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
     del envelope, headers, size
     return lambda recipient: _ALWAYS

@@ -28,7 +28,7 @@ from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
-from zonerelay.queue.contract import ChooseZone, NotifyZone
+from zonerelay.queue.contract import NotifyZone
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
@@ -41,6 +41,7 @@ from zonerelay.queue.settle.disposition import (
 )
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.queue.settle.retry import RetryPolicy
+from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import Change, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 

@@ -36,8 +36,9 @@ from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.destinations.terms import by_policy, on_terms
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, Resolver
-from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
+from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies
+from zonerelay.smtp.server.paths import literal_address
 
 STATIC_TTL = 3600.0
 """Seconds for which a route without a DNS answer may be reused."""
