@@ -16,13 +16,13 @@ from zonerelay.model.envelope import Envelope, Message, Notify, Recipient
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.contract import Batch
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import ZonePlan
+from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.mx import ExaminedRoute
-from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.store.contract import Change, StoreError
 from zonerelay.store.memory.store import MemoryStore

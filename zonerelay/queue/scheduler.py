@@ -34,7 +34,7 @@ from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.queue.zone.zone import Zone
-from zonerelay.routing.destinations.nexthop import DestinationKey
+from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
@@ -101,7 +101,7 @@ class Scheduler:
         self._running = False
         self.resumed: Callable[[str], None] = _ignore
         """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
-        settler.on_postponed(self._postponed)
+        settler.postponed = self._postponed
 
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
@@ -233,7 +233,7 @@ class Scheduler:
 
     def _unthrottled(self) -> None:
         for zone in self._all_zones():
-            zone.unthrottled()
+            zone.pump()
 
     def _postponed(self, queue: str, when: float) -> None:
         # A mailbox is looked at again by the outbox, which may have dismissed it.

@@ -22,7 +22,7 @@ from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.routing.destinations.nexthop import Limits
+from zonerelay.routing.destinations.route import Limits
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor

@@ -31,7 +31,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import is_address_of_this_machine
-from zonerelay.routing.destinations.nexthop import Route, SiteKey
+from zonerelay.routing.destinations.route import Route, SiteKey
 from zonerelay.smtp.client.reputation import blames_address
 
 
