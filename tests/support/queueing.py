@@ -19,6 +19,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.mx import ExaminedRoute
@@ -252,15 +253,17 @@ class Relay:
             clock=self.clock,
         )
         self.scheduler = Scheduler(
-            zones=zones,
-            store=self.store,
-            router=self.router,
-            courier=self.courier,
-            settler=self.settler,
-            retry_settings=retry,
-            events=self.events,
-            clock=self.clock,
-            random=random,
+            zones,
+            ZoneParts(
+                store=self.store,
+                router=self.router,
+                courier=self.courier,
+                settler=self.settler,
+                retry=retry,
+                events=self.events,
+                clock=self.clock,
+                random=random,
+            ),
             window=window,
             busy=busy,
         )

@@ -22,6 +22,7 @@ from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.destinations.route import Limits
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.telemetry.events.events import Events
@@ -89,16 +90,18 @@ class Node:
             clock=clock,
         )
         self.scheduler = Scheduler(
-            zones=[zone],
-            store=self.store,
-            router=SimRouter(world, clock),
-            courier=self.courier,
-            settler=self.settler,
-            retry_settings=self._retry,
-            events=events,
-            clock=clock,
-            random=self._random,
-            limits=self.keeper,
+            [zone],
+            ZoneParts(
+                store=self.store,
+                router=SimRouter(world, clock),
+                courier=self.courier,
+                settler=self.settler,
+                retry=self._retry,
+                events=events,
+                clock=clock,
+                random=self._random,
+                limits=self.keeper,
+            ),
         )
 
     def _keeper(self) -> LimitKeeper | None:

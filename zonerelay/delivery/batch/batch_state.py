@@ -50,22 +50,6 @@ class BatchState:
     address for its reputation.
     """
 
-    __slots__ = (
-        "_asking",
-        "_read_body",
-        "address_blamed",
-        "batch",
-        "body",
-        "family_missed",
-        "lacking",
-        "left_out",
-        "message",
-        "progress",
-        "source_unfit",
-        "terms",
-        "unfit",
-    )
-
     def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
         self.batch = batch
         self.message = batch.message

@@ -72,11 +72,7 @@ class _Parcel:
     durable: asyncio.Future[None] | None = None
 
 
-@dataclass(slots=True)
-class _Dsn:
-    kind: DsnKind
-    submit: Submit
-    about: Sequence[Delivery]
+_Dsn = tuple[DsnKind, Submit]
 
 
 @dataclass(slots=True, eq=False)
@@ -340,8 +336,7 @@ class Settler:
         until = max(self._policy.expiry(message.envelope, c.delivery) for c in owed)
         retry_until = until if kind is DsnKind.DELAYED else None
         await self._slices.next()
-        submit = await self._dsn_maker.report(kind, message, lines, retry_until=retry_until)
-        return _Dsn(kind, submit, [c.delivery for c in owed])
+        return kind, await self._dsn_maker.report(kind, message, lines, retry_until=retry_until)
 
     # Writing and telling
 
@@ -354,13 +349,13 @@ class Settler:
         durable: asyncio.Future[None] | None = None,
     ) -> None:
         changes: list[Change] = [c.change for c in dispositions]
-        changes += [report.submit for report in reports]
+        changes += [submit for _, submit in reports]
 
         def then() -> None:
             if durable is not None and not durable.done():
                 durable.set_result(None)
-            for report in reports:
-                self._tell_report(report)
+            for kind, submit in reports:
+                self._tell_report(kind, submit)
             self._tell(dispositions, destination, seconds)
 
         self.outcome_log.put(AtomicWrite(changes, then))
@@ -392,10 +387,10 @@ class Settler:
             if about_it and not outcome.local:
                 tell(c.delivery.recipient, outcome.reply, now)
 
-    def _tell_report(self, report: _Dsn) -> None:
-        message_id, about = report.submit.message.id, report.about
-        self._events.dsn(report.kind, message_id, about[0].message_id, [d.recipient for d in about])
-        for delivery in report.submit.deliveries:
+    def _tell_report(self, kind: DsnKind, submit: Submit) -> None:
+        about = submit.about
+        self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
+        for delivery in submit.deliveries:
             self._notify(delivery.queue)
 
 
