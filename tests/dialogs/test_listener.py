@@ -125,7 +125,7 @@ async def test_no_new_connection_after_stop_accepting() -> None:
 
 
 async def test_stored_message_knows_all_about_itself() -> None:
-    def by_subject(envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf:
+    def by_subject(envelope: Envelope, /, *, headers: Fields, size: int, named: str = "") -> ZoneOf:
         assert dict(headers)["Subject"] == "x y"
         assert (size, named) == (len(b"Subject: x\r\n y\r\nDate: now\r\n\r\n\xff\r\n.\r\n"), "")
         bulk, default = Choice("bulk", "route=1 because"), Choice("default", "no route")
@@ -203,7 +203,7 @@ async def test_what_is_stored_as_due_is_told_with_its_time(recipients: int, is_d
 
 
 async def test_zone_that_cannot_be_chosen_is_temporary() -> None:
-    def fail(envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf:
+    def fail(envelope: Envelope, /, *, headers: Fields, size: int, named: str = "") -> ZoneOf:
         raise KeyError(size)
 
     async with listening(choose_zone=fail) as house, await house.connect() as talk:

@@ -49,7 +49,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.destinations.mx import MxRouter
-from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.dns.hosts import Hosts
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import Zones

@@ -28,7 +28,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
-from zonerelay.routing.destinations.nexthop import Route, Unroutable
+from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.dns.hosts import Hosts
 from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Resolver

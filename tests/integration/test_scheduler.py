@@ -23,11 +23,11 @@ from zonerelay.config.settings import InDoubt, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.contract import Batch
 from zonerelay.queue.selection.backlog_throttle import LEAST
 from zonerelay.queue.settle import outcome_log as journal
 from zonerelay.queue.zone import claims
-from zonerelay.routing.destinations.nexthop import DestinationKey, Unroutable
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import DestinationKey, Unroutable
 from zonerelay.store.contract import QueueCounts, StoreCorruptError
 
 Make = Callable[..., Relay]
@@ -754,14 +754,15 @@ async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(
     monkeypatch.setattr(journal, "MAX_UNSETTLED", 10)
     zone = ZoneSettings(next_hop="hop", max_connections=4, max_connections_per_destination=4)
     relay = make(zones=(zone,))
-    room, waiting = relay.settler.room, Counter[str]()
+    room, waiting = relay.settler.outcome_log.room, Counter[str]()
 
-    async def counted() -> None:
+    async def counted() -> bool:
         waiting["room"] += 1
         await room()
         waiting["room"] -= 1
+        return True
 
-    monkeypatch.setattr(relay.settler, "room", counted)
+    monkeypatch.setattr(relay.settler.outcome_log, "room", counted)
     relay.store.silence = asyncio.Event()
     for n in range(100):
         relay.accept(f"u{n}@example.com", tell=False)

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
-from zonerelay.inbound.state.context import ChooseZone, NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import NotifyQueue, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.header.headers import Fields
@@ -21,7 +21,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
@@ -248,7 +248,7 @@ class Talk:
         await self.close()
 
 
-def one_zone(envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf:
+def one_zone(envelope: Envelope, /, *, headers: Fields, size: int, named: str = "") -> ZoneOf:
     return lambda recipient: Choice("default", "")
 
 

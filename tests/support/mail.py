@@ -10,7 +10,6 @@ from pathlib import Path
 from zonerelay.config.settings import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
 from zonerelay.delivery.auth.logins import Logins, senders_of
 from zonerelay.delivery.auth.oauth import Post, post
-from zonerelay.delivery.batch.batch_state import Turn
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.delivery.rewrite.rendering import Renderer
@@ -22,7 +21,8 @@ from zonerelay.model.envelope import Body, Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import MxHost, Route
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.telemetry.events.events import Events, Field
@@ -55,17 +55,6 @@ def make_message(
     )
     size = len(body) if size is None else size
     return Message(envelope=envelope, size=size, chunks=1 + size // CHUNK_SIZE, eight_bit=eight_bit)
-
-
-@dataclass(slots=True)
-class Batch:
-    zone: ZoneSettings
-    route: Route
-    message: Message
-    deliveries: tuple[Delivery, ...]
-    turn: Turn | None = None
-    rcptdomainmax: int | None = None
-    more: bool = False
 
 
 def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Batch:

@@ -16,13 +16,14 @@ from zonerelay.model.envelope import Envelope, Message, Notify, Recipient
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.contract import Batch
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
+from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.mx import ExaminedRoute
-from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.store.contract import Change, StoreError
 from zonerelay.store.memory.store import MemoryStore
@@ -252,20 +253,22 @@ class Relay:
             clock=self.clock,
         )
         self.scheduler = Scheduler(
-            zones=zones,
-            store=self.store,
-            router=self.router,
-            courier=self.courier,
-            settler=self.settler,
-            retry_settings=retry,
-            events=self.events,
-            clock=self.clock,
-            random=random,
+            zones,
+            ZoneParts(
+                store=self.store,
+                router=self.router,
+                courier=self.courier,
+                settler=self.settler,
+                retry=retry,
+                events=self.events,
+                clock=self.clock,
+                random=random,
+            ),
             window=window,
             busy=busy,
         )
 
-    def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int) -> ZoneOf:
+    def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
         return lambda recipient: Choice(self.zone_of.get(recipient, self._default_zone), "")
 
     def _notify(self, zone: str) -> None:

@@ -15,7 +15,7 @@ from zonerelay.config.settings import CredentialSettings, ZoneSettings
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome
-from zonerelay.routing.destinations.nexthop import Route
+from zonerelay.routing.destinations.route import Route
 from zonerelay.telemetry.events.subsystems import SmarthostEvents
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.subsystems import SmarthostMetrics

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
 from zonerelay.smtp.server.bdat import ChunkReader, parse_bdat
 from zonerelay.smtp.server.paths import CommandError
 
@@ -201,10 +201,8 @@ def test_reader_agrees_with_the_plain_reference_on_any_borders(sent: bytes, data
     assert reader.bare_cr == sent.count(b"\r") - crlf
     stuffer = DotStuffer()
     wire = b"".join([*map(stuffer.feed, pieces), stuffer.finish()])
-    # A dot behind NULs is the one thing that is changed on the way out.
-    assert stuffer.normalized == bool(re.search(rb"^\x00+\.", body, re.MULTILINE))
     if reader.is_plain:
-        plain = PlainLines()
+        plain = DotStuffer(plain=True)
         assert b"".join([*map(plain.feed, pieces), plain.finish()]) == wire == stuffed(body, plain=True)
 
 

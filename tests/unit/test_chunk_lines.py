@@ -41,11 +41,3 @@ def test_a_plain_body_goes_as_it_is(body: bytes, size: int) -> None:
 @pytest.mark.parametrize("body", [b".\r\n", b"a\r\n.\r\nMAIL FROM:<x@y>\r\n", b"\r\n\0.\r\n", b"..\r\n"])
 def test_dots_are_nobodys_framing_here(body: bytes) -> None:
     assert as_chunk(body, plain=False) == body
-
-
-def test_a_bare_line_end_is_told() -> None:
-    for body, expected in ((b"a\nb\r\n", True), (b"a\r", True), (b"a\r\nb", False)):
-        lines = ChunkLines(plain=False)
-        lines.feed(body)
-        lines.finish()
-        assert lines.normalized is expected

@@ -10,7 +10,7 @@ from zonerelay.config.options.units import parse_rate
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.destinations.destination_table import DestinationTable
-from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, TlsDemand
+from zonerelay.routing.destinations.route import Limits, MxHost, Route, TlsDemand
 from zonerelay.routing.destinations.terms import on_terms
 
 NOW = ManualClock().now()

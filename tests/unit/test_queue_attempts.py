@@ -94,7 +94,7 @@ async def test_a_lane_goes_on_with_what_follows() -> None:
     assert [work for work, _ in bench.carried] == works
     assert bench.tasks == 1
     bench.lanes.close()
-    assert await bench.lanes.wait(1.0)
+    assert await bench.lanes.tasks.wait(1.0)
 
 
 async def test_a_lane_that_has_run_dry_takes_the_next_work() -> None:
@@ -105,7 +105,7 @@ async def test_a_lane_that_has_run_dry_takes_the_next_work() -> None:
     assert len(bench.carried) == 3
     assert bench.tasks == 1
     bench.lanes.close()
-    assert await bench.lanes.wait(1.0)
+    assert await bench.lanes.tasks.wait(1.0)
 
 
 async def test_only_so_many_lanes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ async def test_only_so_many_lanes_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
         await turns()
     assert bench.tasks == 8
     bench.lanes.close()
-    assert await bench.lanes.wait(1.0)
+    assert await bench.lanes.tasks.wait(1.0)
 
 
 async def test_closing_ends_lanes_when_their_work_is_done() -> None:
@@ -127,9 +127,9 @@ async def test_closing_ends_lanes_when_their_work_is_done() -> None:
     bench.lanes.start(make_work())
     await turns()
     bench.lanes.close()
-    assert not await bench.lanes.wait(0.01)
+    assert not await bench.lanes.tasks.wait(0.01)
     bench.gate.set()
-    assert await bench.lanes.wait(1.0)
+    assert await bench.lanes.tasks.wait(1.0)
     assert len(bench.carried) == 2
 
 
@@ -139,7 +139,7 @@ async def test_work_handed_to_a_lane_that_is_cancelled_is_dropped() -> None:
     await turns()
     late = make_work()
     bench.lanes.start(late)
-    await bench.lanes.cancel()
+    await bench.lanes.tasks.cancel()
     assert bench.released == [[]]
     assert bench.lanes.finished[-1] is late
     assert late not in [work for work, _ in bench.carried]

@@ -25,7 +25,7 @@ from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import Claim, Refill
-from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, SiteKey
+from zonerelay.routing.destinations.route import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
 PRIORITIES = [Priority.NORMAL, Priority.NORMAL, Priority.HIGH, Priority.BULK]

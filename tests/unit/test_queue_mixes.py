@@ -20,10 +20,10 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, queue_of
-from zonerelay.queue.contract import Batch
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.routing.destinations.nexthop import Route, Unroutable
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.store.contract import StoreError
 
 DOMAINS = [f"d{n}.example" for n in range(30)]
@@ -99,8 +99,8 @@ class Mix:
         keys = {delivery.key for delivery in batch.deliveries}
         assert not keys & self.in_flight, "attempted twice at once"
         self.in_flight |= keys
-        if batch.turn is not None:
-            assert await batch.turn.take()
+        if batch.take_turn is not None:
+            assert await batch.take_turn()
         await asyncio.sleep(self.random.random())
         self.in_flight -= keys
         if batch.route.name in self.dead:
@@ -192,7 +192,6 @@ def _left_in(queue: ZonePlan) -> dict[str, object]:
         "requests": queue.has_requests,
         "withdrawn": queue._withdrawn,
         "given back": queue._given_back,
-        "look-ups": queue.looking_up,
         "aside": ring._aside,
         "blocked": [site.key for site in ring._sites.values() if site.blocked],
         "on probation": probation is not None and (bool(probation) or any(probation._active.values())),

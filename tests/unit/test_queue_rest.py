@@ -12,7 +12,7 @@ from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.suspension import PUT_OFF_RATE, Suspension
 from zonerelay.queue.zone.plan import MANY_PUT_OFF, ZonePlan
 from zonerelay.queue.zone.window import Claim, Refill
-from zonerelay.routing.destinations.nexthop import MxHost, Route
+from zonerelay.routing.destinations.route import MxHost, Route
 
 NOW = 1_700_000_000.0
 DEAD = "dead.example"

@@ -8,7 +8,7 @@ from zonerelay.config.options.units import parse_rate
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.selection.rates import Pace, Rates
 from zonerelay.queue.selection.turn import LONGEST_FIRST, Turn
-from zonerelay.routing.destinations.nexthop import DestinationKey, SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 SITE, LINE = SiteKey("default mx.example.com:25"), DestinationKey("default mx.example.com:25")
 

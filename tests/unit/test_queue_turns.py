@@ -20,7 +20,7 @@ from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.selection.rates import Pacer, Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, SiteKey
+from zonerelay.routing.destinations.route import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)

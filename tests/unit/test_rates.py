@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zonerelay.config.options.units import Rate, parse_rate
 from zonerelay.limits.rates import margin
 from zonerelay.queue.selection.rates import HORIZON, Pace, Pacer, Rates, Ticket
-from zonerelay.routing.destinations.nexthop import DestinationKey, SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 SITE = SiteKey("default mx.example.com:25")
 LINE = DestinationKey(SITE)

@@ -77,11 +77,6 @@ def test_what_is_no_mechanism_of_ours_is_refused(argument: str, code: int, statu
     assert (caught.value.reply.code, caught.value.reply.status) == (code, status)
 
 
-def test_an_exchange_is_not_begun_with_an_unknown_mechanism() -> None:
-    with pytest.raises(CommandError):
-        SaslExchange("CRAM-MD5")
-
-
 def test_plain_in_one_line() -> None:
     assert talk("PLAIN", b64("\0app\0correct horse")) == [APP]
 

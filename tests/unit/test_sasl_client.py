@@ -17,6 +17,7 @@ from zonerelay.smtp.client.sasl import (
     MIN_ITERATIONS,
     Conversation,
     Identity,
+    Mechanism,
     SaslError,
     choose_mechanism,
     make_mechanism,
@@ -243,9 +244,9 @@ def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
 
 
 def test_a_challenge_that_our_code_cannot_take_ends_the_exchange_and_nothing_escapes() -> None:
-    class Broken:
-        name, explanation = "BROKEN", ""
-        first: bytes | None = b"x"
+    class Broken(Mechanism):
+        name = "BROKEN"
+        first = b"x"
 
         def respond(self, challenge: bytes) -> bytes:
             raise RecursionError

@@ -9,7 +9,7 @@ from msgspec import structs
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.slots import Slot, Slots
 from zonerelay.delivery.peer.connection_key import Terms
-from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route
+from zonerelay.routing.destinations.route import Limits, MxHost, Route
 
 ZONE = ZoneSettings(max_connections=20)
 USUAL = Limits(max_connections=4, max_recipients_per_transaction=50, max_messages_per_connection=100)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.model.envelope import Body, Notify, Ret
+from zonerelay.model.envelope import Body, Notify, Recipient, Ret
 from zonerelay.smtp.server.params import (
     AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
@@ -15,11 +15,10 @@ from zonerelay.smtp.server.params import (
     MAIL_PARAMETERS,
     RCPT_PARAMETERS,
     MailCommand,
-    RcptCommand,
     parse_mail,
     parse_rcpt,
 )
-from zonerelay.smtp.server.paths import CommandError, is_address_literal
+from zonerelay.smtp.server.paths import CommandError, literal_address
 
 ACCEPTED = [
     ("a@example.org", "the usual"),
@@ -45,7 +44,7 @@ ACCEPTED = [
 @pytest.mark.parametrize(("mailbox", "reason"), ACCEPTED, ids=[row[1] for row in ACCEPTED])
 def test_mailbox_is_kept_as_sent(mailbox: str, reason: str) -> None:
     assert parse_mail(f"FROM:<{mailbox}>") == MailCommand(mailbox)  # type: ignore[arg-type]  # a literal
-    assert parse_rcpt(f"TO:<{mailbox}>").recipient == mailbox
+    assert parse_rcpt(f"TO:<{mailbox}>").address == mailbox
 
 
 # The path as it stands behind the colon, and code and detail for MAIL (RCPT says 1.3 for 1.7).
@@ -112,14 +111,14 @@ def test_null_sender_is_for_mail_only() -> None:
 
 @pytest.mark.parametrize("spelling", ["postmaster", "Postmaster", "POSTMASTER"])
 def test_postmaster_needs_no_domain_as_a_recipient(spelling: str) -> None:
-    assert parse_rcpt(f"TO:<{spelling}>").recipient == spelling
+    assert parse_rcpt(f"TO:<{spelling}>").address == spelling
     with pytest.raises(CommandError):
         parse_mail(f"FROM:<{spelling}>")
 
 
 def test_keyword_has_no_case_and_a_space_behind_the_colon_is_skipped() -> None:
     assert parse_mail("from: <a@example.org> size=5") == MailCommand("a@example.org", 5)  # type: ignore[arg-type]
-    assert parse_rcpt("To:  <a@example.org>").recipient == "a@example.org"
+    assert parse_rcpt("To:  <a@example.org>").address == "a@example.org"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def test_parameters_of_mail() -> None:
 
 
 def test_smtputf8_recipient_needs_the_declaration_in_mail() -> None:
-    assert parse_rcpt("TO:<用户@例え.example>", smtputf8=True).recipient == "用户@例え.example"
+    assert parse_rcpt("TO:<用户@例え.example>", smtputf8=True).address == "用户@例え.example"
     with pytest.raises(CommandError, match=r"553 5\.6\.7"):
         parse_rcpt("TO:<用户@例え.example>")
 
@@ -207,7 +206,9 @@ def test_dsn_parameters_when_offered() -> None:
         "TO:<a@example.org> NOTIFY=success,DELAY ORCPT=rfc822;A+2BB@x",
         offered=RCPT_PARAMETERS | DSN_RCPT_PARAMETERS,
     )
-    assert rcpt == RcptCommand(rcpt.recipient, Notify.SUCCESS | Notify.DELAY, "rfc822;A+2BB@x")
+    assert rcpt == Recipient(
+        address=rcpt.address, notify=Notify.SUCCESS | Notify.DELAY, orcpt="rfc822;A+2BB@x"
+    )
 
 
 BAD_DSN = [
@@ -374,7 +375,7 @@ def test_any_time_is_a_number_or_a_refusal(text: str) -> None:
 @given(text=st.text(st.sampled_from('<>@:,."\\ %[]é\x00\r\nab1-=IPv6'), max_size=30), utf8=st.booleans())
 def test_any_text_gives_a_clean_mailbox_or_a_refusal(text: str, utf8: bool) -> None:
     try:
-        mailbox = parse_rcpt(f"TO:<{text}> ", smtputf8=utf8).recipient
+        mailbox = parse_rcpt(f"TO:<{text}> ", smtputf8=utf8).address
     except CommandError:
         return
     assert not any(ord(c) < 32 for c in mailbox)
@@ -383,5 +384,5 @@ def test_any_text_gives_a_clean_mailbox_or_a_refusal(text: str, utf8: bool) -> N
 
 
 def test_address_literals() -> None:
-    assert is_address_literal("[192.0.2.1]")
-    assert not is_address_literal("192.0.2.1")
+    assert literal_address("[192.0.2.1]") == "192.0.2.1"
+    assert literal_address("192.0.2.1") is None

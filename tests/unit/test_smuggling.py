@@ -11,7 +11,7 @@ from tests.data.smuggling import END_OF_DATA, ENDS, SEQUENCES, SMUGGLED, bodies
 from tests.support import lenient
 from tests.support.feeding import cuts
 from tests.support.lenient import LENIENT, STRICT, Receiver
-from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
 from zonerelay.smtp.server.bdat import ChunkReader
 from zonerelay.smtp.server.dots import BodyReader
 
@@ -89,7 +89,7 @@ def ways_out(body: bytes, plain: bool) -> Iterator[bytes]:
     """What is sent for a stored body, over all splits that the store and the courier could make of it."""
     yield stuffed(body, plain=plain)
     for pieces in cuts(body):
-        stuffer = PlainLines() if plain else DotStuffer()
+        stuffer = DotStuffer(plain=plain)
         yield b"".join([*map(stuffer.feed, pieces), stuffer.finish()])
 
 

@@ -16,7 +16,7 @@ from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import Route
+from zonerelay.routing.destinations.route import Route
 
 BLOCKED = Reply(554, "7.1", "Client host [127.0.0.2] blocked using rbl.example")
 NO_NAME = Reply(550, "7.25", "no PTR record")

@@ -83,15 +83,3 @@ def test_whoever_removes_leading_dots_has_the_body_again(pieces: list[bytes]) ->
     lines = stuff(pieces).split(b"\r\n")
     assert lines[-2:] == [b".", b""]
     assert b"".join(line.removeprefix(b".") + b"\r\n" for line in lines[:-2]) == normal(b"".join(pieces))
-
-
-def test_normalizing_is_reported() -> None:
-    clean, bare, hidden = DotStuffer(), DotStuffer(), DotStuffer()
-    clean.feed(b"a\r\n.b\r\n")
-    bare.feed(b"a\nb\r\n")
-    hidden.feed(b"a\r\n\x00")
-    assert not hidden.normalized
-    hidden.feed(b".\r\n")
-    assert not clean.normalized
-    assert bare.normalized
-    assert hidden.normalized

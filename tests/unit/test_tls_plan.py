@@ -11,7 +11,7 @@ from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls.plan import TlsPlan, TlsPlanner
-from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand
+from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 
 HOST = MxHost("mx.example.com", 25)

@@ -6,7 +6,7 @@ import gc
 
 from zonerelay.config.settings import RetrySettings
 from zonerelay.queue.destination.destinations import Destination, Site
-from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route
+from zonerelay.routing.destinations.route import Limits, MxHost, Route
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord
 
 

@@ -19,7 +19,7 @@ from zonerelay.control.messages.answers import DestinationStatus, RelayStatus, Z
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.routing.destinations.nexthop import DestinationKey
+from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueCounts, Store, StoreError
 from zonerelay.telemetry.metrics.collectors import ZoneQueue

@@ -80,28 +80,6 @@ class Once:
         self._call()
 
 
-class Linger:
-    """Runs a callable after `seconds`, or `now`: once for all calls of `soon` until then."""
-
-    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
-        self._seconds = seconds
-        self._call = call
-        self._timer: asyncio.TimerHandle | None = None
-
-    def soon(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self.now)
-
-    def now(self) -> None:
-        self.cancel()
-        self._call()
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 class Slices:
     """Long work on the event loop: one slice of `SLICE` seconds a round, for all tasks that share this."""
 

@@ -6,43 +6,15 @@ The queue imports neither delivery nor inbound: they satisfy the protocols that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.outcome import Outcome
-from zonerelay.queue.selection.turn import Turn
-from zonerelay.routing.destinations.nexthop import Route, Unroutable
-from zonerelay.routing.zones.zones import ZoneOf
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Route, Unroutable
 
 NotifyZone = Callable[[str], None]
 """`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
-
-
-class ChooseZone(Protocol):
-    """Chooses the zone that delivers to each recipient of a message that the relay makes."""
-
-    def __call__(self, envelope: Envelope, /, *, headers: Sequence[tuple[str, str]], size: int) -> ZoneOf: ...
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Deliveries of one message that go to one destination in one transaction.
-
-    Where there is a `turn`, it is taken before each transaction. `rcptdomainmax`: of how many domains on a
-    connection the peer takes recipients (RFC 9422), where it has announced that. `more`: the next batch is
-    likely to be for the same destination, and to come at once.
-    """
-
-    zone: ZoneSettings
-    route: Route
-    message: Message
-    deliveries: tuple[Delivery, ...]
-    turn: Turn | None = None
-    rcptdomainmax: int | None = None
-    more: bool = False
 
 
 class Courier(Protocol):

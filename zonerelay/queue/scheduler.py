@@ -18,25 +18,18 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.limits.worker.keeper import LimitKeeper
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.model.priority import Priority, priority_of, queues_of, zone_of
-from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import DestinationStatus
 from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
 from zonerelay.queue.selection.rates import Rates
-from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.queue.zone.zone import Zone
-from zonerelay.routing.destinations.nexthop import DestinationKey
-from zonerelay.store.contract import QueueStore
-from zonerelay.telemetry.events.events import Events
+from zonerelay.routing.destinations.route import DestinationKey
 
 DEFAULT_ZONE = "default"
 
@@ -56,38 +49,20 @@ class Scheduler:
 
     def __init__(
         self,
-        *,
         zones: Sequence[ZoneSettings],
-        store: QueueStore,
-        router: Router,
-        courier: Courier,
-        settler: Settler,
-        retry_settings: RetrySettings,
-        events: Events,
-        clock: Clock,
-        random: Random,
+        parts: ZoneParts,
+        *,
         window: int = WINDOW,
-        limits: LimitKeeper | None = None,
         busy: Callable[[], float] | None = None,
     ) -> None:
         """`busy`: as `ThrottleTimer`'s; without it what has waited before is sent without restraint."""
-        self._settler = settler
-        self._store = store
-        self._events = events
+        self._settler = parts.settler
+        self._store = parts.store
+        self._events = parts.events
         self._window = window
         self._throttle_timer = None if busy is None else ThrottleTimer(busy, self._unthrottled)
-        self._parts = ZoneParts(
-            store=store,
-            router=router,
-            courier=courier,
-            settler=settler,
-            retry=retry_settings,
-            events=events,
-            clock=clock,
-            random=random,
-            limits=limits,
-            throttle=None if self._throttle_timer is None else self._throttle_timer.throttle,
-        )
+        throttle = None if self._throttle_timer is None else self._throttle_timer.throttle
+        self._parts = replace(parts, throttle=throttle)
         self._default = _default(zones)
         # Withdrawn deliveries and rates outlive a `Zone`: an operator's change goes on while settings are
         # replaced, and a reload must not make room in a rate that is used up.
@@ -101,7 +76,7 @@ class Scheduler:
         self._running = False
         self.resumed: Callable[[str], None] = _ignore
         """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
-        settler.on_postponed(self._postponed)
+        parts.settler.postponed = self._postponed
 
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
@@ -233,7 +208,7 @@ class Scheduler:
 
     def _unthrottled(self) -> None:
         for zone in self._all_zones():
-            zone.unthrottled()
+            zone.pump()
 
     def _postponed(self, queue: str, when: float) -> None:
         # A mailbox is looked at again by the outbox, which may have dismissed it.

@@ -1,4 +1,4 @@
-"""Domain names for DNS and TLS: A-labels in lower case without a final dot; and address literals.
+"""Domain names for DNS and TLS: A-labels in lower case without a final dot.
 
 The only home of the idna library (IDNA 2008 with UTS #46 mapping). Plain ASCII names skip the library,
 because it refuses characters of real names (underscores). Raises ValueError with the reason in words.
@@ -6,7 +6,6 @@ because it refuses characters of real names (underscores). Raises ValueError wit
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from functools import lru_cache
 
@@ -40,19 +39,3 @@ def _encode(name: str) -> str:
 def is_literal(domain: str) -> bool:
     """True for a text in the form of an address literal, valid or not."""
     return domain.startswith("[")
-
-
-def literal_address(domain: str) -> str | None:
-    """Returns the address in `[192.0.2.1]` or `[IPv6:2001:db8::1]` (RFC 5321 4.1.3), `None` for any other
-    text.
-    """
-    if not (domain.startswith("[") and domain.endswith("]")):
-        return None
-    inside = domain[1:-1]
-    try:
-        if inside[:5].lower() == "ipv6:":
-            # A scope such as %eth0 means something on the client's machine, nothing on ours.
-            return str(ipaddress.IPv6Address(inside[5:])) if "%" not in inside else None
-        return str(ipaddress.IPv4Address(inside))
-    except ValueError:
-        return None

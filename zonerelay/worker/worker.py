@@ -36,6 +36,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
 from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.mta_sts.policies import HTTPS_PORT
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store, StoreError
@@ -179,16 +180,18 @@ class Worker:
 
     def _build_scheduler(self, store: Store, settler: Settler, sending: Sending) -> Scheduler:
         return Scheduler(
-            zones=self.settings.zone,
-            store=store,
-            router=sending.router,
-            courier=sending.courier,
-            settler=settler,
-            retry_settings=self.settings.retry,
-            events=self.events,
-            clock=self.clock,
-            random=self._random,
-            limits=sending.limits,
+            self.settings.zone,
+            ZoneParts(
+                store=store,
+                router=sending.router,
+                courier=sending.courier,
+                settler=settler,
+                retry=self.settings.retry,
+                events=self.events,
+                clock=self.clock,
+                random=self._random,
+                limits=sending.limits,
+            ),
             busy=CpuDemand().since_last,
         )
 

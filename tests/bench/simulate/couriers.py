@@ -22,8 +22,8 @@ from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.contract import Batch
-from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, Unroutable
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Limits, MxHost, Route, Unroutable
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import Peer
 
@@ -159,7 +159,7 @@ class SimCourier:
             raise
 
     async def _talk(self, batch: Batch, session: Session, site: Site) -> Sequence[Outcome]:
-        if batch.turn is not None and not await batch.turn.take():
+        if batch.take_turn is not None and not await batch.take_turn():
             self._pool.give_back(session)
             return [NO_TURN] * len(batch.deliveries)
         rate = self._totals[site.kind.name].max_rate

@@ -22,7 +22,8 @@ from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.routing.destinations.nexthop import Limits
+from zonerelay.queue.zone.parts import ZoneParts
+from zonerelay.routing.destinations.route import Limits
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
@@ -89,16 +90,18 @@ class Node:
             clock=clock,
         )
         self.scheduler = Scheduler(
-            zones=[zone],
-            store=self.store,
-            router=SimRouter(world, clock),
-            courier=self.courier,
-            settler=self.settler,
-            retry_settings=self._retry,
-            events=events,
-            clock=clock,
-            random=self._random,
-            limits=self.keeper,
+            [zone],
+            ZoneParts(
+                store=self.store,
+                router=SimRouter(world, clock),
+                courier=self.courier,
+                settler=self.settler,
+                retry=self._retry,
+                events=events,
+                clock=clock,
+                random=self._random,
+                limits=self.keeper,
+            ),
         )
 
     def _keeper(self) -> LimitKeeper | None:
@@ -176,6 +179,6 @@ class Node:
         self.scheduler.notify(queue, due)
 
 
-def _choose_zone(envelope: Envelope, /, *, headers: object, size: int) -> ZoneOf:
+def _choose_zone(envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
     del envelope, headers, size
     return lambda recipient: _ALWAYS

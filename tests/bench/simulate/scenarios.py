@@ -9,7 +9,7 @@ from tests.bench.simulate.world import HOUR, Kind, with_kind
 from zonerelay.config.options.units import Rate
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.priority import Priority
-from zonerelay.routing.destinations.nexthop import Limits
+from zonerelay.routing.destinations.route import Limits
 
 SENDERS = "senders"
 

@@ -15,7 +15,7 @@ from random import Random
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import Limits
+from zonerelay.routing.destinations.route import Limits
 
 HOUR = 3600.0
 TLD = ".test"

@@ -127,12 +127,12 @@ def _mail(argument: str) -> None:
 def _rcpt(argument: str) -> None:
     for smtputf8 in (False, True):
         rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=OFFERED_TO_RCPT)
-        assert smtputf8 or rcpt.recipient.isascii()
+        assert smtputf8 or rcpt.address.isascii()
         assert rcpt.orcpt.isprintable()
         assert " " not in rcpt.orcpt
-        if rcpt.recipient.lower() != "postmaster":
-            _check_mailbox(rcpt.recipient)
-        assert forward_path(path(rcpt.recipient)) == (rcpt.recipient, "")
+        if rcpt.address.lower() != "postmaster":
+            _check_mailbox(rcpt.address)
+        assert forward_path(path(rcpt.address)) == (rcpt.address, "")
 
 
 def _check_mailbox(mailbox: str) -> None:

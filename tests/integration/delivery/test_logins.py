@@ -19,7 +19,7 @@ from zonerelay.config.settings import CredentialSettings, Mechanism, TlsMode, Zo
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.routing.destinations.nexthop import Route, TlsDemand
+from zonerelay.routing.destinations.route import Route, TlsDemand
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 NAMES = Names({NAME: ("127.0.0.1",)})

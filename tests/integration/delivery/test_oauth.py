@@ -22,7 +22,7 @@ from zonerelay.config.settings import CredentialSettings, OauthGrant, TlsMode, Z
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE
 from zonerelay.delivery.auth.oauth import LONGEST_PAUSE
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.routing.destinations.nexthop import Route
+from zonerelay.routing.destinations.route import Route
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 USER = "mailer@example.org"

@@ -33,7 +33,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.routing.destinations.nexthop import MxHost, Route
+from zonerelay.routing.destinations.route import MxHost, Route
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 

@@ -19,7 +19,7 @@ from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.routing.destinations.nexthop import Route, TlsDemand
+from zonerelay.routing.destinations.route import Route, TlsDemand
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink

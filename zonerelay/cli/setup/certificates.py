@@ -27,7 +27,8 @@ from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings
-from zonerelay.routing.idna import ascii_domain, literal_address
+from zonerelay.routing.idna import ascii_domain
+from zonerelay.smtp.server.paths import literal_address
 
 Name = x509.DNSName | x509.IPAddress
 

@@ -39,7 +39,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.priority import Priority
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.destinations.mx import ExaminedRoute, MxRouter
-from zonerelay.routing.destinations.nexthop import (
+from zonerelay.routing.destinations.route import (
     DestinationKey,
     Limits,
     MxHost,

@@ -8,7 +8,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.control.messages.answers import SourcePenalty, SourcePlan
 from zonerelay.delivery.source.selection import SourceSelection, SourceStatus
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import SiteKey
+from zonerelay.routing.destinations.route import SiteKey
 
 MAX_PENALTIES = 1000
 

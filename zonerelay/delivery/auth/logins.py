@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import secrets as random_secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # a command that only explains needs no metrics
     from zonerelay.telemetry.events.subsystems import SmarthostEvents
 
 MAX_SHOWN = 200
-MAX_WORDS = 500  # characters of a reply, which is stored with every message that waits
+MAX_WORDS = 500
 """Characters of a reply that are kept: the text is stored with every message that waits."""
 
 
@@ -86,44 +86,32 @@ class StaleTokenError(Exception):
         self.token = token
 
 
-@dataclass(frozen=True, slots=True)
-class BlockedLogin:
+def _no_login(account: Account, scope: Scope) -> NoLogin:
     """What becomes of mail while the account has a problem."""
-
-    account: Account
-    scope: Scope
-
-    def exception(self) -> NoLogin:
-        account = self.account
-        where = f" at {account.host}" if account.host else ""
-        text = f"zone {account.zone} cannot log in{where}: {account.problem}"
-        return NoLogin(Reply(454, "7.0", text), self.scope, address=account.address)
+    where = f" at {account.host}" if account.host else ""
+    text = f"zone {account.zone} cannot log in{where}: {account.problem}"
+    return NoLogin(Reply(454, "7.0", text), scope, address=account.address)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedLogin:
-    """What is known before the connection is made. `material`: see `Account`.
+@dataclass(slots=True, eq=False)
+class Login:
+    """The log-in of one connection. `material`: see `Account`. `scope`: that of a refusal.
 
     `is_new`: the secret is certainly not out of date.
     """
 
+    logins: Logins
+    account: Account
+    scope: Scope
     credential: CredentialSettings
     identity: Identity
     material: str
     mode: TlsMode
-    blocked: BlockedLogin
     is_new: bool
+    epoch: int = field(init=False)
 
-
-class Login:
-    """The log-in of one connection."""
-
-    def __init__(self, logins: Logins, prepared: PreparedLogin) -> None:
-        self._logins = logins
-        self._prepared = prepared
-        self._account = prepared.blocked.account
-        self._identity = prepared.identity
-        self._epoch = self._account.epoch
+    def __post_init__(self) -> None:
+        self.epoch = self.account.epoch
 
     async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
         """Logs in on a connection with EHLO done. `security` as in `Session.security`.
@@ -131,49 +119,49 @@ class Login:
         Raises HostTrouble (NoLogin included) and StaleTokenError.
         """
         self._check_tls(dialog, security)
-        credential = self._prepared.credential
+        credential = self.credential
         wanted = XOAUTH2 if credential.token_url else credential.mechanism.value.upper()
         name = choose_mechanism(wanted, capabilities.auth)
         if name is None:
             offered = ", ".join(sorted(capabilities.auth)) or "no AUTH at all"
             missing = "a mechanism that takes a password" if wanted == ANY_PASSWORD else wanted
             raise self._refused(dialog, f"it does not offer {missing}, but {printable(offered)[:MAX_SHOWN]}")
-        async with self._account.one_at_a_time(self._prepared.material):
+        async with self.account.one_at_a_time(self.material):
             await self._log_in(dialog, name)
 
     def _check_tls(self, dialog: AuthDialog, security: str) -> None:
         if security == "none":
             text = f"{dialog.who} has no TLS, and the relay does not log in in clear text"
             raise HostTrouble(Reply(451, "7.4", text), address=dialog.address)
-        if security == ENCRYPTED and self._prepared.mode is not TlsMode.REQUIRED:
+        if security == ENCRYPTED and self.mode is not TlsMode.REQUIRED:
             text = f"the certificate of {dialog.who} was not verified, so the relay does not log in there"
             raise HostTrouble(Reply(451, "7.5", text), address=dialog.address)
 
     async def _log_in(self, dialog: AuthDialog, name: str) -> None:
-        account = self._account
-        if account.epoch != self._epoch:
-            raise self._prepared.blocked.exception()
-        token = digest(self._identity.secret)
-        if not self._prepared.is_new and token == account.stale:
-            raise StaleTokenError(self._identity.secret)
+        account = self.account
+        if account.epoch != self.epoch:
+            raise _no_login(self.account, self.scope)
+        token = digest(self.identity.secret)
+        if not self.is_new and token == account.stale:
+            raise StaleTokenError(self.identity.secret)
         try:
             nonce = random_secrets.token_urlsafe(24)
-            talking = Conversation(make_mechanism(name, self._identity, nonce))
+            talking = Conversation(make_mechanism(name, self.identity, nonce))
             reply = await self._converse(dialog, talking)
         except SaslError as error:
             raise self._refused(dialog, str(error)) from error
         if reply.is_positive:
-            self._logins.accepted(account, dialog, self._prepared.material)
+            self.logins.accepted(account, dialog, self.material)
             return
         words = f"{reply} ({talking.mechanism.explanation})" if talking.mechanism.explanation else str(reply)
-        words = without_secrets(words, self._identity)[:MAX_WORDS]
+        words = without_secrets(words, self.identity)[:MAX_WORDS]
         if reply.is_transient:
-            self._logins.failed(account)
+            self.logins.failed(account)
             text = f"{dialog.who} did not let us log in: {words}"
             raise HostTrouble(Reply(454, reply.detail or "7.0", text), address=dialog.address)
-        if not self._prepared.is_new:
+        if not self.is_new:
             account.stale = token
-            raise StaleTokenError(self._identity.secret)
+            raise StaleTokenError(self.identity.secret)
         raise self._refused(dialog, words)
 
     async def _converse(self, dialog: AuthDialog, talking: Conversation) -> Reply:
@@ -192,8 +180,8 @@ class Login:
                 return make_reply(code, [printable(each) for each in text.split("\n")])
 
     def _refused(self, dialog: AuthDialog, problem: str) -> NoLogin:
-        self._logins.refused(self._account, dialog, problem, self._prepared.material)
-        return self._prepared.blocked.exception()
+        self.logins.refused(self.account, dialog, problem, self.material)
+        return _no_login(self.account, self.scope)
 
 
 _Session = TypeVar("_Session")
@@ -339,20 +327,20 @@ class Logins:
         account = self._accounts.get((zone.name, credential.name))
         if account is None:
             account = self._accounts[zone.name, credential.name] = Account(zone.name, credential.name)
-        blocked = BlockedLogin(account, Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE)
+        scope = Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE
         try:
             material = await self._material(credential)
             if not refused and not account.may_try(material, self._clock.monotonic()):
-                raise blocked.exception()
+                raise _no_login(account, scope)
             identity, new = await self._identity(credential, refused)
         except (SecretError, TokenError) as error:
             final = isinstance(error, TokenError) and error.refused
             self._broken(account, str(error), await self._material_or_none(credential) if final else None)
-            raise blocked.exception() from error
+            raise _no_login(account, scope) from error
         # A server may have replaced the refresh token meanwhile.
         if credential.token_url:
             material = await self._material_or_none(credential)
-        return Login(self, PreparedLogin(credential, identity, material, terms.tls.mode, blocked, new))
+        return Login(self, account, scope, credential, identity, material, terms.tls.mode, new)
 
     async def _material(self, credential: CredentialSettings) -> str:
         if credential.token_url:

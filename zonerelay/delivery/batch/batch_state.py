@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.batch.chunking import chunked
@@ -31,48 +30,15 @@ from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.rewrite.rendering import Rendered
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import Route
+from zonerelay.routing.destinations.batch import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
 from zonerelay.smtp.client.transaction import Transaction, needs_smtputf8, too_large
 
 
-class Turn(Protocol):
-    """The right to begin one transaction under a rate. The courier takes one before each transaction."""
-
-    async def take(self) -> bool:
-        """Waits for the turn. Returns false when the wait would be too long."""
-
-
 class NoTurnError(Exception):
     """The rate allows no further transaction soon."""
-
-
-class Batch(Protocol):
-    """Deliveries of one message to one route. The scheduler makes it."""
-
-    @property
-    def zone(self) -> ZoneSettings: ...
-
-    @property
-    def route(self) -> Route: ...
-
-    @property
-    def message(self) -> Message: ...
-
-    @property
-    def deliveries(self) -> tuple[Delivery, ...]: ...
-
-    @property
-    def turn(self) -> Turn | None: ...
-
-    @property
-    def more(self) -> bool: ...
-
-    rcptdomainmax: int | None
-    """The courier sets it to the limit that the latest peer announces."""
 
 
 class BatchState:
@@ -83,22 +49,6 @@ class BatchState:
     the sources that were given up for these reasons. `address_blamed`: a peer has refused the source's
     address for its reputation.
     """
-
-    __slots__ = (
-        "_asking",
-        "_read_body",
-        "address_blamed",
-        "batch",
-        "body",
-        "family_missed",
-        "lacking",
-        "left_out",
-        "message",
-        "progress",
-        "source_unfit",
-        "terms",
-        "unfit",
-    )
 
     def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
         self.batch = batch

@@ -41,7 +41,7 @@ from dataclasses import replace
 
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Logins, NoLogin
-from zonerelay.delivery.batch.batch_state import Batch, BatchState, NoTurnError
+from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
 from zonerelay.delivery.batch.chunking import Chunking
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
@@ -58,7 +58,8 @@ from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import MxHost
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.smtp.client.transaction import Transaction
 from zonerelay.store.contract import StoreError
@@ -346,7 +347,7 @@ class SmtpCourier:
                 transaction = state.transaction(session)
                 if transaction is None:
                     break
-                if state.batch.turn is not None and not await state.batch.turn.take():
+                if state.batch.take_turn is not None and not await state.batch.take_turn():
                     in_step = True
                     raise NoTurnError
                 session.transactions += 1

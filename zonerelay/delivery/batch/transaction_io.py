@@ -19,7 +19,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.chunk_lines import ChunkLines
 from zonerelay.smtp.client.chunked import ChunkedTransaction
 from zonerelay.smtp.client.replies import PeerError
-from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
 from zonerelay.smtp.client.transaction import Phase, Transaction
 from zonerelay.store.contract import StoreCorruptError, StoreError
 
@@ -143,7 +143,7 @@ def _send_whole(body: Body, protocol: ClientProtocol) -> bool:
 
 async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
     """Does the same as `_send_whole` for a body that is read while it is sent."""
-    stuffer = PlainLines() if body.plain_lines else DotStuffer()
+    stuffer = DotStuffer(plain=body.plain_lines)
     piece = stuffer.feed(body.head)
     while following := await body.next():
         if protocol.heard:

@@ -26,7 +26,7 @@ from itertools import groupby
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, display_address
 from zonerelay.model.clock import Clock
-from zonerelay.routing.destinations.nexthop import MxHost, Route
+from zonerelay.routing.destinations.route import MxHost, Route
 
 FIRST_PAUSE = 30.0
 LONGEST_PAUSE = 600.0

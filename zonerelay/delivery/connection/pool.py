@@ -26,7 +26,7 @@ from collections import defaultdict
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot, Slots
 from zonerelay.delivery.peer.connection_key import PoolKey, Terms
-from zonerelay.routing.destinations.nexthop import Route
+from zonerelay.routing.destinations.route import Route
 
 NOTICE_TIME = 0.3
 """Seconds that a host has to notice closed connections."""

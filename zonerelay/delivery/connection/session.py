@@ -38,7 +38,7 @@ from zonerelay.delivery.tls.plan import TlsPlan
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.delivery.tls.verify import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import MxHost
+from zonerelay.routing.destinations.route import MxHost
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
 from zonerelay.smtp.client.replies import make_reply, printable
 from zonerelay.smtp.client.transaction import Peer

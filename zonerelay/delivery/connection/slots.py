@@ -20,7 +20,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
-from zonerelay.routing.destinations.nexthop import DestinationKey, SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 
 class Slot:

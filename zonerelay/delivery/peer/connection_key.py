@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from zonerelay.config.settings import CredentialSettings, SourceSettings, ZoneSettings
-from zonerelay.routing.destinations.nexthop import DestinationKey, Limits, Route, TlsDemand
+from zonerelay.routing.destinations.route import DestinationKey, Limits, Route, TlsDemand
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import is_address_of_this_machine
-from zonerelay.routing.destinations.nexthop import Route, SiteKey
-from zonerelay.smtp.client.reputation import blame
+from zonerelay.routing.destinations.route import Route, SiteKey
+from zonerelay.smtp.client.reputation import blames_address
 
 
 class SourceObserver(Protocol):
@@ -160,7 +160,7 @@ class SourceSelection:
     def heard(self, terms: Terms, reply: Reply, peer: str) -> bool:
         """Notes a refusal from the peer at this address. Returns true when it is about our address."""
         source = terms.key.source
-        if source is None or blame(reply) is None:
+        if source is None or not blames_address(reply):
             return False
         zone, hosts = terms.zone, _hosts(terms.route.site)
         # A source that was told to keep to IPv4 and went over IPv6 nevertheless has no IPv4 to go back to.
@@ -237,7 +237,7 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
     alone.
     """
     reply = outcome.reply
-    if outcome.verdict is Verdict.BOUNCED and not outcome.local and blame(reply) is not None:
+    if outcome.verdict is Verdict.BOUNCED and not outcome.local and blames_address(reply):
         later = Reply(reply.code - 100, reply.detail, f"{reply.text}; will be tried from another source")
         return replace(outcome, verdict=Verdict.DEFERRED, reply=later)
     if outcome.scope is Scope.HOST:

@@ -29,7 +29,7 @@ from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls import dane
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand
+from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, TlsaRecord
 from zonerelay.routing.idna import ascii_domain
 

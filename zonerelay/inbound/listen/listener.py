@@ -19,12 +19,13 @@ from zonerelay.inbound.listen.binding import BACKLOG, bound, explained, refuse_l
 from zonerelay.inbound.listen.sibling_sockets import SiblingSockets
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import ChooseZone, ListenerContext, NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import ListenerContext, NotifyQueue, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy, Consultants
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 

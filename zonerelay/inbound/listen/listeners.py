@@ -26,7 +26,7 @@ from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy.loading import load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import ChooseZone, NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import NotifyQueue, SharedContext
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
@@ -36,6 +36,7 @@ from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.reply import Reply
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 

@@ -43,27 +43,6 @@ class Conversation:
     client. `chunk` is the size of the BDAT being answered, in octets, and whether it is the last.
     """
 
-    __slots__ = (
-        "_after_verdict",
-        "_errors",
-        "_max_errors",
-        "auth_failures",
-        "chunk",
-        "client_state",
-        "commands",
-        "context",
-        "delay",
-        "edits",
-        "edits_by_step",
-        "exchange",
-        "held_back",
-        "in_clear",
-        "max_commands",
-        "question",
-        "transaction",
-        "xclient",
-    )
-
     def __init__(self, context: ListenerContext, client: Client, tls: TlsInfo | None = None) -> None:
         settings = context.settings
         self.context = context

@@ -49,9 +49,8 @@ _parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
 @lru_cache(maxsize=REMEMBERED)
 def _parse_rcpt(argument: str, smtputf8: bool, offered: frozenset[str]) -> tuple[str, Recipient]:
     """Return the key of a recipient (see `recipient_key`), and the recipient."""
-    rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=offered)
-    recipient = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
-    return recipient_key(rcpt.recipient), recipient
+    recipient = parse_rcpt(argument, smtputf8=smtputf8, offered=offered)
+    return recipient_key(recipient.address), recipient
 
 
 def mail(conversation: Conversation, argument: str) -> ServerReply:

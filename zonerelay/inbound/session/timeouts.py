@@ -21,20 +21,6 @@ from zonerelay.inbound.state.replies import ServerReply
 class Deadlines:
     """The clocks of one client. Times are the event loop's, in seconds; `min_rate` is in octets a second."""
 
-    __slots__ = (
-        "_began",
-        "_body",
-        "_handshake",
-        "_idle",
-        "_min_rate",
-        "_paused",
-        "_timed",
-        "_transaction",
-        "heard",
-        "is_paused",
-        "octets",
-    )
-
     def __init__(self, now: float, *, idle: float, transaction: float, min_rate: int = 0) -> None:
         self._idle = idle
         self._transaction = transaction

@@ -30,19 +30,6 @@ class TransportFault(Exception):
 class Transport:
     """One connection's bytes. `named` and `secured` are set by the call of `receive` that completed them."""
 
-    __slots__ = (
-        "_loop",
-        "_proxy",
-        "_tls",
-        "_transport",
-        "ended",
-        "is_paused",
-        "is_wrapped",
-        "named",
-        "secured",
-        "write",
-    )
-
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport: asyncio.Transport | None = transport
         self._loop = loop

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.rules import AccessRules
@@ -25,26 +25,15 @@ from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, Us
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
-from zonerelay.message.header.headers import Fields
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.routing.zones.zones import ZoneOf
+from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
 HANDSHAKE = 30.0
 """Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
-
-
-class ChooseZone(Protocol):
-    """Returns the function that chooses a recipient's zone; called once a message is here whole.
-
-    `named` is the zone that the header of a trusted client names, `""` for none.
-    """
-
-    def __call__(self, envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf: ...
 
 
 NotifyQueue = Callable[[str, float], None]

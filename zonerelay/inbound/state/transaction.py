@@ -47,20 +47,6 @@ class Transaction:
     `rewritten` says how recipients came to differ from those that the client named, with the new addresses.
     """
 
-    __slots__ = (
-        "chunked",
-        "cost",
-        "edits",
-        "mail",
-        "octets",
-        "recipients",
-        "release",
-        "rewrites",
-        "rewritten",
-        "zone",
-        "zones",
-    )
-
     def __init__(self, mail: MailCommand, *, release: float, edits: Edits) -> None:
         self.mail = mail
         self.recipients: dict[str, Recipient] = {}

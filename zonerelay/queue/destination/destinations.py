@@ -19,7 +19,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.suspension import Suspension
 from zonerelay.queue.selection.rates import Pace, Rates, Ticket
-from zonerelay.routing.destinations.nexthop import DestinationKey, Limits, Route, SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, Limits, Route, SiteKey
 
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""

@@ -37,7 +37,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from zonerelay.queue.destination.destinations import Destination, Standing
-from zonerelay.routing.destinations.nexthop import DestinationKey
+from zonerelay.routing.destinations.route import DestinationKey
 
 KNOWN = 20_000
 

@@ -85,10 +85,6 @@ class LookUps:
     def is_wanted(self) -> bool:
         return bool(self._waiting or self._again)
 
-    @property
-    def is_under_way(self) -> bool:
-        return self._under_way > 0
-
     def clear(self) -> None:
         """Forgets the domains that wait."""
         self._waiting.clear()

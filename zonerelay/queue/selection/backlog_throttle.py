@@ -47,19 +47,6 @@ MEMORY = 0.2
 class BacklogThrottle:
     """Counts what starts. `is_used_up`: nothing that has waited before may start until the next look."""
 
-    __slots__ = (
-        "_fresh",
-        "_fresh_rate",
-        "_lasted",
-        "_left",
-        "_other",
-        "_other_rate",
-        "begun",
-        "is_looked_at",
-        "is_used_up",
-        "rate",
-    )
-
     def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
         self.begun = begun
         """Called when mail that has waited starts and no timer of `look` runs."""

@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 from zonerelay.config.options.units import Rate
 from zonerelay.limits.rates import grace, interval
 from zonerelay.limits.worker.turns import LeasedTurns
-from zonerelay.routing.destinations.nexthop import DestinationKey, SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 HORIZON = 5.0
 

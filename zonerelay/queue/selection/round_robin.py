@@ -34,7 +34,7 @@ from zonerelay.queue.destination.precedence import STRIDE, Precedence
 from zonerelay.queue.destination.probation import Probation
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates, Ticket
-from zonerelay.routing.destinations.nexthop import SiteKey
+from zonerelay.routing.destinations.route import SiteKey
 
 MOST_IN_VISIT = 10
 VISIT_SECONDS = 0.25

@@ -20,7 +20,7 @@ from zonerelay.queue.destination.destinations import Destination, DestinationSta
 from zonerelay.queue.destination.suspension import Transition
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.selection.round_robin import RoundRobin
-from zonerelay.routing.destinations.nexthop import DestinationKey, Route
+from zonerelay.routing.destinations.route import DestinationKey, Route
 
 MAX_DOMAINS = 10_000
 MAX_DESTINATIONS = 1000

@@ -50,17 +50,12 @@ class Turn:
         if turns is None:
             await asyncio.sleep(seconds)
             return
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        timer = loop.call_later(seconds, wake)
-        turns.watch(wake)
+        woken = asyncio.Event()
+        turns.watch(woken.set)
         try:
-            await woken
+            async with asyncio.timeout(seconds):
+                await woken.wait()
+        except TimeoutError:
+            return
         finally:
-            turns.unwatch(wake)
-            timer.cancel()
+            turns.unwatch(woken.set)

@@ -22,8 +22,7 @@ from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient,
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.priority import queue_of
 from zonerelay.queue.aio import closing
-from zonerelay.queue.contract import ChooseZone
-from zonerelay.routing.zones.zones import zone_notes
+from zonerelay.routing.zones.zones import ChooseZone, zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events.events import Events
 

@@ -75,9 +75,8 @@ class OutcomeLog:
         self.has_room = True
         self._room = asyncio.Event()
         self._room.set()
-
-    async def room(self) -> None:
-        await self._room.wait()
+        self.room = self._room.wait
+        """Waits until another outcome may be produced: few are under way, and the store takes them."""
 
     def reserve(self, count: int) -> None:
         """Count deliveries whose entry is still being made."""

@@ -28,7 +28,7 @@ from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
-from zonerelay.queue.contract import ChooseZone, NotifyZone
+from zonerelay.queue.contract import NotifyZone
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
@@ -41,6 +41,7 @@ from zonerelay.queue.settle.disposition import (
 )
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.queue.settle.retry import RetryPolicy
+from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import Change, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
@@ -71,11 +72,7 @@ class _Parcel:
     durable: asyncio.Future[None] | None = None
 
 
-@dataclass(slots=True)
-class _Dsn:
-    kind: DsnKind
-    submit: Submit
-    about: Sequence[Delivery]
+_Dsn = tuple[DsnKind, Submit]
 
 
 @dataclass(slots=True, eq=False)
@@ -145,11 +142,12 @@ class Settler:
         )
         self.configure(zones=zones, retry=retry, bounce=bounce)
         self._slices = Slices(clock.monotonic)
-        self._outcome_log = OutcomeLog(store, events, self._slices)
+        self.outcome_log = OutcomeLog(store, events, self._slices)
         self._tasks = Tasks("queue.settle", events)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_Parcel | Unattempted] = set()
-        self._postponed: Postponed = _ignore
+        self.postponed: Postponed = _ignore
+        """Is called when a deferral is durable."""
         self.refused_stranger: RefusedStranger | None = None
         """Is told what a next hop has refused for good of mail whose sender gets no report."""
 
@@ -165,18 +163,6 @@ class Settler:
 
     # For the scheduler
 
-    def on_postponed(self, postponed: Postponed) -> None:
-        """`postponed` is called when a deferral is durable."""
-        self._postponed = postponed
-
-    @property
-    def has_room(self) -> bool:
-        return self._outcome_log.has_room
-
-    async def room(self) -> None:
-        """Wait until another outcome may be produced: few are under way, and the store takes them."""
-        await self._outcome_log.room()
-
     def is_old(self, delivery: Delivery) -> bool:
         """As `DispositionPolicy.is_old`."""
         return self._policy.is_old(delivery, self._clock.now())
@@ -184,7 +170,7 @@ class Settler:
     def unsettled_keys(self) -> set[DeliveryKey]:
         """Deliveries with an outcome that is not durable yet."""
         working = {delivery.key for parcel in self._in_work for delivery in parcel.deliveries}
-        return working | self._outcome_log.keys()
+        return working | self.outcome_log.keys()
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Wait until every outcome is durable; false when the time is over first."""
@@ -192,12 +178,12 @@ class Settler:
         deadline = None if timeout is None else loop.time() + timeout
         done = await self._tasks.wait(timeout)
         left = None if deadline is None else max(0.0, deadline - loop.time())
-        return await self._outcome_log.drain(left) and done
+        return await self.outcome_log.drain(left) and done
 
     async def close(self) -> None:
         """Give up on what is left; those deliveries are attempted again after a restart."""
         await self._tasks.cancel()
-        await self._outcome_log.close()
+        await self.outcome_log.close()
 
     # Outcomes
 
@@ -219,10 +205,10 @@ class Settler:
                     simple = False
             else:
                 simple = False
-        self._outcome_log.reserve(len(deliveries))
+        self.outcome_log.reserve(len(deliveries))
         if simple:
             # No event and no report is left to make, and no caller waits.
-            self._outcome_log.put(AtomicWrite([Finish(delivery) for delivery in deliveries], lazy=True))
+            self.outcome_log.put(AtomicWrite([Finish(delivery) for delivery in deliveries], lazy=True))
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
         self._start(parcel, self._settle(parcel))
@@ -240,14 +226,14 @@ class Settler:
         `until`: when to look again at each, for those of a suspended destination.
         """
         work = Unattempted(list(deliveries), outcome, destination, until)
-        self._outcome_log.reserve(len(work.all))
+        self.outcome_log.reserve(len(work.all))
         self._start(work, self._settle_unattempted(work))
 
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
     ) -> None:
         """Like `post`, and returns when everything is durable: operators wait for it."""
-        self._outcome_log.reserve(len(deliveries))
+        self.outcome_log.reserve(len(deliveries))
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         parcel = _Parcel(message, deliveries, outcomes, "", durable=durable)
         self._start(parcel, self._settle(parcel))
@@ -350,8 +336,7 @@ class Settler:
         until = max(self._policy.expiry(message.envelope, c.delivery) for c in owed)
         retry_until = until if kind is DsnKind.DELAYED else None
         await self._slices.next()
-        submit = await self._dsn_maker.report(kind, message, lines, retry_until=retry_until)
-        return _Dsn(kind, submit, [c.delivery for c in owed])
+        return kind, await self._dsn_maker.report(kind, message, lines, retry_until=retry_until)
 
     # Writing and telling
 
@@ -364,16 +349,16 @@ class Settler:
         durable: asyncio.Future[None] | None = None,
     ) -> None:
         changes: list[Change] = [c.change for c in dispositions]
-        changes += [report.submit for report in reports]
+        changes += [submit for _, submit in reports]
 
         def then() -> None:
             if durable is not None and not durable.done():
                 durable.set_result(None)
-            for report in reports:
-                self._tell_report(report)
+            for kind, submit in reports:
+                self._tell_report(kind, submit)
             self._tell(dispositions, destination, seconds)
 
-        self._outcome_log.put(AtomicWrite(changes, then))
+        self.outcome_log.put(AtomicWrite(changes, then))
 
     def _tell(self, dispositions: Sequence[Disposition], destination: str, seconds: float | None) -> None:
         for c in dispositions:
@@ -392,7 +377,7 @@ class Settler:
                 self._tell_refused(self.refused_stranger, dispositions)
         due = [c.next_attempt for c in dispositions if c.next_attempt is not None]
         if due:
-            self._postponed(first.queue, min(due))
+            self.postponed(first.queue, min(due))
 
     def _tell_refused(self, tell: RefusedStranger, dispositions: Sequence[Disposition]) -> None:
         now = self._clock.monotonic()
@@ -402,10 +387,10 @@ class Settler:
             if about_it and not outcome.local:
                 tell(c.delivery.recipient, outcome.reply, now)
 
-    def _tell_report(self, report: _Dsn) -> None:
-        message_id, about = report.submit.message.id, report.about
-        self._events.dsn(report.kind, message_id, about[0].message_id, [d.recipient for d in about])
-        for delivery in report.submit.deliveries:
+    def _tell_report(self, kind: DsnKind, submit: Submit) -> None:
+        about = submit.about
+        self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
+        for delivery in submit.deliveries:
             self._notify(delivery.queue)
 
 

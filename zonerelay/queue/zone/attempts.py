@@ -24,11 +24,11 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Tasks
-from zonerelay.queue.contract import Batch
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.selection.turn import Turn
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
+from zonerelay.routing.destinations.batch import Batch
 from zonerelay.store.contract import MessageNotFoundError, MessageSettledError, StoreCorruptError
 
 SPARE = 16
@@ -56,7 +56,7 @@ class Attempts:
         self._clock = parts.clock
         self._following = following
         self._finished = finished
-        self._tasks = Tasks("queue.lane", parts.events)
+        self.tasks = Tasks("queue.lane", parts.events)
         self._spare: list[asyncio.Future[Work | None]] = []
         self._closed = False
 
@@ -66,7 +66,7 @@ class Attempts:
             if not spare.done():
                 spare.set_result(work)
                 return
-        self._tasks.start(self._run(work))
+        self.tasks.start(self._run(work))
 
     def close(self) -> None:
         """Let every lane end when it has run dry."""
@@ -75,13 +75,6 @@ class Attempts:
             if not spare.done():
                 spare.set_result(None)
         self._spare.clear()
-
-    async def wait(self, timeout: float | None) -> bool:
-        """Until every lane has ended; false when the time is over first. After `close`."""
-        return await self._tasks.wait(timeout)
-
-    async def cancel(self) -> None:
-        await self._tasks.cancel()
 
     async def _run(self, first: Work) -> None:
         work: Work | None = first
@@ -110,8 +103,8 @@ class Attempts:
     async def make(self, work: Work) -> Sequence[Outcome]:
         """The outcomes, in order, which have been posted; none when the batch never came to a courier."""
         try:
-            if not self._settler.has_room:
-                await self._settler.room()
+            if not self._settler.outcome_log.has_room:
+                await self._settler.outcome_log.room()
             try:
                 message = await self._store.read_message(work.message_id)
             except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
@@ -126,7 +119,7 @@ class Attempts:
 
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
         started = self._clock.monotonic()
-        turn = None if work.ticket is None else Turn(work.ticket, self._clock)
+        turn = None if work.ticket is None else Turn(work.ticket, self._clock).take
         batch = Batch(self._zone, work.route, message, work.deliveries, turn, more=work.more)
         try:
             outcomes = await self._courier.deliver(batch)

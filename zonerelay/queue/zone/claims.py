@@ -149,8 +149,8 @@ class Claims:
 
     async def _once(self) -> bool:
         """One question to the store; false when there is none left to ask."""
-        if not self._settler.has_room:
-            await self._settler.room()
+        if not self._settler.outcome_log.has_room:
+            await self._settler.outcome_log.room()
         plan = self._plan.plan_claim(self._more, self._new)
         try:
             if plan is not None:

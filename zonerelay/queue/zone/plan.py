@@ -67,7 +67,7 @@ from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS, RoundRobin
 from zonerelay.queue.selection.table import DestinationTable
 from zonerelay.queue.zone.window import Question, Refill, Window
-from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 WINDOW = 4000
 MANY_PUT_OFF = 50
@@ -200,11 +200,6 @@ class ZonePlan:
     def take_look_ups(self) -> list[str]:
         """Domains to look up now; each must end in `found` or `unroutable`."""
         return self._look_ups.take()
-
-    @property
-    def looking_up(self) -> bool:
-        """Look-ups are in progress."""
-        return self._look_ups.is_under_way
 
     def next_work(self, now: float, tick: float = 0.0) -> Work | None:
         """The next batch, if a slot is free and a turn is due; it must end in `finished`.

@@ -17,7 +17,7 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio import Alarm, Linger, Once, Tasks, Timers, in_slices
+from zonerelay.queue.aio import Alarm, Once, Tasks, Timers, in_slices
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
 from zonerelay.queue.selection.rates import Rates
@@ -26,11 +26,7 @@ from zonerelay.queue.zone.attempts import Attempts
 from zonerelay.queue.zone.claims import Claims
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
-from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
-
-LINGER = 0.05
-"""Seconds that a found route waits for look-ups in progress: recipients of one message whose domains turn
-out to share their hosts then share a transaction, where domains mix."""
+from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 
 class Zone:
@@ -64,14 +60,13 @@ class Zone:
             settings, parts.retry, rates, window=window, shared=shared, throttle=parts.throttle
         )
         self._errands = Tasks("queue.errand", parts.events)
-        self._pump_soon = Once(self._pump)
+        self._pump_soon = Once(self.pump)
         self.claims = Claims(
-            settings.name, self.plan, parts, tasks=self._errands, claimed=self._pump, is_served=is_served
+            settings.name, self.plan, parts, tasks=self._errands, claimed=self.pump, is_served=is_served
         )
-        self._next_turn = Alarm(parts.clock.monotonic, self._pump)
+        self._next_turn = Alarm(parts.clock.monotonic, self.pump)
         rates.changed = self._turns_changed
         self._stopping = False
-        self._linger = Linger(LINGER, self._pump)
         self._rests: Timers[Destination] = Timers(self._rested)
 
     # From outside
@@ -80,11 +75,7 @@ class Zone:
         """Of shared limits there may be more."""
         if not self._stopping:
             self.plan.granted(self._clock.now())
-            self._pump()
-
-    def unthrottled(self) -> None:
-        """Mail that has waited before may start again."""
-        self._pump()
+            self.pump()
 
     async def stop(self, deadline: float) -> None:
         """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""
@@ -92,8 +83,8 @@ class Zone:
         # Claims and look-ups in progress are forgotten: nothing has been sent for them.
         await self._errands.cancel()
         await self._give_up()
-        await self._attempts.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
-        await self._attempts.cancel()
+        await self._attempts.tasks.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self._attempts.tasks.cancel()
 
     async def retire(self, given_back: Callable[[], None]) -> None:
         """Make way for a `Zone` with other settings: give back what waits, let attempts end. `given_back` is
@@ -107,7 +98,7 @@ class Zone:
         await self._give_up()
         # Attempts may take many minutes, and no zone would look for this claim's mail until they have ended.
         given_back()
-        await self._attempts.wait(None)
+        await self._attempts.tasks.wait(None)
         async for _ in in_slices(self.plan.clear(), self._clock.monotonic):
             pass
 
@@ -121,7 +112,6 @@ class Zone:
         self.claims.stop()
         self._next_turn.cancel()
         self._attempts.close()
-        self._linger.cancel()
         self._rests.cancel()
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
@@ -139,7 +129,7 @@ class Zone:
 
     # Doing what the plan says
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Start whatever can be started now."""
         if self._stopping:
             return
@@ -156,25 +146,14 @@ class Zone:
         return self.plan.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
 
     def _grant_requests(self) -> None:
-        self._start_look_ups()
+        for domain in self.plan.take_look_ups():
+            self._errands.start(self._look_up(domain))
         for destination, deliveries in self.plan.take_parked():
             self._put_off(destination, deliveries)
         returned = self.plan.take_returned()
         if returned:
             self._release(returned)
             self.claims.released({delivery.priority for delivery in returned})
-
-    def _start_look_ups(self) -> None:
-        for domain in self.plan.take_look_ups():
-            self._errands.start(self._look_up(domain))
-
-    def _pump_together(self) -> None:
-        """Pump once the look-ups in progress have ended, or after `LINGER`."""
-        if self.plan.looking_up:
-            self._start_look_ups()
-            self._linger.soon()
-        else:
-            self._linger.now()
 
     def _release(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
@@ -187,17 +166,15 @@ class Zone:
             answer = await self._parts.router.route(self.settings, domain)
         except Exception as error:  # noqa: BLE001 - a router's bug is temporary trouble
             self._events.trouble("queue.router", error)
-            outcome = TROUBLE
+            answer = None
+        if isinstance(answer, Route):
+            self.plan.found(domain, answer, self._clock.now())
         else:
-            if isinstance(answer, Route):
-                self.plan.found(domain, answer, self._clock.now())
-                # Not at once: other domains of the message may turn out to go the same way.
-                self._pump_soon.ask()
-                return
-            outcome = answer.outcome
-        deliveries = self.plan.unroutable(domain)
-        self._settler.post_unattempted(deliveries, outcome, destination=domain or self.settings.next_hop)
-        self._pump_together()
+            outcome = TROUBLE if answer is None else answer.outcome
+            deliveries = self.plan.unroutable(domain)
+            self._settler.post_unattempted(deliveries, outcome, destination=domain or self.settings.next_hop)
+        # Not at once: other domains of the message may turn out to go the same way.
+        self._pump_soon.ask()
 
     def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
         """Its hosts cannot be reached. What waits is due with the next probe, so that it leaves at once when
@@ -250,7 +227,7 @@ class Zone:
             return None
         now = self._clock.now()
         work = self.plan.following(last, now, self._clock.monotonic()) or self._next_work(now)
-        self._pump()
+        self.pump()
         return work
 
     def _finished(self, work: Work, outcomes: Sequence[Outcome]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
-from zonerelay.routing.destinations.nexthop import Limits, MxHost, TlsDemand
+from zonerelay.routing.destinations.route import Limits, MxHost, TlsDemand
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 
 

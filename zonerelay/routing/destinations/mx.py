@@ -32,12 +32,13 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable
-from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.destinations.terms import by_policy, on_terms
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, Resolver
-from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
+from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies
+from zonerelay.smtp.server.paths import literal_address
 
 STATIC_TTL = 3600.0
 """Seconds for which a route without a DNS answer may be reused."""

@@ -22,7 +22,7 @@ from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.destination_table import DestinationEntry
-from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand, Unroutable
+from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies
 from zonerelay.routing.mta_sts.policy_text import HeldPolicy, StsMode
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from zonerelay.routing.dns.answers import DnsStatus
+
+if TYPE_CHECKING:  # a command that only explains needs no metrics
+    from zonerelay.telemetry.events.subsystems import NameServerEvents
 
 PROBE = "127.in-addr.arpa"
 PROBE_PAUSE = 3.0
@@ -23,19 +26,11 @@ SILENT = "they do not answer, or cannot be reached"
 FAILING = "they answer every question with a failure"
 
 
-class NameServerObserver(Protocol):
-    """Hears of outages; `telemetry.events.name_servers` has it."""
-
-    def lost(self, servers: str, reason: str) -> None: ...
-
-    def restored(self, servers: str, seconds: float) -> None: ...
-
-
 class NameServerWatch:
     """`ask(name)` asks the servers for that name. `servers` names them in texts."""
 
     def __init__(
-        self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: NameServerObserver | None
+        self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: NameServerEvents | None
     ) -> None:
         self._servers = servers
         self._ask = ask

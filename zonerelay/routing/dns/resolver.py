@@ -23,7 +23,7 @@ import ipaddress
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from random import Random, SystemRandom
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import Clock
@@ -33,11 +33,14 @@ from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRec
 from zonerelay.routing.dns.cache import AnswerCache
 from zonerelay.routing.dns.dnspython_client import ThoroughDns
 from zonerelay.routing.dns.hosts import Hosts, is_localhost, read_hosts
-from zonerelay.routing.dns.name_server_watch import NameServerObserver, NameServerWatch
+from zonerelay.routing.dns.name_server_watch import NameServerWatch
 from zonerelay.routing.dns.name_servers import TRY_TIMEOUT, NameServers, NotPlain
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
 from zonerelay.routing.idna import ascii_domain
+
+if TYPE_CHECKING:  # a command that only explains needs no metrics
+    from zonerelay.telemetry.events.subsystems import NameServerEvents
 
 MIN_TTL = 5.0
 FAILURE_TTL = 15.0
@@ -62,7 +65,7 @@ class Resolver:
         *,
         hosts: Hosts | None = None,
         random: Random | None = None,
-        observer: NameServerObserver | None = None,
+        observer: NameServerEvents | None = None,
     ) -> None:
         """`observer` hears when no name server answers, and when one does again."""
         self._settings = settings

@@ -17,7 +17,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
-from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
+from zonerelay.routing.idna import ascii_domain, is_literal
+from zonerelay.smtp.server.paths import literal_address
 
 _ANY = "*"
 _NULL_SENDER = "<>"

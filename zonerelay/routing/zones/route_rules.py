@@ -27,18 +27,6 @@ _ANY = "*"
 class Mail:
     """The properties of mail that conditions test. `size` is `None` while it is unknown."""
 
-    __slots__ = (
-        "_fields",
-        "certificate",
-        "client",
-        "headers",
-        "listener",
-        "priority",
-        "sender",
-        "size",
-        "user",
-    )
-
     def __init__(
         self,
         *,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope
@@ -44,6 +44,18 @@ class Choice(NamedTuple):
 
 ZoneOf = Callable[[str], Choice]
 """Returns the choice for a recipient of one message."""
+
+
+class ChooseZone(Protocol):
+    """Returns the function that chooses a recipient's zone; called once a message is here whole.
+
+    `named` is the zone that the header of a trusted client names, `""` for none.
+    """
+
+    def __call__(
+        self, envelope: Envelope, /, *, headers: tuple[tuple[str, str], ...], size: int, named: str = ""
+    ) -> ZoneOf: ...
+
 
 _NOTHING_TO_CHOOSE = Choice(DEFAULT_ZONE, "")
 _NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)

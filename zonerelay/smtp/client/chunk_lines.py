@@ -21,10 +21,9 @@ _CLEAN = (None, "\r\n")
 class ChunkLines:
     """`feed` every piece in order, then `finish` once; send what they return. `plain`: skip the check."""
 
-    __slots__ = ("_ended", "_held_cr", "_line_ends", "normalized")
+    __slots__ = ("_ended", "_held_cr", "_line_ends")
 
     def __init__(self, *, plain: bool) -> None:
-        self.normalized = False
         self._ended = False
         self._held_cr = False
         self._line_ends = None if plain else io.IncrementalNewlineDecoder(None, False)
@@ -39,7 +38,6 @@ class ChunkLines:
     def finish(self) -> bytes:
         """Returns the end of the last line, if it had none."""
         if self._held_cr:
-            self.normalized = True
             return b" \r\n"
         return b"" if self._ended else CRLF
 
@@ -53,7 +51,6 @@ class ChunkLines:
         line_ends.decode(piece.decode("latin-1"), final=True)
         if line_ends.newlines in _CLEAN:
             return piece
-        self.normalized = True
         line_ends.reset()
         return crlf_only(piece)
 

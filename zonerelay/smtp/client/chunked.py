@@ -47,8 +47,6 @@ def can_be_chunked(head: bytes) -> bool:
 class ChunkedTransaction(Transaction):
     """`content` is the whole message in its final form when it goes `at_once`; else its first octet."""
 
-    __slots__ = ("_complete", "_octet_unread", "bdat_taken", "unanswered_chunks", "unknown")
-
     def __init__(
         self,
         message: Message,

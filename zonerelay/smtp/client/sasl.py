@@ -19,7 +19,6 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from zonerelay.smtp.client.saslprep import prepared
 
@@ -58,22 +57,21 @@ class Identity:
     secret: str = field(repr=False)
 
 
-class Mechanism(Protocol):
+class Mechanism:
     """A SASL mechanism. `name` is its name in EHLO."""
 
     name: str
-    first: bytes | None
+    first: bytes | None = None
     """The initial response; `None` when the server speaks first."""
+    explanation = ""
+    """The server's words about a refusal inside the exchange, for the operator."""
 
     def respond(self, challenge: bytes) -> bytes:
         """Raises SaslError."""
+        raise SaslError("the server asks again after everything was said")
 
     def accepted(self) -> None:
         """Checks the exchange after a 235. Raises SaslError when the server should have said more before."""
-
-    @property
-    def explanation(self) -> str:
-        """The server's words about a refusal inside the exchange, for the operator; mostly `""`."""
 
 
 def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
@@ -160,43 +158,29 @@ class Conversation:
         return line
 
 
-class Plain:
+class Plain(Mechanism):
     name = "PLAIN"
-    explanation = ""
 
     def __init__(self, identity: Identity) -> None:
         user, secret = _octets(identity.user), _octets(identity.secret)
         if b"\0" in user + secret:
             raise SaslError("the user name or the password contains a NUL, which PLAIN cannot send")
-        self.first: bytes | None = b"\0%s\0%s" % (user, secret)
-
-    def respond(self, challenge: bytes) -> bytes:
-        raise SaslError("the server asks again after everything was said")
-
-    def accepted(self) -> None:
-        """Checks nothing."""
+        self.first = b"\0%s\0%s" % (user, secret)
 
 
-class Login:
+class Login(Mechanism):
     """The first challenge asks for the name, the second for the password; servers differ in their words."""
 
     name = "LOGIN"
-    explanation = ""
-    first: bytes | None = None
 
     def __init__(self, identity: Identity) -> None:
         self._answers = [_octets(identity.secret), _octets(identity.user)]
 
     def respond(self, challenge: bytes) -> bytes:
-        if not self._answers:
-            raise SaslError("the server asks again after everything was said")
-        return self._answers.pop()
-
-    def accepted(self) -> None:
-        """Checks nothing."""
+        return self._answers.pop() if self._answers else super().respond(challenge)
 
 
-class Xoauth2:
+class Xoauth2(Mechanism):
     """The form in which Google and Microsoft take an access token. A refusal comes as a challenge
     with JSON.
     """
@@ -204,11 +188,10 @@ class Xoauth2:
     name = XOAUTH2
 
     def __init__(self, identity: Identity) -> None:
-        self.first: bytes | None = b"user=%s\x01auth=Bearer %s\x01\x01" % (
+        self.first = b"user=%s\x01auth=Bearer %s\x01\x01" % (
             _octets(identity.user),
             _octets(identity.secret),
         )
-        self.explanation = ""
 
     def respond(self, challenge: bytes) -> bytes:
         if self.explanation:
@@ -216,22 +199,18 @@ class Xoauth2:
         self.explanation = _error_in(challenge)
         return b""  # the server says the reply that counts after this
 
-    def accepted(self) -> None:
-        """Checks nothing."""
 
-
-class Scram:
+class Scram(Mechanism):
     """SCRAM (RFC 5802). `respond` computes for milliseconds: see `is_slow`."""
 
     def __init__(self, name: str, digest: str, identity: Identity, nonce: str) -> None:
         self.name = name
-        self.explanation = ""
         self._digest = digest
         self._password = _prepared(identity.secret, "password").encode()
         self._nonce = nonce
         user = _prepared(identity.user, "user name").replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={user},r={nonce}"
-        self.first: bytes | None = f"n,,{self._bare}".encode()
+        self.first = f"n,,{self._bare}".encode()
         self._signature: bytes | None = None
         self._verified = False
 

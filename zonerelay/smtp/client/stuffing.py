@@ -13,44 +13,35 @@ A chunk that needs no change is returned without a copy.
 
 from __future__ import annotations
 
-import io
 import re
 
-from zonerelay.smtp.server.line_ends import CRLF, NUL, crlf_only
+from zonerelay.smtp.client.chunk_lines import ChunkLines
+from zonerelay.smtp.server.line_ends import CRLF, NUL
 
 END = b".\r\n"
 
-_CLEAN = (None, "\r\n")
 _HIDDEN_DOT = re.compile(rb"(\r\n\x00+)\.")
 
 
-class DotStuffer:
+class DotStuffer(ChunkLines):
     """`feed` every chunk in order, then `finish` once; write what they return.
 
-    `normalized` is true after a bare line end or a dot behind NULs.
+    `plain`: the body needs nothing but its end.
     """
 
-    def __init__(self) -> None:
-        self.normalized = False
-        self._line_start = True
-        self._held_cr = False
-        self._only_nul = False  # true while the unfinished line has NULs only
-        # The decoder keeps the set of line ends that it has seen, four times as fast as counting them.
-        self._line_ends = io.IncrementalNewlineDecoder(None, False)
+    __slots__ = ("_only_nul", "_plain")
 
-    def feed(self, chunk: bytes) -> bytes:
-        if self._held_cr:
-            chunk = b"\r" + chunk
-        # A CR at the end is kept back until the next byte tells whether it is bare.
-        self._held_cr = chunk.endswith(b"\r")
-        if self._held_cr:
-            chunk = chunk[:-1]
-        if not chunk:
-            return b""
-        self._line_ends.decode(chunk.decode("latin-1"), final=True)
-        if self._line_ends.newlines not in _CLEAN:
-            chunk = self._normalize(chunk)
-        starts_line, self._line_start = self._line_start, chunk.endswith(b"\n")
+    def __init__(self, *, plain: bool = False) -> None:
+        super().__init__(plain=plain)
+        self._plain = plain
+        self._ended = True
+        self._only_nul = False  # true while the unfinished line has NULs only
+
+    def feed(self, piece: bytes) -> bytes:
+        starts_line = self._ended
+        chunk = super().feed(piece)
+        if self._plain or not chunk:
+            return chunk
         if self._only_nul or NUL in chunk:
             chunk = self._shielded(chunk, starts_line)
         stuffed = chunk.replace(b"\r\n.", b"\r\n..")
@@ -58,23 +49,13 @@ class DotStuffer:
 
     def finish(self) -> bytes:
         """Returns the end of the message: the end of the last line if it had none, then the lone dot."""
-        if self._held_cr:
-            self.normalized = True
-            return b" \r\n" + END
-        return END if self._line_start else b"\r\n" + END
-
-    def _normalize(self, chunk: bytes) -> bytes:
-        self.normalized = True
-        self._line_ends.reset()
-        return crlf_only(chunk)
+        return super().finish() + END
 
     def _shielded(self, chunk: bytes, starts_line: bool) -> bytes:
         before = CRLF if starts_line else CRLF + NUL if self._only_nul else b""
         text = before + chunk
-        shielded, dots = _HIDDEN_DOT.subn(rb"\1 .", text)
-        self.normalized = self.normalized or dots > 0
         self._only_nul = text.endswith(NUL) and text.rstrip(NUL).endswith(CRLF)
-        return shielded[len(before) :]
+        return _HIDDEN_DOT.sub(rb"\1 .", text)[len(before) :]
 
 
 def stuffed(body: bytes, *, plain: bool) -> bytes:
@@ -83,20 +64,3 @@ def stuffed(body: bytes, *, plain: bool) -> bytes:
         return body + (b"\r\n" + END if body and not body.endswith(b"\n") else END)
     stuffer = DotStuffer()
     return stuffer.feed(body) + stuffer.finish()
-
-
-class PlainLines:
-    """Replaces `DotStuffer` for a body that needs nothing but its end."""
-
-    __slots__ = ("_tail",)
-
-    def __init__(self) -> None:
-        self._tail = b"\r\n"
-
-    def feed(self, chunk: bytes) -> bytes:
-        # One octet is enough, because a plain body has no bare LF: LF at its end means CRLF.
-        self._tail = chunk[-1:] or self._tail
-        return chunk
-
-    def finish(self) -> bytes:
-        return END if self._tail.endswith(b"\n") else b"\r\n" + END

@@ -94,26 +94,6 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
 class Transaction:
     """One attempt to hand one message to one peer for `deliveries`, of which there is at least one."""
 
-    __slots__ = (
-        "_accepted",
-        "_after_rcpt",
-        "_asked",
-        "_commands",
-        "_dsn",
-        "_mail_refused",
-        "_peer",
-        "_pipelining",
-        "_script",
-        "again",
-        "at_once",
-        "closing",
-        "delivered",
-        "outcomes",
-        "overflow",
-        "phase",
-        "unanswered",
-    )
-
     def __init__(
         self,
         message: Message,

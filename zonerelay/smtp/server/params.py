@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Body, Notify, Ret
+from zonerelay.model.envelope import Body, Notify, Recipient, Ret
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.dsn import parse_envid, parse_notify, parse_orcpt, parse_ret
 from zonerelay.smtp.server.futurerelease import parse_hold_for, parse_hold_until
@@ -57,18 +57,7 @@ class MailCommand:
     hold_until: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RcptCommand:
-    """RCPT with the client's wishes about reports."""
-
-    recipient: Mailbox
-    notify: Notify = Notify.UNSET
-    orcpt: str = ""
-
-
-def parse_mail(
-    argument: str, *, offered: Collection[str] = MAIL_PARAMETERS, smtputf8_allowed: bool = True
-) -> MailCommand:
+def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> MailCommand:
     """`FROM:<path> [parameters]`."""
     sender, rest = reverse_path(_after_keyword(argument, "FROM:"))
     if not rest and sender.isascii():
@@ -77,7 +66,7 @@ def parse_mail(
     smtputf8 = "SMTPUTF8" in given
     if given.get("SMTPUTF8") is not None:
         raise _bad_value("SMTPUTF8")
-    if not (smtputf8 and smtputf8_allowed):
+    if not smtputf8:
         require_ascii(sender)
     if "AUTH" in given:
         _check_auth(given["AUTH"])
@@ -97,16 +86,16 @@ def parse_mail(
 
 def parse_rcpt(
     argument: str, *, smtputf8: bool = False, offered: Collection[str] = RCPT_PARAMETERS
-) -> RcptCommand:
+) -> Recipient:
     """`TO:<path> [parameters]`; `smtputf8` as declared in this transaction's MAIL."""
     recipient, rest = forward_path(_after_keyword(argument, "TO:"))
     if not smtputf8:
         require_ascii(recipient)
     if not rest:
-        return RcptCommand(recipient)
+        return Recipient(address=recipient)
     given = _parameters(rest, offered)
-    return RcptCommand(
-        recipient,
+    return Recipient(
+        address=recipient,
         notify=parse_notify(given["NOTIFY"]) if "NOTIFY" in given else Notify.UNSET,
         orcpt=parse_orcpt(given["ORCPT"]) if "ORCPT" in given else "",
     )

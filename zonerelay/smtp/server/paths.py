@@ -119,7 +119,7 @@ def _is_local_part(local: str) -> bool:
 
 def _is_domain_part(domain: str) -> bool:
     if domain.startswith("["):
-        return is_address_literal(domain)
+        return literal_address(domain) is not None
     if not domain.isascii():
         return _is_u_domain(domain)
     return _DOMAIN.fullmatch(domain) is not None and not domain.rpartition(".")[2].isdigit()
@@ -137,16 +137,17 @@ def _is_u_domain(domain: str) -> bool:
     )
 
 
-def is_address_literal(text: str) -> bool:
-    """`[192.0.2.1]` or `[IPv6:2001:db8::1]` (RFC 5321 4.1.3; no other tag was ever registered)."""
-    if not (text.startswith("[") and text.endswith("]")):
-        return False
-    inside = text[1:-1]
+def literal_address(domain: str) -> str | None:
+    """The address in `[192.0.2.1]` or `[IPv6:2001:db8::1]`, `None` for any other text (RFC 5321 4.1.3; no
+    other tag was ever registered).
+    """
+    if not (domain.startswith("[") and domain.endswith("]")):
+        return None
+    inside = domain[1:-1]
     try:
         if inside[:5].lower() == "ipv6:":
-            ipaddress.IPv6Address(inside[5:])
-            return "%" not in inside  # a scope means nothing outside the client's machine
-        ipaddress.IPv4Address(inside)
-        return True
+            # A scope such as %eth0 means something on the client's machine, nothing on ours.
+            return str(ipaddress.IPv6Address(inside[5:])) if "%" not in inside else None
+        return str(ipaddress.IPv4Address(inside))
     except ValueError:
-        return False
+        return None
