@@ -7,7 +7,7 @@ import pytest
 from zonerelay.cli.setup.trial import try_out
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
-from zonerelay.config.options.problems import Report
+from zonerelay.config.problems import Report
 
 RULE = '[[rewrite]]\naddress = ["old.example"]\nto = "@new.example"\n'
 USERS = '[[listener]]\nauth = "optional"\ntls = "implicit"\ncertificate = "/a"\n'

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.config.options.options import MAX_WORKERS
-from zonerelay.config.options.units import parse_duration, parse_size
+from zonerelay.config.settings import MAX_WORKERS
+from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority

@@ -6,12 +6,17 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from zonerelay.config.options.convert import item_form
+from zonerelay.config.options import convert
+from zonerelay.config.options.convert import Option
 from zonerelay.config.options.forms import date_text
-from zonerelay.config.options.options import Form, Option, options_of
-from zonerelay.config.options.units import format_duration, format_size
-from zonerelay.config.settings import REPEATED, TABLES, Settings, Table
+from zonerelay.config.options.options import options_of
+from zonerelay.config.settings import REPEATED, TABLES, Settings
+from zonerelay.config.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,12 @@ class Described:
 
 
 def options() -> Iterator[Described]:
-    for name, table in {"": Settings, **TABLES}.items():
+    tables: dict[str, type[DataclassInstance]] = {"": Settings, **TABLES}
+    for name, table in tables.items():
         yield from _options_in(name, table)
 
 
-def _options_in(name: str, table: type[Settings | Table]) -> Iterator[Described]:
+def _options_in(name: str, table: type[DataclassInstance]) -> Iterator[Described]:
     described = options_of(table)
     for field in dataclasses.fields(table):
         if field.name in described:
@@ -45,25 +51,24 @@ def _options_in(name: str, table: type[Settings | Table]) -> Iterator[Described]
 def toml_value(value: object, option: Option) -> str:
     """A setting as its option is written in the file."""
     if isinstance(value, tuple):
-        item = dataclasses.replace(option, form=item_form(option.form) or Form.TEXT)
-        return f"[{', '.join(toml_value(member, item) for member in value)}]"
+        return f"[{', '.join(toml_value(member, option) for member in value)}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return _number(value, option.form)
+        return _number(value, option)
     if value is None:
-        return quote("auto" if option.form is Form.SWITCH_OR_AUTO else "")
+        return quote("auto" if option.read is convert.switch_or_auto else "")
     return quote(str(value))
 
 
-def _number(value: float, form: Form) -> str:
-    if form is Form.DATE:
+def _number(value: float, option: Option) -> str:
+    if option.read is convert.date:
         return date_text(value)
     if value == 0:
         return "0"
-    if form not in {Form.SIZE, Form.DURATION}:
-        return str(value)
-    return quote(format_size(int(value)) if form is Form.SIZE else format_duration(value))
+    if option.read is convert.size:
+        return quote(format_size(int(value)))
+    return quote(format_duration(value)) if option.read is convert.duration else str(value)
 
 
 def quote(text: str) -> str:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from zonerelay.config.settings import Settings
-from zonerelay.config.tables.srs import NOTE, note_upgrade
+from zonerelay.config.tables.outbound.srs import NOTE, note_upgrade
 from zonerelay.telemetry.logs.redact import Redactor, load_or_create_key
 
 REDACT_KEY = "redact.key"

@@ -3,8 +3,6 @@
 No secret is in a text of this module.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
@@ -12,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret, secret_path
-from zonerelay.config.options.entries import check_names
-from zonerelay.config.options.options import Form, choice, text, texts
-from zonerelay.config.options.problems import Report, path_text
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.zone import TlsMode, ZoneSettings
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import choice, text, texts
+from zonerelay.config.problems import KeyPath, Report, path_text
+from zonerelay.config.tables.entries import check_names
+from zonerelay.config.tables.outbound.zone import TlsMode, ZoneSettings
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
@@ -43,26 +41,28 @@ class OauthGrant(enum.StrEnum):
 class CredentialSettings:
     """[[credential]]: how to log in at a smarthost; zones name those that they use. No secret is in here."""
 
-    name: str = text("", "What zones, logs and metrics call this credential.", form=Form.SOURCE_NAME)
+    name: str = text("", "What zones, logs and metrics call this credential.", form=forms.source_name)
     sender: tuple[str, ...] = texts(
         (),
         'Only mail of these envelope senders: "user@example.com", "example.com", "*.example.com", '
         '"<>". Empty: any. A zone takes the first of its credentials that matches.',
-        form=Form.ADDRESS_PATTERNS,
+        form=forms.address_pattern,
     )
     user: str = text("", "The user name that the smarthost knows.")
     password: str = text(
         "",
         'Where the password is: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or '
         '"credential:NAME" (systemd\'s LoadCredential). Never the password itself.',
-        form=Form.SECRET,
+        form=forms.secret,
     )
     mechanism: Mechanism = choice(
         Mechanism.AUTO,
         "auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or "
         "xoauth2 when token_url is given. One that was refused is not tried in another way.",
     )
-    token_url: str = text("", "XOAUTH2: where access tokens are fetched, an https:// address.", form=Form.URL)
+    token_url: str = text(
+        "", "XOAUTH2: where access tokens are fetched, an https:// address.", form=forms.url
+    )
     grant: OauthGrant = choice(
         OauthGrant.REFRESH_TOKEN,
         "XOAUTH2: refresh_token, as a user has granted it once; or client_credentials, as an administrator "
@@ -70,13 +70,13 @@ class CredentialSettings:
     )
     client_id: str = text("", "XOAUTH2: the application's id.")
     client_secret: str = text(
-        "", "XOAUTH2: where the application's secret is, as in password. Some need none.", form=Form.SECRET
+        "", "XOAUTH2: where the application's secret is, as in password. Some need none.", form=forms.secret
     )
     refresh_token: str = text(
         "",
         "XOAUTH2: where the refresh token is, as in password. A new one that the server gives is written to "
         "the same file, or kept beside the spool where that cannot be.",
-        form=Form.SECRET,
+        form=forms.secret,
     )
     scope: str = text("", 'XOAUTH2: what to ask for, as in "https://outlook.office365.com/.default".')
 

@@ -1,7 +1,5 @@
 """[s3]: the queue in an S3 bucket. No secret is in a text of this module."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
@@ -11,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     MINUTE,
-    Form,
     choice,
     count,
     duration,
@@ -21,8 +19,8 @@ from zonerelay.config.options.options import (
     switch,
     text,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.spool import Backend, SpoolSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.store.spool import Backend, SpoolSettings
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"(?:[A-Za-z0-9!_.*'()-]+/)+")
@@ -67,7 +65,7 @@ class S3Settings:
     secret_key: str = text(
         "",
         "Where the secret of that key is: a file, env:NAME or credential:NAME.",
-        form=Form.SECRET,
+        form=forms.secret,
     )
     ca_file: Path | None = optional_path("Whose certificates to trust with https; empty: the system's.")
     shared: bool = switch(

@@ -3,8 +3,6 @@
 Whether files are there and can be used is not looked at here: `check-config` and the start try them.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
@@ -14,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     KB,
     MB,
     MINUTE,
-    Form,
     choice,
     count,
     duration,
@@ -32,9 +30,8 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 from zonerelay.model.priority import Priority
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -84,7 +81,7 @@ class ListenerSettings:
         "127.0.0.1:2525",
         'Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". '
         "Loopback and an unprivileged port are the default because they are safe and need no rights.",
-        form=Form.LISTEN,
+        form=forms.listen,
     )
     tls: ListenerTls = choice(
         ListenerTls.NONE,
@@ -132,7 +129,7 @@ class ListenerSettings:
         "SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint "
         "-sha256 prints them. Clients are asked for a certificate; none, or one not listed here, changes "
         "nothing.",
-        form=Form.FINGERPRINTS,
+        form=forms.fingerprint,
     )
     open_relay: str = text(
         "",
@@ -160,7 +157,7 @@ class ListenerSettings:
         "",
         'A policy of your own in Python, "module:Class", asked at every step (docs/policy.md). '
         '"zonerelay.policies.quota:Quota" comes with the relay.',
-        form=Form.FUNCTION,
+        form=forms.function,
     )
     policy_file: Path | None = optional_path(
         "A file for that policy: what is in it is the policy's business."
@@ -183,7 +180,7 @@ class ListenerSettings:
         'A header field, such as "X-Sending-Zone", in which clients that are trusted to do so name the zone '
         "of their mail; no [[route]] is asked then. It is taken out of every message that comes in here; "
         "from anybody else, and when there is no such zone, that is all. Empty: no such field.",
-        form=Form.FIELD_NAME,
+        form=forms.field_name,
     )
     zone_header_users: tuple[str, ...] = texts(
         (), 'Users who are trusted to name zones; "*" is every user who may log in.'

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.options.endpoints import is_domain
+from zonerelay.config.endpoints import is_domain
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     YEAR,
-    Form,
     duration,
     switch,
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.wording import quoted
-from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings
-from zonerelay.config.tables.zone import ZoneSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.inbound.listener import ListenerAuth, ListenerSettings
+from zonerelay.config.tables.outbound.zone import ZoneSettings
+from zonerelay.config.wording import quoted
 
 MIN_SECRET = 16
 NOTE = "srs-form"
@@ -41,22 +41,22 @@ class SrsSettings:
         "",
         "The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its "
         "addresses. Reports to such addresses are taken from everybody, and go to the first sender.",
-        form=Form.DOMAIN,
+        form=forms.domain,
     )
     secret: str = text(
         "",
         "Where the secret is that signs such addresses, as in password of [[credential]]; at least 16 "
         "characters.",
-        form=Form.SECRET,
+        form=forms.secret,
     )
     old_secrets: tuple[str, ...] = texts(
-        (), "Where former secrets are, which are still accepted.", form=Form.SECRETS
+        (), "Where former secrets are, which are still accepted.", form=forms.secret
     )
     local_domains: tuple[str, ...] = texts(
         (),
         'Senders in these domains are not rewritten: their SPF records allow this relay. "example.com", '
         '"*.example.com".',
-        form=Form.DOMAINS,
+        form=forms.domain,
     )
     max_age: float = duration(
         21 * DAY, "How long reports to a rewritten sender are taken.", least=DAY, most=YEAR

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from zonerelay.config.options.endpoints import parse_name_server
+from zonerelay.config.endpoints import parse_name_server
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     HOUR,
     MINUTE,
-    Form,
     count,
     duration,
     switch,
@@ -25,7 +25,7 @@ class DnsSettings:
         (),
         'Resolvers to ask instead of the system\'s: "192.0.2.53", "127.0.0.1:5353". One on this machine is '
         "best.",
-        form=Form.NAME_SERVERS,
+        form=forms.name_server,
     )
     trust_ad: bool = switch(
         False,

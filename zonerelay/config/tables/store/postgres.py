@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from zonerelay.config.options.options import MINUTE, Form, count, duration, text
-from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.delivery import DeliverySettings
-from zonerelay.config.tables.spool import LOSS_WORDS, Backend, SpoolSettings
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import MINUTE, count, duration, text
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.outbound.delivery import DeliverySettings
+from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings
 
 _SCHEMA = re.compile("[a-z_][a-z0-9_]{0,39}")
 _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
@@ -30,7 +31,7 @@ class PostgresSettings:
     password: str = text(
         "",
         "Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed.",
-        form=Form.SECRET,
+        form=forms.secret,
     )
     schema: str = text(
         "zonerelay",

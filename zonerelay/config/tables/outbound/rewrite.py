@@ -3,24 +3,21 @@
 Rules cannot run in circles: an address is looked up once, and what it becomes is not looked up again.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.options.entries import unreachable
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
-    Form,
     choice,
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.tables.listener import ListenerSettings, check_named_listeners, has_users
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.entries import unreachable
+from zonerelay.config.tables.inbound.listener import ListenerSettings, check_named_listeners, has_users
 
 _ANY = "*"
 _NULL_SENDER = "<>"
@@ -44,12 +41,12 @@ class RewriteSettings:
         (),
         'Addresses to change: "user@old.example", "old.example" (everybody there), "*.old.example", '
         '"app-*@example.com".',
-        form=Form.ADDRESS_PATTERNS,
+        form=forms.address_pattern,
     )
     to: str = text(
         "",
         'What they become: "user@example.com", or "@example.com" to keep what is before the @.',
-        form=Form.REPLACEMENT,
+        form=forms.replacement,
     )
     where: RewriteWhere = choice(
         RewriteWhere.ALL,
@@ -58,7 +55,7 @@ class RewriteSettings:
     )
     user: tuple[str, ...] = texts((), 'Only in mail of these logged-in users; "*" is any of them.')
     listener: tuple[str, ...] = texts(
-        (), "Only in mail that came in at these listeners, each written as its address is.", form=Form.LISTENS
+        (), "Only in mail that came in at these listeners, each written as its address is.", form=forms.listen
     )
 
 

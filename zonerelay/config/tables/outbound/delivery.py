@@ -1,6 +1,4 @@
-"""[retry] and [bounce]: when mail is tried again, when it is given up, and who is told."""
-
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
+"""[retry], [bounce] and [delivery]: the times of attempts, of reports, and within one session with a peer."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     HOUR,
@@ -16,7 +15,6 @@ from zonerelay.config.options.options import (
     MB,
     MINUTE,
     YEAR,
-    Form,
     choice,
     count,
     duration,
@@ -26,8 +24,8 @@ from zonerelay.config.options.options import (
     switch,
     text,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.units import format_duration
+from zonerelay.config.problems import Report
+from zonerelay.config.units import format_duration
 
 
 class RetryPolicyName(enum.StrEnum):
@@ -61,7 +59,7 @@ class RetrySettings:
         "",
         'A Python function instead of a policy, "module:function"; it is given the envelope and the '
         "number of attempts and returns seconds, or None to give up.",
-        form=Form.FUNCTION,
+        form=forms.function,
     )
     jitter: float = ratio(
         0.1,
@@ -107,6 +105,40 @@ class BounceSettings:
         "the report goes to somebody who may never have sent it. A failed message that is no larger comes "
         "back whole when its sender asked for that (RET=FULL).",
         most=MB,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """[delivery]: how long each phase of a conversation with a peer may take (RFC 5321 4.5.3.2)."""
+
+    connect_timeout: float = duration(
+        30.0, "Until a host accepts the connection. Short, because the next MX host may answer at once."
+    )
+    greeting_timeout: float = duration(5 * MINUTE, "Until the greeting; busy servers delay it on purpose.")
+    ehlo_timeout: float = duration(5 * MINUTE, "Until the reply to EHLO or HELO.")
+    starttls_timeout: float = duration(2 * MINUTE, "Until the reply to STARTTLS, and then for the handshake.")
+    mail_timeout: float = duration(5 * MINUTE, "Until the reply to MAIL.")
+    rcpt_timeout: float = duration(
+        5 * MINUTE, "Until the reply to each RCPT: servers look up each recipient."
+    )
+    data_timeout: float = duration(2 * MINUTE, "Until the reply to DATA.")
+    block_timeout: float = duration(3 * MINUTE, "Until the peer takes the next block of the message.")
+    final_dot_timeout: float = duration(
+        10 * MINUTE,
+        "Until the reply to the message. The longest, because giving up here duplicates mail (RFC 1047).",
+    )
+    quit_timeout: float = duration(5.0, "Until the reply to QUIT: nothing depends on it.")
+    max_hosts_per_attempt: int = count(
+        5,
+        "MX hosts tried in one attempt, as RFC 5321 5.1 lets us limit; the next attempt starts again.",
+        most=100,
+    )
+    remember_broken_tls: float = duration(
+        1 * HOUR,
+        "How long a host whose TLS handshake failed is sent mail in clear text (tls = opportunistic "
+        "only), so that not every message pays for the failure.",
+        optional=True,
     )
 
 

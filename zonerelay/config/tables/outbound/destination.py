@@ -1,20 +1,18 @@
 """[[destination]]: limits and TLS of a zone for some of its destinations."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.options.entries import unreachable
-from zonerelay.config.options.options import Form, choice, count, rate, texts
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.units import Rate
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.zone import DANE_NEEDS_TRUST, ZoneSettings, is_faster
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import choice, count, rate, texts
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.entries import unreachable
+from zonerelay.config.tables.outbound.zone import DANE_NEEDS_TRUST, ZoneSettings, is_faster
+from zonerelay.config.units import Rate
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 
 class DestinationTls(enum.StrEnum):
@@ -35,13 +33,13 @@ class DestinationSettings:
     domain: tuple[str, ...] = texts(
         (),
         'Mail for these recipient domains: "example.com", "*.example.com" (every name below it).',
-        form=Form.DOMAINS,
+        form=forms.domain,
     )
     mx: tuple[str, ...] = texts(
         (),
         "Mail that goes to these MX hosts, or this next hop: written like domains, and all hosts have to "
         'match: "*.mail.protection.outlook.com" is every domain hosted there.',
-        form=Form.DOMAINS,
+        form=forms.domain,
     )
     zone: tuple[str, ...] = texts((), "Only mail of these zones. Empty: of any.")
     tls: DestinationTls = choice(
@@ -52,12 +50,12 @@ class DestinationSettings:
         (),
         'Names to accept in the certificate with tls = verify, instead of the host\'s: "example.com", '
         '"*.example.com".',
-        form=Form.DOMAINS,
+        form=forms.domain,
     )
     tls_certificates: tuple[str, ...] = texts(
         (),
         "With tls = verify: accept just these certificates, whoever signed them: SHA-256 fingerprints.",
-        form=Form.FINGERPRINTS,
+        form=forms.fingerprint,
     )
     max_connections: int = count(
         0,

@@ -1,7 +1,5 @@
 """[redis]: the queue on a Redis server. No secret is in a text of this module."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import re
@@ -10,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     MINUTE,
-    Form,
     count,
     duration,
     optional_path,
     text,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.spool import LOSS_WORDS, Backend, SpoolSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings
 
 _SCHEMES = ("redis", "rediss", "unix")
 
@@ -36,7 +34,7 @@ class RedisSettings:
     password: str = text(
         "",
         "Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed.",
-        form=Form.SECRET,
+        form=forms.secret,
     )
     ca_file: Path | None = optional_path("Whose certificates to trust with rediss://; empty: the system's.")
     prefix: str = text(

@@ -1,7 +1,5 @@
 """[spool]: which store keeps the queue, where, and how much space it leaves free."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import contextlib
@@ -17,8 +15,8 @@ from zonerelay.config.options.options import (
     path,
     size,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.units import format_size
+from zonerelay.config.problems import Report
+from zonerelay.config.units import format_size
 
 LOSS_WORDS = "I understand that acknowledged mail may be lost"
 

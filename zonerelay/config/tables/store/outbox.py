@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     MB,
     MINUTE,
-    Form,
     count,
     duration,
     options_of,
@@ -21,11 +21,11 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.wording import did_you_mean, quoted
-from zonerelay.config.tables.delivery import DeliverySettings
-from zonerelay.config.tables.postgres import is_in_the_open, url_problem
-from zonerelay.config.tables.zone import ZoneSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.outbound.delivery import DeliverySettings
+from zonerelay.config.tables.outbound.zone import ZoneSettings
+from zonerelay.config.tables.store.postgres import is_in_the_open, url_problem
+from zonerelay.config.wording import did_you_mean, quoted
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
 
@@ -42,7 +42,7 @@ class OutboxSettings:
     password: str = text(
         "",
         "Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed.",
-        form=Form.SECRET,
+        form=forms.secret,
     )
     schema: str = text("public", "The schema of the tables.")
     table: str = text(
@@ -54,13 +54,13 @@ class OutboxSettings:
         "Make the tables where there are none. Otherwise zonerelay outbox schema prints what makes them.",
     )
     zone: str = text(
-        "default", "The zone of rows that name neither a zone nor a mailbox.", form=Form.ZONE_NAME
+        "default", "The zone of rows that name neither a zone nor a mailbox.", form=forms.zone_name
     )
     keys: tuple[str, ...] = texts(
         (),
         "Where the keys are that open smtp_password_encrypted: files, env:NAME or credential:NAME. The first "
         "one seals; each is tried to open.",
-        form=Form.SECRETS,
+        form=forms.secret,
     )
     poll_interval: float = duration(
         10.0,

@@ -4,24 +4,22 @@ A share must not be larger than the whole: a destination's connections are part 
 written for times of their own, so a destination's that is faster than its zone's is only remarked.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.options.endpoints import (
+from zonerelay.config.endpoints import (
     NextHopKind,
     parse_next_hop,
     split_next_hops,
 )
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     HOUR,
     YEAR,
-    Form,
     choice,
     count,
     duration,
@@ -33,11 +31,10 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.units import Rate, format_duration
-from zonerelay.config.options.wording import in_words, quoted
-from zonerelay.config.tables.retry import RetrySettings, shorter_delays
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.outbound.delivery import RetrySettings, shorter_delays
+from zonerelay.config.units import Rate, format_duration
+from zonerelay.config.wording import in_words, quoted
 
 DEFAULT_ZONE = "default"
 DANE_NEEDS_TRUST = (
@@ -83,7 +80,7 @@ class ZoneSettings:
         "default",
         "What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and "
         "underscore. Mail that no route matches goes to the zone named default.",
-        form=Form.ZONE_NAME,
+        form=forms.zone_name,
     )
 
     # Where it goes
@@ -94,7 +91,7 @@ class ZoneSettings:
         'smarthost: "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX '
         'lookup), "192.0.2.1:25" or "[2001:db8::1]:25". Several, with commas between: the first that can be '
         "reached is used.",
-        form=Form.NEXT_HOPS,
+        form=forms.next_hops,
     )
     next_hop_share: bool = switch(
         False,
@@ -160,7 +157,7 @@ class ZoneSettings:
         "is another one.",
         most=7 * DAY,
     )
-    ehlo_name: str = text("", "The name to say in EHLO. Empty: the relay's hostname.", form=Form.EHLO_NAME)
+    ehlo_name: str = text("", "The name to say in EHLO. Empty: the relay's hostname.", form=forms.ehlo_name)
 
     # How much: connections, rates, sizes
 
@@ -229,14 +226,14 @@ class ZoneSettings:
     )
     srs: bool = switch(False, "Rewrite senders by [srs], for mail that is forwarded through this zone.")
     header_remove: tuple[str, ...] = texts(
-        (), "Header fields to take out before sending, by name.", form=Form.REMOVED_FIELDS
+        (), "Header fields to take out before sending, by name.", form=forms.removed_field
     )
     header_replace: tuple[str, ...] = texts(
         (),
         'Header fields to replace where a message has them: "Name: new value".',
-        form=Form.NEW_FIELDS,
+        form=forms.new_field,
     )
-    header_add: tuple[str, ...] = texts((), 'Header fields to add: "Name: value".', form=Form.NEW_FIELDS)
+    header_add: tuple[str, ...] = texts((), 'Header fields to add: "Name: value".', form=forms.new_field)
     chunking: bool = switch(
         True,
         "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "

@@ -1,7 +1,5 @@
 """[auth] and [[access]]: the users who may log in, and who may use the relay for which recipients."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
@@ -9,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     MINUTE,
-    Form,
     choice,
     count,
     duration,
@@ -21,9 +19,8 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.tables.listener import (
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.inbound.listener import (
     ListenerAuth,
     ListenerSettings,
     Network,
@@ -77,9 +74,9 @@ class AccessSettings:
         (),
         'Envelope senders: "user@example.com", "example.com", "*.example.com" (every name below it), '
         '"bounce-*@example.com", "<>" (the null sender).',
-        form=Form.ADDRESS_PATTERNS,
+        form=forms.address_pattern,
     )
-    recipient: tuple[str, ...] = texts((), "Recipients, in the same forms.", form=Form.ADDRESS_PATTERNS)
+    recipient: tuple[str, ...] = texts((), "Recipients, in the same forms.", form=forms.address_pattern)
     user: tuple[str, ...] = texts((), 'Users who have logged in; "*" is any of them.')
     action: AccessAction = choice(
         AccessAction.REFUSE,
@@ -89,7 +86,7 @@ class AccessSettings:
     reply: str = text(
         "",
         'Another reply: "554 5.7.1 Ask postmaster@example.org" (5yz) for refuse, 4yz for defer.',
-        form=Form.REPLY,
+        form=forms.reply,
     )
 
 
