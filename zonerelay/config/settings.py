@@ -1,8 +1,8 @@
 """The settings of the whole file: the face of `tables`, which has a frozen class for each TOML table.
 
-The loader, the error messages and the check of `config/zonerelay.toml` are derived from here; the
-text of an option is the comment that stands above it there, so it is written for an operator.
-Durations are seconds (float), sizes are octets (int). A key that is not a field here is an error.
+The loader, the error messages and the check of `config/zonerelay.toml` are derived from these classes. The
+text of an option is the comment above it in that file, so it is written for an operator. Durations are
+seconds (float), sizes are octets (int). The loader refuses a key that is no field of these classes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.options import forms
 from zonerelay.config.options.convert import AUTO
+from zonerelay.config.options.forms import selector as read_selector
 from zonerelay.config.options.options import (
     DAY,
     HOUR,
@@ -46,18 +47,18 @@ from zonerelay.config.tables.outbound.delivery import (
     RetrySettings,
 )
 from zonerelay.config.tables.outbound.destination import DestinationSettings, DestinationTls
-from zonerelay.config.tables.outbound.dkim import DkimSettings
+from zonerelay.config.tables.outbound.dkim import DkimSettings, read_key_file
 from zonerelay.config.tables.outbound.dns import DnsSettings
 from zonerelay.config.tables.outbound.rewrite import RewriteSettings, RewriteWhere
 from zonerelay.config.tables.outbound.route import RouteSettings
 from zonerelay.config.tables.outbound.source import SourceSettings
-from zonerelay.config.tables.outbound.srs import SrsSettings
+from zonerelay.config.tables.outbound.srs import NOTE, SrsSettings, note_upgrade, srs_secrets, upgraded_at
 from zonerelay.config.tables.outbound.zone import DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
 from zonerelay.config.tables.store.outbox import OutboxSettings
 from zonerelay.config.tables.store.postgres import PostgresSettings
 from zonerelay.config.tables.store.redis import RedisSettings
 from zonerelay.config.tables.store.s3 import Addressing, S3Settings
-from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings
+from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings, raised_guard, space_guard
 from zonerelay.model.priority import Priority
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "MAX_WORKERS",
     "MB",
     "MINUTE",
+    "NOTE",
     "OPEN_RELAY_WORDS",
     "REPEATED",
     "TABLES",
@@ -115,6 +117,13 @@ __all__ = [
     "SrsSettings",
     "TlsMode",
     "ZoneSettings",
+    "note_upgrade",
+    "raised_guard",
+    "read_key_file",
+    "read_selector",
+    "space_guard",
+    "srs_secrets",
+    "upgraded_at",
 ]
 
 

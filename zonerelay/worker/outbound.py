@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import parse_listen
-from zonerelay.config.settings import Settings
-from zonerelay.config.tables.outbound.dkim import read_key_file
-from zonerelay.config.tables.outbound.srs import srs_secrets, upgraded_at
+from zonerelay.config.settings import Settings, read_key_file, srs_secrets, upgraded_at
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import Renderer

@@ -213,7 +213,7 @@ def _dkim(settings: Settings, report: Report) -> list[str]:
     if not settings.dkim:
         return []
     from zonerelay.config.credentials.secrets import is_public
-    from zonerelay.config.tables.outbound.dkim import read_key_file
+    from zonerelay.config.settings import read_key_file
     from zonerelay.message.dkim.keys import read_key
     from zonerelay.worker.outbound import build_dkim_keys
 

@@ -1,1 +1,1 @@
-"""The declaration of an option, and the conversion of its TOML value with an error text that has an example."""
+"""The declaration of an option, and the conversion of its TOML value; an error text holds an example."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zonerelay.config.settings import SpoolSettings
-from zonerelay.config.tables.store.spool import space_guard
+from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.ballast import Ballast
 from zonerelay.store.common.in_flight import InFlight
