@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.config.settings import MAX_WORKERS
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
@@ -336,6 +335,8 @@ def _count(text: str) -> int:
 
 
 def _worker(text: str) -> int:
+    from zonerelay.config.settings import MAX_WORKERS
+
     if not (text.isascii() and text.isdigit() and int(text) < MAX_WORKERS):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_WORKERS - 1}")
     return int(text)

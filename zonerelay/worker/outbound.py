@@ -118,7 +118,7 @@ class Sending:
         self._renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
         self.router.configure(destinations)
         self.sources.configure(settings.source)
-        self._events.metrics.declare_sources(source.name for source in settings.source)
+        self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)
         self.logins.configure(settings.credential, senders, settings.zone)
         self.courier.read_authorities_again()
 
