@@ -127,7 +127,7 @@ def test_a_password_in_the_file_is_refused_and_not_repeated() -> None:
         (ZONE + PLAIN, "credential[0]: no zone logs in as main"),
         (
             ZONE.replace("verify", "required") + USED + PLAIN,
-            "zone[0].tls: required: whoever can redirect its connections",
+            "zone[0].tls: required: an attacker who can redirect its connections",
         ),
         (
             ZONE + USED + PLAIN + 'sender = ["example.org"]\n',

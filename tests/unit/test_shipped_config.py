@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.describe import Described, options
+from tests.support.described_options import Described, options
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.load import load, load_text
 from zonerelay.config.settings import Settings

@@ -40,7 +40,7 @@ CHANGES = {
     "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
     "release": "let held deliveries go on",
     "bounce": "give deliveries up and report to their senders",
-    "drop": "remove deliveries for good, without a report to anybody",
+    "drop": "remove deliveries for good, without a report to their senders",
 }
 
 

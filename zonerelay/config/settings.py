@@ -131,35 +131,24 @@ __all__ = [
 class Settings:
     """The whole file. `hostname` empty: the machine's fully qualified name."""
 
-    hostname: str = text(
-        "",
-        "The name this relay calls itself in EHLO, in greetings and in Received fields; its address "
-        "should resolve back to it. Empty: the machine's fully qualified name.",
-        form=forms.ehlo_name,
-    )
-    workers: int = workers(
-        1,
-        'Processes that share the work, each with a spool of its own: a number, or "auto" for one per core '
-        "that the relay may use. More than one are looked after by a supervisor (docs/workers.md).",
-    )
-    worker_timeout: float = duration(
-        20.0,
-        "With several workers: one that gives no sign of life for so long is replaced.",
-        least=1.0,
-        most=HOUR,
-    )
-    shutdown_timeout: float = duration(
-        30.0,
-        "How long a stopping relay waits for what is in flight. What is cut off is tried again at the "
-        "next start, so a longer wait avoids duplicates.",
-        most=HOUR,
-    )
-    max_session_memory: int = size(
-        256 * MB,
-        "What all client connections together may hold in memory. Near it new connections are answered "
-        "421; at it the connection that holds most is ended.",
-        least=16 * MB,
-    )
+    hostname: str = text("", form=forms.ehlo_name)
+    """The name this relay calls itself in EHLO, in greetings and in Received fields; its address should
+    resolve back to it. Empty: the machine's fully qualified name.
+    """
+    workers: int = workers(1)
+    """Processes that share the work, each with a spool of its own: a number, or "auto" for one per core that
+    the relay may use. More than one are looked after by a supervisor (docs/workers.md).
+    """
+    worker_timeout: float = duration(20.0, least=1.0, most=HOUR)
+    """With several workers: one that gives no sign of life for so long is replaced."""
+    shutdown_timeout: float = duration(30.0, most=HOUR)
+    """How long a stopping relay waits for what is in flight. What is cut off is tried again at the next
+    start, so a longer wait avoids duplicates.
+    """
+    max_session_memory: int = size(256 * MB, least=16 * MB)
+    """What all client connections together may hold in memory. Near it new connections are answered 421; at
+    it the connection that holds most is ended.
+    """
     spool: SpoolSettings = table(SpoolSettings)
     redis: RedisSettings = table(RedisSettings)
     postgres: PostgresSettings = table(PostgresSettings)

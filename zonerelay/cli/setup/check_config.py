@@ -96,10 +96,10 @@ def _who(listener: ListenerSettings) -> Iterator[str]:
     """Who may relay."""
     if listener.auth is not ListenerAuth.REQUIRED:
         if listener.open_relay == OPEN_RELAY_WORDS:
-            yield "anybody"
+            yield "every client"
             return
         if listener.address.startswith("unix:"):
-            yield "whoever may open it"
+            yield "every program that may open it"
         else:
             yield from map(str, listener.allow_networks)
     if listener.auth is not ListenerAuth.OFF:

@@ -31,8 +31,8 @@ MAX_NAME = 255
 MAX_FILE = 16 * 1024 * 1024
 """Octets: about 100,000 users."""
 
-_SENDER = Option(convert.text, "", form=forms.address_pattern)
-_PRIORITY = Option(convert.choice, "", choices=Priority)
+_SENDER = Option(convert.text, form=forms.address_pattern)
+_PRIORITY = Option(convert.choice, choices=Priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class Option:
     """
 
     read: Callable[[object, Option], object]
-    doc: str
     least: float = 0
     most: float = 0
     optional: bool = False

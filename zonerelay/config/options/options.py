@@ -1,8 +1,9 @@
-"""Declares one option: its form, its bounds and the reason for its default.
+"""Declares one option: its form, its bounds and its default.
 
 The modules of `tables` declare each setting with one of the functions below, which put an `Option` into the
-metadata of the dataclass field. The loader, the error messages and the check of `config/zonerelay.toml` are
-derived from it, so there is no second list of options anywhere.
+metadata of the dataclass field. The loader and the error messages are derived from it, so there is no second
+list of options anywhere. The docstring below the field tells an operator what the option is for:
+`config/zonerelay.toml` has the same text, and a test compares them.
 """
 
 from __future__ import annotations
@@ -37,80 +38,76 @@ DAY = 24 * HOUR
 YEAR = 365 * DAY
 
 
-def switch(default: bool, doc: str) -> bool:
-    return _field(default, Option(convert.switch, doc))
+def switch(default: bool) -> bool:
+    return _field(default, Option(convert.switch))
 
 
-def switch_or_auto(doc: str) -> bool | None:
+def switch_or_auto() -> bool | None:
     """`None` for "auto"."""
-    return _field(None, Option(convert.switch_or_auto, doc))
+    return _field(None, Option(convert.switch_or_auto))
 
 
-def count(default: int, doc: str, *, least: int = 1, most: int = 1_000_000, optional: bool = False) -> int:
-    return _field(default, Option(convert.count, doc, least, most, optional))
+def count(default: int, *, least: int = 1, most: int = 1_000_000, optional: bool = False) -> int:
+    return _field(default, Option(convert.count, least, most, optional))
 
 
-def workers(default: int, doc: str) -> int:
+def workers(default: int) -> int:
     """`AUTO` for "auto"."""
-    return _field(default, Option(convert.workers, doc, 1, MAX_WORKERS))
+    return _field(default, Option(convert.workers, 1, MAX_WORKERS))
 
 
-def ratio(default: float, doc: str, *, most: float = 1.0) -> float:
-    return _field(default, Option(convert.ratio, doc, 0, most))
+def ratio(default: float, *, most: float = 1.0) -> float:
+    return _field(default, Option(convert.ratio, 0, most))
 
 
-def size(default: int, doc: str, *, least: int = KB, most: int = 1024 * GB, optional: bool = False) -> int:
-    return _field(default, Option(convert.size, doc, least, most, optional))
+def size(default: int, *, least: int = KB, most: int = 1024 * GB, optional: bool = False) -> int:
+    return _field(default, Option(convert.size, least, most, optional))
 
 
-def duration(
-    default: float, doc: str, *, least: float = 0.1, most: float = DAY, optional: bool = False
-) -> float:
-    return _field(default, Option(convert.duration, doc, least, most, optional))
+def duration(default: float, *, least: float = 0.1, most: float = DAY, optional: bool = False) -> float:
+    return _field(default, Option(convert.duration, least, most, optional))
 
 
-def durations(
-    default: tuple[float, ...], doc: str, *, least: float = 0.1, most: float = 30 * DAY
-) -> tuple[float, ...]:
-    return _field(default, Option(convert.duration, doc, least, most, several=True))
+def durations(default: tuple[float, ...], *, least: float = 0.1, most: float = 30 * DAY) -> tuple[float, ...]:
+    return _field(default, Option(convert.duration, least, most, several=True))
 
 
-def choice(default: Choice, doc: str) -> Choice:
-    return _field(default, Option(convert.choice, doc, choices=type(default)))
+def choice(default: Choice) -> Choice:
+    return _field(default, Option(convert.choice, choices=type(default)))
 
 
-def text(default: str, doc: str, *, form: Form = forms.line, optional: bool = False) -> str:
-    return _field(default, Option(convert.text, doc, optional=optional or not default, form=form))
+def text(default: str, *, form: Form = forms.line, optional: bool = False) -> str:
+    return _field(default, Option(convert.text, optional=optional or not default, form=form))
 
 
-def texts(default: tuple[str, ...], doc: str, *, form: Form = forms.line) -> tuple[str, ...]:
-    return _field(default, Option(convert.text, doc, form=form, several=True))
+def texts(default: tuple[str, ...], *, form: Form = forms.line) -> tuple[str, ...]:
+    return _field(default, Option(convert.text, form=form, several=True))
 
 
-def path(default: Path, doc: str) -> Path:
-    return _field(default, Option(convert.path, doc))
+def path(default: Path) -> Path:
+    return _field(default, Option(convert.path))
 
 
-def optional_path(doc: str) -> Path | None:
-    return _field(None, Option(convert.path, doc, optional=True))
+def optional_path() -> Path | None:
+    return _field(None, Option(convert.path, optional=True))
 
 
-def paths(doc: str) -> tuple[Path, ...]:
+def paths() -> tuple[Path, ...]:
     """None, one (which needs no brackets) or several."""
-    return _field((), Option(convert.path, doc, several=True))
+    return _field((), Option(convert.path, several=True))
 
 
-def rate(doc: str) -> Rate | None:
-    return _field(None, Option(convert.rate, doc, optional=True))
+def rate() -> Rate | None:
+    return _field(None, Option(convert.rate, optional=True))
 
 
-def date(doc: str) -> float:
+def date() -> float:
     """Unix time; 0.0 when none is given."""
-    return _field(0.0, Option(convert.date, doc, optional=True))
+    return _field(0.0, Option(convert.date, optional=True))
 
 
-def networks(default: tuple[T, ...], doc: str) -> tuple[T, ...]:
-    return _field(default, Option(convert.text, doc, form=forms.network, several=True))
+def networks(default: tuple[T, ...]) -> tuple[T, ...]:
+    return _field(default, Option(convert.text, form=forms.network, several=True))
 
 
 def table(of: type[T]) -> T:

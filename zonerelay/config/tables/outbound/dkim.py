@@ -28,24 +28,22 @@ MAX_KEY_FILE = 64 * 1024
 class DkimSettings:
     """[[dkim]]: a signing key. Every entry whose domain and dates fit signs (RSA and Ed25519 together)."""
 
-    domain: str = text(
-        "",
-        'The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. '
-        "An entry for the very name goes before one with a wildcard.",
-        form=forms.domain,
-    )
-    selector: str = text(
-        "", "The key's name: its public half is at SELECTOR._domainkey.DOMAIN.", form=forms.selector
-    )
-    key_file: Path = path(Path(), "The private key, PEM: RSA of at least 1024 bits (use 2048), or Ed25519.")
-    signing_domain: str = text(
-        "",
-        'The domain that signs (d=), if it is another one than that in From: with domain = "*.example.com", '
-        '"example.com" needs one key record for all. Empty: the domain in From.',
-        form=forms.domain,
-    )
-    not_before: float = date("Sign from this time on, so that a key can be published first. Empty: now.")
-    not_after: float = date("Sign until this time. Empty: for ever.")
+    domain: str = text("", form=forms.domain)
+    """The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. An
+    entry for the very name goes before one with a wildcard.
+    """
+    selector: str = text("", form=forms.selector)
+    """The key's name: its public half is at SELECTOR._domainkey.DOMAIN."""
+    key_file: Path = path(Path())
+    """The private key, PEM: RSA of at least 1024 bits (use 2048), or Ed25519."""
+    signing_domain: str = text("", form=forms.domain)
+    """The domain that signs (d=), if it is another one than that in From: with domain = "*.example.com",
+    "example.com" needs one key record for all. Empty: the domain in From.
+    """
+    not_before: float = date()
+    """Sign from this time on, so that a key can be published first. Empty: now."""
+    not_after: float = date()
+    """Sign until this time. Empty: for ever."""
 
 
 NO_FILE = DkimSettings().key_file

@@ -21,30 +21,22 @@ from zonerelay.config.options.options import (
 class DnsSettings:
     """[dns]. `servers` empty: the system's resolvers."""
 
-    servers: tuple[str, ...] = texts(
-        (),
-        'Resolvers to ask instead of the system\'s: "192.0.2.53", "127.0.0.1:5353". One on this machine is '
-        "best.",
-        form=forms.name_server,
-    )
-    trust_ad: bool = switch(
-        False,
-        "Believe these servers that an answer was validated by DNSSEC (the AD bit), which DANE needs. Only "
-        "for a validating resolver on this machine, or over a path that nobody can tamper with.",
-    )
-    timeout: float = duration(
-        10.0, "How long one look-up may take over all servers; then its mail is deferred.", most=5 * MINUTE
-    )
-    cache_size: int = count(
-        10_000, "Domains whose hosts are remembered; each takes about a kilobyte of memory.", least=0
-    )
-    max_ttl: float = duration(
-        1 * HOUR,
-        "The longest that an answer is reused, whatever its TTL: moves are noticed within this time.",
-    )
-    negative_ttl: float = duration(
-        1 * MINUTE, "How long a failed look-up is reused, so that a queue for one broken domain asks once."
-    )
+    servers: tuple[str, ...] = texts((), form=forms.name_server)
+    """Resolvers to ask instead of the system's: "192.0.2.53", "127.0.0.1:5353". One on this machine is
+    best.
+    """
+    trust_ad: bool = switch(False)
+    """Believe these servers that an answer was validated by DNSSEC (the AD bit), which DANE needs. Only for a
+    validating resolver on this machine, or over a path that no attacker can tamper with.
+    """
+    timeout: float = duration(10.0, most=5 * MINUTE)
+    """How long one look-up may take over all servers; then its mail is deferred."""
+    cache_size: int = count(10_000, least=0)
+    """Domains whose hosts are remembered; each takes about a kilobyte of memory."""
+    max_ttl: float = duration(1 * HOUR)
+    """The longest that an answer is reused, whatever its TTL: moves are noticed within this time."""
+    negative_ttl: float = duration(1 * MINUTE)
+    """How long a failed look-up is reused, so that a queue for one broken domain asks once."""
 
 
 def dns_advice(dns: DnsSettings) -> list[str]:

@@ -37,26 +37,20 @@ class RewriteWhere(enum.StrEnum):
 class RewriteSettings:
     """[[rewrite]]: other addresses for those that match, when mail comes in; the first match counts."""
 
-    address: tuple[str, ...] = texts(
-        (),
-        'Addresses to change: "user@old.example", "old.example" (everybody there), "*.old.example", '
-        '"app-*@example.com".',
-        form=forms.address_pattern,
-    )
-    to: str = text(
-        "",
-        'What they become: "user@example.com", or "@example.com" to keep what is before the @.',
-        form=forms.replacement,
-    )
-    where: RewriteWhere = choice(
-        RewriteWhere.ALL,
-        "sender, recipient: of the envelope; envelope: both; header: From, Sender, Reply-To, To and Cc; all: "
-        "everywhere.",
-    )
-    user: tuple[str, ...] = texts((), 'Only in mail of these logged-in users; "*" is any of them.')
-    listener: tuple[str, ...] = texts(
-        (), "Only in mail that came in at these listeners, each written as its address is.", form=forms.listen
-    )
+    address: tuple[str, ...] = texts((), form=forms.address_pattern)
+    """Addresses to change: "user@old.example", "old.example" (every user there), "*.old.example",
+    "app-*@example.com".
+    """
+    to: str = text("", form=forms.replacement)
+    """What they become: "user@example.com", or "@example.com" to keep what is before the @."""
+    where: RewriteWhere = choice(RewriteWhere.ALL)
+    """sender, recipient: of the envelope; envelope: both; header: From, Sender, Reply-To, To and Cc; all:
+    everywhere.
+    """
+    user: tuple[str, ...] = texts(())
+    """Only in mail of these logged-in users; "*" is any of them."""
+    listener: tuple[str, ...] = texts((), form=forms.listen)
+    """Only in mail that came in at these listeners, each written as its address is."""
 
 
 _PLACES = {

@@ -24,26 +24,18 @@ _FAMILIES = {4: "IPv4", 6: "IPv6"}
 class SourceSettings:
     """[[source]]: one of this machine's identities; zones name those that they send from."""
 
-    name: str = text("", "What zones, logs and metrics call this source.", form=forms.source_name)
-    address: tuple[str, ...] = texts(
-        (),
-        "The addresses of this machine to send from: one of IPv4, one of IPv6, or both. With one only, hosts "
-        "are reached over that family alone.",
-        form=forms.ip_address,
-    )
-    ehlo_name: str = text(
-        "",
-        "The name to say in EHLO from these addresses; they should resolve back to it. Empty: the zone's.",
-        form=forms.ehlo_name,
-    )
-    weight: int = count(
-        1,
-        "Its share of the mail, compared with the other sources of a zone. 0: none, while it is kept in the "
-        "configuration.",
-        least=0,
-        most=1000,
-        optional=True,
-    )
+    name: str = text("", form=forms.source_name)
+    """What zones, logs and metrics call this source."""
+    address: tuple[str, ...] = texts((), form=forms.ip_address)
+    """The addresses of this machine to send from: one of IPv4, one of IPv6, or both. With one only, hosts are
+    reached over that family alone.
+    """
+    ehlo_name: str = text("", form=forms.ehlo_name)
+    """The name to say in EHLO from these addresses; they should resolve back to it. Empty: the zone's."""
+    weight: int = count(1, least=0, most=1000, optional=True)
+    """Its share of the mail, compared with the other sources of a zone. 0: none, while it is kept in the
+    configuration.
+    """
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:

@@ -37,36 +37,27 @@ NOTE = "srs-form"
 class SrsSettings:
     """[srs]: the sender rewriting scheme, for zones with srs = true. `domain` empty: off."""
 
-    domain: str = text(
-        "",
-        "The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its "
-        "addresses. Reports to such addresses are taken from everybody, and go to the first sender.",
-        form=forms.domain,
-    )
-    secret: str = text(
-        "",
-        "Where the secret is that signs such addresses, as in password of [[credential]]; at least 16 "
-        "characters.",
-        form=forms.secret,
-    )
-    old_secrets: tuple[str, ...] = texts(
-        (), "Where former secrets are, which are still accepted.", form=forms.secret
-    )
-    local_domains: tuple[str, ...] = texts(
-        (),
-        'Senders in these domains are not rewritten: their SPF records allow this relay. "example.com", '
-        '"*.example.com".',
-        form=forms.domain,
-    )
-    max_age: float = duration(
-        21 * DAY, "How long reports to a rewritten sender are taken.", least=DAY, most=YEAR
-    )
-    accept_legacy: bool = switch(
-        False,
-        "Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be "
-        "guessed: for max_age after taking over from one of these. After an upgrade from a version of this "
-        "relay with that form it is done without asking.",
-    )
+    domain: str = text("", form=forms.domain)
+    """The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its
+    addresses. Reports to such addresses are taken from every client, and go to the first sender.
+    """
+    secret: str = text("", form=forms.secret)
+    """Where the secret is that signs such addresses, as in password of [[credential]]; at least 16
+    characters.
+    """
+    old_secrets: tuple[str, ...] = texts((), form=forms.secret)
+    """Where former secrets are, which are still accepted."""
+    local_domains: tuple[str, ...] = texts((), form=forms.domain)
+    """Senders in these domains are not rewritten: their SPF records allow this relay. "example.com",
+    "*.example.com".
+    """
+    max_age: float = duration(21 * DAY, least=DAY, most=YEAR)
+    """How long reports to a rewritten sender are taken."""
+    accept_legacy: bool = switch(False)
+    """Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
+    guessed: for max_age after taking over from one of these. After an upgrade from a version of this relay
+    with that form it is done without asking.
+    """
 
 
 def check_srs(srs: SrsSettings, zones: Sequence[ZoneSettings], report: Report) -> None:

@@ -34,51 +34,36 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
 class OutboxSettings:
     """[outbox]: a second way in, where `url` is given."""
 
-    url: str = text(
-        "",
-        "The database whose rows are sent as mail (docs/outbox.md), written as in [postgres]. Empty: none. "
-        "No password here.",
-    )
-    password: str = text(
-        "",
-        "Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed.",
-        form=forms.secret,
-    )
-    schema: str = text("public", "The schema of the tables.")
-    table: str = text(
-        "outbound_messages", "The table that applications insert into. Relays with the same share its rows."
-    )
-    mailbox_table: str = text("mailboxes", "The table of mailboxes that rows may name.")
-    create_tables: bool = switch(
-        False,
-        "Make the tables where there are none. Otherwise zonerelay outbox schema prints what makes them.",
-    )
-    zone: str = text(
-        "default", "The zone of rows that name neither a zone nor a mailbox.", form=forms.zone_name
-    )
-    keys: tuple[str, ...] = texts(
-        (),
-        "Where the keys are that open smtp_password_encrypted: files, env:NAME or credential:NAME. The first "
-        "one seals; each is tried to open.",
-        form=forms.secret,
-    )
-    poll_interval: float = duration(
-        10.0,
-        "How often to look for rows that nobody has told of. Inserts are told at once.",
-        least=0.1,
-        most=10 * MINUTE,
-    )
-    lease: float = duration(
-        15 * MINUTE,
-        "How long a relay may be silent before others give its rows back to the queue. It may still be "
-        "sending them, so this should be longer than any transaction: [delivery] final_dot_timeout alone is "
-        "10 minutes.",
-        least=1.0,
-    )
-    max_attempts: int = count(
-        10, "Failed attempts of a recipient after which a row fails; n² minutes follow the n-th.", most=1000
-    )
-    max_message_size: int = size(25 * MB, "Rows whose message is larger fail.")
+    url: str = text("")
+    """The database whose rows are sent as mail (docs/outbox.md), written as in [postgres]. Empty: none. No
+    password here.
+    """
+    password: str = text("", form=forms.secret)
+    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    schema: str = text("public")
+    """The schema of the tables."""
+    table: str = text("outbound_messages")
+    """The table that applications insert into. Relays with the same share its rows."""
+    mailbox_table: str = text("mailboxes")
+    """The table of mailboxes that rows may name."""
+    create_tables: bool = switch(False)
+    """Make the tables where there are none. Otherwise zonerelay outbox schema prints what makes them."""
+    zone: str = text("default", form=forms.zone_name)
+    """The zone of rows that name neither a zone nor a mailbox."""
+    keys: tuple[str, ...] = texts((), form=forms.secret)
+    """Where the keys are that open smtp_password_encrypted: files, env:NAME or credential:NAME. The first one
+    seals; each is tried to open.
+    """
+    poll_interval: float = duration(10.0, least=0.1, most=10 * MINUTE)
+    """How often to look for rows that no notification has announced. Inserts are announced at once."""
+    lease: float = duration(15 * MINUTE, least=1.0)
+    """How long a relay may be silent before others give its rows back to the queue. It may still be sending
+    them, so this should be longer than any transaction: [delivery] final_dot_timeout alone is 10 minutes.
+    """
+    max_attempts: int = count(10, most=1000)
+    """Failed attempts of a recipient after which a row fails; n² minutes follow the n-th."""
+    max_message_size: int = size(25 * MB)
+    """Rows whose message is larger fail."""
 
 
 def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: Report) -> None:
@@ -113,6 +98,7 @@ def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> list[st
         )
     if is_in_the_open(outbox.url):
         found.append(
-            "outbox.url: mail goes over the network from whoever answers there: add ?sslmode=verify-full"
+            "outbox.url: mail goes over the network from any server that answers there: add "
+            "?sslmode=verify-full"
         )
     return found

@@ -1,11 +1,15 @@
-"""Every option with its default and its reason, in the order of the file: what documentation is made of."""
+"""Every option with its default as TOML and the docstring below its field, in the order of the file."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from zonerelay.config.options import convert
@@ -41,11 +45,23 @@ def options() -> Iterator[Described]:
 
 
 def _options_in(name: str, table: type[DataclassInstance]) -> Iterator[Described]:
-    described = options_of(table)
+    described, docs = options_of(table), _docstrings(table)
     for field in dataclasses.fields(table):
         if field.name in described:
             option = described[field.name]
-            yield Described(name, field.name, toml_value(field.default, option), option.doc)
+            yield Described(name, field.name, toml_value(field.default, option), docs.get(field.name, ""))
+
+
+def _docstrings(table: type[DataclassInstance]) -> dict[str, str]:
+    """The string below each field, on one line."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(table))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(tree.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 def toml_value(value: object, option: Option) -> str:
