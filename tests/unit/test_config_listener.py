@@ -346,7 +346,7 @@ CONTRADICTIONS = [
         "everybody is trusted, in two halves",
         'xclient_networks = ["0.0.0.0/1", "128.0.0.0/1"]',
         "xclient_networks",
-        '"0.0.0.0/0" would let anybody claim any address',
+        '"0.0.0.0/0" would let every client claim any address',
     ),
     (
         "a balancer on a Unix socket",
