@@ -23,7 +23,7 @@ from tests.support.inbound import HOSTNAME, EventLog, House, RememberingStore, e
 from tests.support.tls_client import trusting
 from zonerelay.config.load import settings_in
 from zonerelay.config.options.options import options_of
-from zonerelay.config.options.problems import Report
+from zonerelay.config.problems import Report
 from zonerelay.config.settings import (
     REPEATED,
     AuthSettings,

@@ -15,8 +15,8 @@ import pytest
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
 from tests.unit.test_rates import fullest
-from zonerelay.config.options.units import parse_rate
 from zonerelay.config.settings import DestinationSettings, RouteSettings, Settings, ZoneSettings
+from zonerelay.config.units import parse_rate
 from zonerelay.sandbox.conversation import Received
 from zonerelay.sandbox.sink import Sink
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, FakeDns, Trouble, Zones
 from tests.support.ports import free_port
-from zonerelay.config.options.endpoints import NameServer, parse_name_server
+from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.routing.dns import name_servers
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.name_servers import PER_SOCKET, NameServers, NotPlain

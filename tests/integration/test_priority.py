@@ -14,7 +14,6 @@ import pytest
 from tests.integration.test_routes import explain, listener, standing_still
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.config.options.units import parse_rate
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     AuthSettings,
@@ -23,6 +22,7 @@ from zonerelay.config.settings import (
     RouteSettings,
     ZoneSettings,
 )
+from zonerelay.config.units import parse_rate
 from zonerelay.control.messages.answers import DeliveryRow
 from zonerelay.control.messages.requests import Filter, QueueChange, QueueList
 from zonerelay.control.socket.client import ControlClient

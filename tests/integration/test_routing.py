@@ -22,7 +22,7 @@ from tests.support.dns import (
     Troubles,
     Zones,
 )
-from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict

@@ -15,7 +15,6 @@ from tests.support.counting import CountingReceiver
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.relay import Running, relay_with, settings
-from zonerelay.config.options.units import parse_rate
 from zonerelay.config.settings import (
     Backend,
     PostgresSettings,
@@ -24,6 +23,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
+from zonerelay.config.units import parse_rate
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import SystemClock

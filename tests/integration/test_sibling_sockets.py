@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.support.ports import LOOPBACK
-from zonerelay.config.options.endpoints import ListenAddress
+from zonerelay.config.endpoints import ListenAddress
 from zonerelay.inbound.listen import sibling_sockets
 from zonerelay.inbound.listen.binding import bound_group
 from zonerelay.inbound.listen.sibling_sockets import PATIENCE, SiblingSockets

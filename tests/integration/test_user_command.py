@@ -175,7 +175,7 @@ def test_a_user_is_removed_once(shell: Shell) -> None:
         (("add", "new", "--password-stdin"), b"not \xff UTF-8", 1, "is not UTF-8"),
         (("add", "new", "--password-stdin"), "x" * 1025, 1, "at most 1024 octets"),
         (("add", "new", "--password-stdin"), "x" * 100_000, 1, "at most 1024 octets"),
-        (("add", "new"), "", 2, "nobody to ask"),
+        (("add", "new"), "", 2, "no person to ask"),
         (("add", "new", "--password-stdin", "--generate"), "", 2, "not allowed with"),
         (("add", "a:b", "--generate"), "", 2, '"a:b" cannot be a user name'),
         (("add", "", "--generate"), "", 2, "no name"),

@@ -15,7 +15,7 @@ from zonerelay.config.settings import Backend, Settings
 from zonerelay.store.check import Contents, Examination, Fault, Findings
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.open import check_spool
+from zonerelay.store.offline import check_spool
 
 
 async def checked(spool: Spool, tmp_path: Path) -> tuple[Contents, Findings]:

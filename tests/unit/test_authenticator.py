@@ -79,7 +79,7 @@ class Door:
         return [fields for _, event, fields in self.lines if event == name]
 
     def counted(self, result: str) -> int:
-        return self.metrics._logins._numbers[result,]
+        return self.metrics.logins._numbers[result,]
 
 
 @pytest.fixture

@@ -517,7 +517,7 @@ def test_ticket_keys_do_not_last_for_ever(tmp_path: Path) -> None:
 def test_the_certificate_that_expires_first_is_the_one_in_the_metric() -> None:
     metrics = Metrics()
     metrics.attach_certificates(lambda: [("a.example", 30.0), ("a.example", 20.0), ("b.example", 40.0)])
-    metrics.inbound_tls("TLSv1.3")
+    metrics.tls_sessions.add(("TLSv1.3",))
     text = metrics.exposition().decode()
     assert 'zonerelay_certificate_expiry_timestamp_seconds{name="a.example"} 20.0' in text
     assert 'zonerelay_certificate_expiry_timestamp_seconds{name="b.example"} 40.0' in text

@@ -92,7 +92,7 @@ def quota_file(directory: Path) -> Path:
         (
             '[[listener]]\naddress = "unix:/x"\ntls = "starttls"\ncertificate = "CERT"\nkey = "KEY"\n'
             'auth = "optional"\n[auth]\ncredentials = "USERS"\n',
-            "with STARTTLS from whoever may open it, users, up to",
+            "with STARTTLS from every program that may open it, users, up to",
         ),
     ],
 )

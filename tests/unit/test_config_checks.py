@@ -66,9 +66,9 @@ REFUSED = [
         "nobody may relay",
         "[[listener]]\nallow_networks = []",
         "listener[0].allow_networks",
-        "nobody could relay",
+        "no client could relay",
     ),
-    ("no listener", "listener = []", "listener", "nobody could hand in mail"),
+    ("no listener", "listener = []", "listener", "no client could hand in mail"),
     (
         "two listeners, one address",
         '[[listener]]\naddress = "[::1]:25"\n[[listener]]\naddress = "[0::1]:25"',
@@ -315,7 +315,7 @@ ADVICE = [
         f'{POSTGRES}url = "postgresql://relay@db.example/mail?sslmode=require"',
         "relay.example.org",
         "postgres.url",
-        "whoever answers at db.example",
+        "any server that answers at db.example",
     ),
     ("", "relay", "hostname", "an EHLO name that is not a full name"),
     ('[spool]\nbackend = "memory"', "relay.example.org", "spool.backend", "nothing survives"),
@@ -328,7 +328,7 @@ ADVICE = [
     ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space", "full disks"),
     (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].open_relay", "anybody may relay"),
     ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls", "clear text over the Internet"),
-    ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user", "nobody can log in"),
+    ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user", "no user can log in"),
     ('[admin]\naddress = "0.0.0.0:8025"', "relay.example.org", "admin.address", "readable from elsewhere"),
 ]
 
@@ -378,9 +378,9 @@ def test_check_config_says_who_may_relay(tmp_path: Path, capsys: pytest.CaptureF
     path.write_text(f'[[listener]]\naddress = "127.0.0.1:1"\n{WORDS}\n[[listener]]\naddress = "unix:/x"\n')
     assert check_config.run(path) == 0
     out = capsys.readouterr().out
-    assert "  listener 127.0.0.1:1 from anybody, up to 50 MB\n" in out
-    assert "  listener unix:/x from whoever may open it, up to 50 MB\n" in out
-    assert "  note: listener[0].open_relay: anybody who reaches 127.0.0.1:1 may relay\n" in out
+    assert "  listener 127.0.0.1:1 from every client, up to 50 MB\n" in out
+    assert "  listener unix:/x from every program that may open it, up to 50 MB\n" in out
+    assert "  note: listener[0].open_relay: every client that reaches 127.0.0.1:1 may relay\n" in out
 
 
 def test_check_config_prints_every_problem_on_stderr(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from zonerelay.config.options.endpoints import (
+from zonerelay.config.endpoints import (
     ListenAddress,
     NameServer,
     NextHop,

@@ -316,13 +316,13 @@ CONTRADICTIONS = [
         "anybody, and only who logs in",
         f'{CERTIFIED}auth = "required"\n{OPEN}',
         "open_relay",
-        'is not used with auth = "required", which lets nobody relay without logging in',
+        'is not used with auth = "required", which lets no client relay without logging in',
     ),
     (
         "log in from anywhere, as it is not written",
         f'{CERTIFIED}auth = "required"\nallow_networks = ["0.0.0.0/0"]',
         "allow_networks",
-        'is not used with auth = "required": whoever logs in may relay from anywhere. Leave it out',
+        'is not used with auth = "required": a user who logs in may relay from anywhere. Leave it out',
     ),
     (
         "anybody without logging in",
@@ -334,19 +334,19 @@ CONTRADICTIONS = [
         "nobody at all",
         "allow_networks = []",
         "allow_networks",
-        'is empty, so nobody could relay: name a network, such as "127.0.0.0/8", or say auth = "required"',
+        'is empty, so no client could relay: name a network, such as "127.0.0.0/8", or say auth = "required"',
     ),
     (
         "everybody is a balancer",
         'proxy_networks = ["0.0.0.0/0"]',
         "proxy_networks",
-        '"0.0.0.0/0" would let anybody claim any address: name the servers in front of this one',
+        '"0.0.0.0/0" would let every client claim any address: name the servers in front of this one',
     ),
     (
         "everybody is trusted, in two halves",
         'xclient_networks = ["0.0.0.0/1", "128.0.0.0/1"]',
         "xclient_networks",
-        '"0.0.0.0/0" would let anybody claim any address',
+        '"0.0.0.0/0" would let every client claim any address',
     ),
     (
         "a balancer on a Unix socket",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.config.options.toml_lines import line_numbers
+from zonerelay.config.toml_lines import line_numbers
 
 SHIPPED = Path(__file__).parents[2] / "config"
 

@@ -9,8 +9,8 @@ import pytest
 
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
-from zonerelay.config.options.problems import ConfigError, Report
-from zonerelay.config.tables.credential import try_credentials
+from zonerelay.config.problems import ConfigError, Report
+from zonerelay.config.tables.outbound.credential import try_credentials
 
 ZONE = '[[zone]]\nname = "default"\nnext_hop = "[smtp.example.net]:587"\ntls = "verify"\n'
 PLAIN = '[[credential]]\nname = "main"\nuser = "relay"\npassword = "/etc/zonerelay/main.password"\n'
@@ -127,7 +127,7 @@ def test_a_password_in_the_file_is_refused_and_not_repeated() -> None:
         (ZONE + PLAIN, "credential[0]: no zone logs in as main"),
         (
             ZONE.replace("verify", "required") + USED + PLAIN,
-            "zone[0].tls: required: whoever can redirect its connections",
+            "zone[0].tls: required: an attacker who can redirect its connections",
         ),
         (
             ZONE + USED + PLAIN + 'sender = ["example.org"]\n',

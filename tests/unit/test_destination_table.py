@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from zonerelay.config.options.units import parse_rate
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
+from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.route import Limits, MxHost, Route, TlsDemand

@@ -14,8 +14,8 @@ from tests.bench.simulate.run import Result, simulate
 from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario, limits
 from tests.bench.simulate.world import Kind
 from tests.unit.test_rates import fullest
-from zonerelay.config.options.units import Rate, parse_rate
 from zonerelay.config.settings import ZoneSettings
+from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.authority.book import Book
 from zonerelay.limits.rates import interval, leased_grace, margin
 from zonerelay.limits.values import Request, TurnAsk

@@ -10,8 +10,8 @@ import pytest
 
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
-from zonerelay.config.options.units import parse_rate
 from zonerelay.config.settings import DestinationSettings, ZoneSettings
+from zonerelay.config.units import parse_rate
 from zonerelay.limits.rates import MARGIN_LEAST, MARGIN_PART
 from zonerelay.queue.selection.rates import Pacer
 from zonerelay.queue.selection.turn import PATIENCE

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.described_options import options
 from zonerelay.cli import arguments
-from zonerelay.config.describe import options
 from zonerelay.config.load import load_text
 
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from zonerelay.cli import arguments
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.load import load
-from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.options.units import parse_duration
 from zonerelay.config.settings import Settings
+from zonerelay.config.units import parse_duration
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.routing.mta_sts.files import policy_directory
 

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery
 from tests.unit.test_rates import fullest
-from zonerelay.config.options.units import Rate, parse_rate
 from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of, queue_of

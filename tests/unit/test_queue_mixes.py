@@ -15,8 +15,8 @@ import pytest
 
 from tests.bench.simulate.timeline import START, VirtualLoop
 from tests.support.queueing import DEFERRED, DELIVERED, LOCAL, NO_HOST, Relay, deliveries_of, route_to
-from zonerelay.config.options.units import parse_rate
 from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.config.units import parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, queue_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from zonerelay.config.options.units import parse_rate
+from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.selection.rates import Pace, Rates
 from zonerelay.queue.selection.turn import LONGEST_FIRST, Turn

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery, prove
 from tests.unit.test_rates import fullest
-from zonerelay.config.options.units import Rate, parse_rate
 from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.destination.destinations import Work

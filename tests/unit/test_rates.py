@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zonerelay.config.options.units import Rate, parse_rate
+from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.rates import margin
 from zonerelay.queue.selection.rates import HORIZON, Pace, Pacer, Rates, Ticket
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey

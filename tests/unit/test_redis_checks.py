@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.config.checks import advice, check
-from zonerelay.config.options.problems import Report
+from zonerelay.config.problems import Report
 from zonerelay.config.settings import LOSS_WORDS, Backend, RedisSettings, Settings, SpoolSettings
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from zonerelay.config.checks import advice, check
 from zonerelay.config.load import load_text
-from zonerelay.config.options.problems import Report
+from zonerelay.config.problems import Report
 from zonerelay.config.settings import Backend, S3Settings, Settings, SpoolSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "s3.md"

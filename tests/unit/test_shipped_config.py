@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.describe import Described, options
+from tests.support.described_options import Described, options
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.load import load, load_text
-from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.options.toml_lines import line_numbers
 from zonerelay.config.settings import Settings
+from zonerelay.config.toml_lines import line_numbers
 
 CONFIG = Path(__file__).parents[2] / "config"
 SHIPPED = (CONFIG / "zonerelay.toml").read_text(encoding="utf-8")

@@ -27,8 +27,8 @@ from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.timeline import NothingLeftError, VirtualClock, VirtualLoop
 from tests.bench.simulate.world import Kind, World, kind_name
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id
-from zonerelay.config.options.units import Rate
 from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.config.units import Rate
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.store.contract import Finish, Postpone

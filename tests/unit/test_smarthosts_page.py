@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from zonerelay.config.checks import advice
+from zonerelay.config.endpoints import split_next_hops
 from zonerelay.config.load import load_text
-from zonerelay.config.options.endpoints import split_next_hops
 from zonerelay.config.settings import CredentialSettings, OauthGrant, RetrySettings
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.logins import senders_of, token_directory

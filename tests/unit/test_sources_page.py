@@ -8,8 +8,8 @@ from pathlib import Path
 
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
-from zonerelay.config.options.units import format_duration
 from zonerelay.config.settings import SourceSettings, ZoneSettings
+from zonerelay.config.units import format_duration
 from zonerelay.delivery.source.choice import shares
 from zonerelay.delivery.source.penalties import ABSENT_FOR
 

@@ -51,7 +51,7 @@ def test_the_first_refusals_of_a_client_have_their_lines_and_the_others_are_coun
     }
     refuse(events, "192.0.2.1", 3)  # another interval
     assert len(log.named("refused")) == IN_FULL + 1 + 3
-    assert events.metrics._refused._numbers["relay",] == 1004
+    assert events.metrics.refused._numbers["relay",] == 1004
 
 
 def test_log_ins_that_succeed_always_have_their_line(events: Events, log: EventLog) -> None:

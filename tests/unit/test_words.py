@@ -1,4 +1,4 @@
-"""Names: the words of modules are known, a class has one meaning in its package, docstrings name their nouns.
+"""Names: module names use known words, a class has one meaning in its package, prose has its nouns.
 
 `tests/data/word_exceptions.txt` lists what does not comply yet, a section for each test. A section may only
 shrink: an entry that complies now fails its test, and `python -m tests.unit.test_words` removes it.
@@ -87,21 +87,19 @@ def homonyms() -> set[str]:
     return {name for name, count in counts.items() if count > 1}
 
 
-def docstrings(path: Path) -> Iterator[str]:
-    """Those of the module, of classes and functions, and of constants."""
+def texts(path: Path) -> Iterator[str]:
+    """Docstrings, and every other string: what operators, users and peers read."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            for each in node.body:
-                if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
-                    yield str(each.value.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def stand_ins() -> set[str]:
-    """Modules whose docstrings have a stand-in where a noun belongs."""
-    return {of(path) for path in modules() if any(map(_STAND_INS.search, docstrings(path)))}
+    """Modules whose docstrings or texts have a stand-in where a noun belongs."""
+    return {of(path) for path in modules() if any(map(_STAND_INS.search, texts(path)))}
 
 
-CHECKS = {"words": unknown_words, "classes": homonyms, "docstrings": stand_ins}
+CHECKS = {"words": unknown_words, "classes": homonyms, "texts": stand_ins}
 
 
 def exceptions() -> dict[str, set[str]]:
@@ -116,7 +114,7 @@ def exceptions() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_name_or_docstring_that_does_not_comply_is_a_known_exception(name: str) -> None:
+def test_a_name_or_text_that_does_not_comply_is_a_known_exception(name: str) -> None:
     assert sorted(CHECKS[name]() - exceptions()[name]) == []
 
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from zonerelay.admin.health import Readiness
-from zonerelay.config.options.endpoints import ListenAddress, parse_listen
+from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.config.options.options import MAX_WORKERS
-from zonerelay.config.options.units import parse_duration, parse_size
+from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
@@ -44,7 +43,7 @@ CHANGES = {
     "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
     "release": "let held deliveries go on",
     "bounce": "give deliveries up and report to their senders",
-    "drop": "remove deliveries for good, without a report to anybody",
+    "drop": "remove deliveries for good, without a report to their senders",
 }
 
 
@@ -371,6 +370,8 @@ def _count(text: str) -> int:
 
 
 def _worker(text: str) -> int:
+    from zonerelay.config.settings import MAX_WORKERS
+
     if not (text.isascii() and text.isdigit() and int(text) < MAX_WORKERS):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_WORKERS - 1}")
     return int(text)

@@ -6,16 +6,41 @@ must not carry table printing into a daemon.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from importlib import import_module
 
 from zonerelay import __version__
 from zonerelay.cli import arguments as grammar
 from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, CliError
 from zonerelay.control.socket.errors import ControlError
+
+COMMANDS = {
+    "status": ("operate.status", "status"),
+    "explain": ("operate.explain", "explain"),
+    "resolve": ("operate.read", "resolve"),
+    "queue": ("operate.change", "change"),
+    "queue list": ("operate.read", "list_deliveries"),
+    "queue show": ("operate.read", "show"),
+    "queue trace": ("operate.read", "trace"),
+    "outbox": ("operate.outbox", "outbox"),
+    "spool acknowledge": ("operate.spool", "acknowledge"),
+    "spool accept-empty": ("operate.spool", "accept_empty"),
+    "spool backup": ("spool.backup", "backup"),
+    "spool check": ("spool.check", "check"),
+    "spool export": ("spool.exchange", "export_to"),
+    "spool import": ("spool.exchange", "import_from"),
+    "spool repair": ("spool.repair", "repair"),
+    "spool restore": ("spool.backup", "restore"),
+    "user": ("setup.user", "user"),
+    "cert": ("setup.certificates", "self_signed"),
+    "dkim": ("setup.dkim", "dkim"),
+}
+"""The module and the function of each command, or of one of its verbs. The function is given the parsed
+arguments and returns the exit status.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,9 +79,9 @@ def _run(arguments: Namespace) -> int:
         case "version":
             print(f"zonerelay {__version__}")
             return OK
-        case "queue":
-            return _run_queue(arguments)
-    return _run_question(arguments)
+    verb = f"{arguments.command} {getattr(arguments, 'verb', '')}"
+    module, function = COMMANDS.get(verb) or COMMANDS[arguments.command]
+    return int(getattr(import_module(f"zonerelay.cli.{module}"), function)(arguments))
 
 
 def _run_relay(arguments: Namespace) -> int:
@@ -67,80 +92,3 @@ def _run_relay(arguments: Namespace) -> int:
     if arguments.command == "serve":
         return serve(config)
     return run_worker(config, arguments.index, drains_spool=arguments.drains_spool)
-
-
-def _run_question(arguments: Namespace) -> int:
-    match arguments.command:
-        case "status":
-            from zonerelay.cli.operate.status import status
-
-            return status(arguments)
-        case "explain":
-            from zonerelay.cli.operate.explain import explain
-
-            return explain(arguments)
-        case "resolve":
-            from zonerelay.cli.operate.read import resolve
-
-            return resolve(arguments)
-        case "user":
-            from zonerelay.cli.setup.user import user
-
-            return user(arguments)
-        case "cert":
-            from zonerelay.cli.setup.certificates import self_signed
-
-            return self_signed(arguments)
-    return _run_tool(arguments)
-
-
-def _run_tool(arguments: Namespace) -> int:
-    match arguments.command:
-        case "outbox":
-            from zonerelay.cli.operate.outbox import outbox
-
-            return outbox(arguments)
-        case "dkim":
-            from zonerelay.cli.setup.dkim import dkim
-
-            return dkim(arguments)
-        case "spool":
-            return _run_spool(arguments)
-    raise AssertionError(arguments.command)
-
-
-_SPOOL = {
-    "acknowledge": ("operate.spool", "acknowledge"),
-    "accept-empty": ("operate.spool", "accept_empty"),
-    "backup": ("spool.backup", "backup"),
-    "check": ("spool.check", "check"),
-    "export": ("spool.exchange", "export_to"),
-    "import": ("spool.exchange", "import_from"),
-    "repair": ("spool.repair", "repair"),
-    "restore": ("spool.backup", "restore"),
-}
-"""The module and the function of each verb."""
-
-
-def _run_spool(arguments: Namespace) -> int:
-    module, function = _SPOOL[arguments.verb]
-    return int(getattr(importlib.import_module(f"zonerelay.cli.{module}"), function)(arguments))
-
-
-def _run_queue(arguments: Namespace) -> int:
-    match arguments.verb:
-        case "list":
-            from zonerelay.cli.operate.read import list_deliveries
-
-            return list_deliveries(arguments)
-        case "show":
-            from zonerelay.cli.operate.read import show
-
-            return show(arguments)
-        case "trace":
-            from zonerelay.cli.operate.read import trace
-
-            return trace(arguments)
-    from zonerelay.cli.operate.change import change
-
-    return change(arguments)

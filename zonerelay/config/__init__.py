@@ -1,5 +1,6 @@
-"""The configuration file: what can be set, what is read from it, and what is wrong with it.
+"""The configuration file: the options that it may set, the settings read from it, the problems in it.
 
-`settings` has the classes of all tables, `load` reads a file into them, `checks` says what must hold between
-them, `describe` lists every option, `changes` what a reload can take up, `hostname` the relay's own name.
+`settings` has the classes of all tables, `load` reads a file into them, `checks` compares tables with each
+other, `changes` says what a reload can take up, `hostname` finds the relay's own name. Other packages use
+`endpoints`, `units`, `wording` and `problems` too; `tables` and `options` are private to this package.
 """

@@ -8,37 +8,38 @@ one sentence each, `path.to.key: …`, as problems are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from zonerelay.config.credentials.secrets import check_secret
+from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.hostname import is_fully_qualified
-from zonerelay.config.options.endpoints import ListenAddress, parse_listen
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.settings import Backend, Settings
-from zonerelay.config.tables.access import access_advice, auth_advice, check_access
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import options_of
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings
 from zonerelay.config.tables.admin import admin_advice
-from zonerelay.config.tables.credential import check_credentials, credential_advice
-from zonerelay.config.tables.destination import (
+from zonerelay.config.tables.inbound.access import access_advice, auth_advice, check_access
+from zonerelay.config.tables.inbound.listener import check_listeners, listener_advice
+from zonerelay.config.tables.outbound.credential import check_credentials, credential_advice, try_credentials
+from zonerelay.config.tables.outbound.delivery import check_retry, retry_advice
+from zonerelay.config.tables.outbound.destination import (
     check_destination_zones,
     check_destinations,
     destination_advice,
 )
-from zonerelay.config.tables.dkim import check_dkim, dkim_advice
-from zonerelay.config.tables.dns import dns_advice
-from zonerelay.config.tables.listener import check_listeners, listener_advice
-from zonerelay.config.tables.outbox import check_outbox, outbox_advice
-from zonerelay.config.tables.postgres import check_postgres, postgres_advice
-from zonerelay.config.tables.redis import check_redis, redis_advice
-from zonerelay.config.tables.retry import check_retry, retry_advice
-from zonerelay.config.tables.rewrite import check_rewrites, rewrite_advice
-from zonerelay.config.tables.route import check_route_zones, check_routes, route_advice
-from zonerelay.config.tables.s3 import check_s3, s3_advice
-from zonerelay.config.tables.source import check_sources, source_advice
-from zonerelay.config.tables.spool import check_spool, spool_advice
-from zonerelay.config.tables.srs import check_srs, srs_advice, try_srs
-from zonerelay.config.tables.zone import check_zone_names, check_zones, zone_advice
+from zonerelay.config.tables.outbound.dkim import check_dkim, dkim_advice
+from zonerelay.config.tables.outbound.dns import dns_advice
+from zonerelay.config.tables.outbound.rewrite import check_rewrites, rewrite_advice
+from zonerelay.config.tables.outbound.route import check_route_zones, check_routes, route_advice
+from zonerelay.config.tables.outbound.source import check_sources, source_advice
+from zonerelay.config.tables.outbound.srs import check_srs, srs_advice, try_srs
+from zonerelay.config.tables.outbound.zone import check_zone_names, check_zones, zone_advice
+from zonerelay.config.tables.store.outbox import check_outbox, outbox_advice
+from zonerelay.config.tables.store.postgres import check_postgres, postgres_advice
+from zonerelay.config.tables.store.redis import check_redis, redis_advice
+from zonerelay.config.tables.store.s3 import check_s3, s3_advice
+from zonerelay.config.tables.store.spool import check_spool, spool_advice
 
 
 def check(settings: Settings, report: Report) -> Settings:
@@ -95,8 +96,8 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
     )
 
 
-def try_secrets(settings: Settings, environment: Mapping[str, str], report: Report) -> None:
-    """Tries what a start would find out: are the secrets there that the relay itself needs?"""
+def try_secrets(settings: Settings, environment: Mapping[str, str], report: Report) -> Iterator[str]:
+    """Reads the secrets that a start would need. Yields notes; problems go into the report."""
     if settings.spool.backend is Backend.POSTGRES:
         check_secret(settings.postgres.password, ("postgres", "password"), environment, report)
     if settings.spool.backend is Backend.S3:
@@ -104,6 +105,20 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
     if settings.outbox.url:
         check_secret(settings.outbox.password, ("outbox", "password"), environment, report)
     try_srs(settings.srs, environment, report)
+    yield from try_credentials(settings.credential, environment, report)
+
+
+def secrets_of(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """Where each secret of the tables in single brackets is said to be, with the path of its option."""
+    for name in (each for each in TABLES if each not in REPEATED):
+        for key, option in options_of(TABLES[name]).items():
+            value = getattr(getattr(settings, name), key)
+            if option.form is not forms.secret or not value:
+                continue
+            if option.several:
+                yield from (((name, key, at), place) for at, place in enumerate(value))
+            else:
+                yield (name, key), value
 
 
 def _hostname_advice(hostname: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 
-from zonerelay.config.options.endpoints import address_literal, is_domain, parse_listen
+from zonerelay.config.endpoints import address_literal, is_domain, parse_listen
 from zonerelay.config.settings import Settings
 
 _LOCAL = ("localhost", "localdomain", "local")

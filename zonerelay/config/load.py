@@ -7,26 +7,28 @@ the rest can be checked too: nothing is returned from a file with a problem.
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zonerelay.config import checks
 from zonerelay.config.options import convert
-from zonerelay.config.options.options import Form, Option, options_of
-from zonerelay.config.options.problems import ConfigError, Problem, Report, path_text
-from zonerelay.config.options.toml_lines import KeyPath, line_numbers
-from zonerelay.config.options.wording import did_you_mean, quoted
-from zonerelay.config.settings import REPEATED, TABLES, Settings, Table
+from zonerelay.config.options.convert import Option
+from zonerelay.config.options.options import options_of
+from zonerelay.config.problems import ConfigError, KeyPath, Problem, Report, path_text
+from zonerelay.config.settings import REPEATED, TABLES, Settings
+from zonerelay.config.toml_lines import line_numbers
+from zonerelay.config.wording import did_you_mean, quoted
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["ConfigError", "Problem", "load", "load_text", "load_whereabouts", "read"]
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
-Owner = TypeVar("Owner", bound=Settings | Table)
+Table = TypeVar("Table", bound="DataclassInstance")
 
 
 def load(path: Path) -> Settings:
@@ -104,7 +106,7 @@ def _syntax_problem(message: str, text: str, source: str) -> Problem:
 
 
 def settings_in(document: dict[str, object], report: Report) -> Settings:
-    tables: dict[str, Any] = {  # the classes in TABLES are those of the fields; a test compares them
+    tables: dict[str, Any] = {
         name: (_repeated if name in REPEATED else _single)(name, document[name], report)
         for name in TABLES
         if name in document
@@ -113,7 +115,7 @@ def settings_in(document: dict[str, object], report: Report) -> Settings:
     return dataclasses.replace(_read_options(Settings, options, (), report), **tables)
 
 
-def _single(name: str, value: object, report: Report) -> Table:
+def _single(name: str, value: object, report: Report) -> DataclassInstance:
     if isinstance(value, dict):
         return _read_options(TABLES[name], value, (name,), report)
     several = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
@@ -122,14 +124,14 @@ def _single(name: str, value: object, report: Report) -> Table:
     return TABLES[name]()
 
 
-def _repeated(name: str, value: object, report: Report) -> tuple[Table, ...]:
+def _repeated(name: str, value: object, report: Report) -> tuple[DataclassInstance, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         report.refuse((name,), f"there may be several: write it in double brackets, [[{name}]]")
         return ()
     return tuple(_read_options(TABLES[name], item, (name, at), report) for at, item in enumerate(value))
 
 
-def _read_options(owner: type[Owner], table: dict[str, object], path: KeyPath, report: Report) -> Owner:
+def _read_options(owner: type[Table], table: dict[str, object], path: KeyPath, report: Report) -> Table:
     options = options_of(owner)
     for key in [key for key in table if key not in options]:
         report.refuse((*path, key), _unknown_key(key, path, options))
@@ -139,41 +141,24 @@ def _read_options(owner: type[Owner], table: dict[str, object], path: KeyPath, r
             continue
         option, value, here = options[field.name], table[field.name], (*path, field.name)
         try:
-            values[field.name] = _read(option, value, field.default, here, report)
+            several = option.several
+            values[field.name] = _list(option, value, here, report) if several else option.read(value, option)
         except ValueError as error:
             report.refuse(here, str(error))
     return owner(**values)
 
 
-def _read(option: Option, value: object, default: object, path: KeyPath, report: Report) -> object:
-    item = _item_of(option)
-    if item is not None:
-        return _read_list(item, value, path, report)
-    read = convert.read_value(value, option)
-    if option.form is not Form.CHOICE:
-        return read
-    # The words of a choice are the members of the enumeration that its default belongs to.
-    return cast("type[enum.StrEnum]", type(default))(cast("str", read))
-
-
-@functools.cache
-def _item_of(option: Option) -> Option | None:
-    """What an item of a list must be; `None` when it is no list."""
-    form = convert.item_form(option.form)
-    return None if form is None else dataclasses.replace(option, form=form, optional=False)
-
-
-def _read_list(option: Option, value: object, path: KeyPath, report: Report) -> tuple[object, ...]:
-    if option.form is Form.PATH and not isinstance(value, list):
+def _list(option: Option, value: object, path: KeyPath, report: Report) -> tuple[object, ...]:
+    if option.read is convert.path and not isinstance(value, list):
         # One file needs no brackets.
-        return (convert.read_value(value, option),) if value != "" else ()
+        return (option.read(value, option),) if value != "" else ()
     if not isinstance(value, list):
         hint = f": write [{quoted(value)}]" if isinstance(value, str) else ""
         raise convert.expected("a list in brackets", value, hint)
     read: list[object] = []
     for at, item in enumerate(value):
         try:
-            read.append(convert.read_value(item, option))
+            read.append(option.read(item, option))
         except ValueError as error:
             report.refuse((*path, at), str(error))
     return tuple(read)

@@ -1,34 +1,35 @@
 """The settings of the whole file: the face of `tables`, which has a frozen class for each TOML table.
 
-The loader, the error messages and the check of `config/zonerelay.toml` are derived from here; the
-text of an option is the comment that stands above it there, so it is written for an operator.
-Durations are seconds (float), sizes are octets (int). A key that is not a field here is an error.
+The loader, the error messages and the check of `config/zonerelay.toml` are derived from these classes. The
+text of an option is the comment above it in that file, so it is written for an operator. Durations are
+seconds (float), sizes are octets (int). The loader refuses a key that is no field of these classes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from zonerelay.config.options import forms
+from zonerelay.config.options.convert import AUTO
+from zonerelay.config.options.forms import selector as read_selector
 from zonerelay.config.options.options import (
     DAY,
     HOUR,
     KB,
+    MAX_WORKERS,
     MB,
     MINUTE,
-    Form,
     duration,
     size,
+    table,
+    tables,
+    tables_of,
     text,
     workers,
 )
-from zonerelay.config.tables.access import AccessAction, AccessSettings, AuthSettings
-from zonerelay.config.tables.admin import AdminSettings
-from zonerelay.config.tables.credential import CredentialSettings, Mechanism, OauthGrant
-from zonerelay.config.tables.delivery import DeliverySettings
-from zonerelay.config.tables.destination import DestinationSettings, DestinationTls
-from zonerelay.config.tables.dkim import DkimSettings
-from zonerelay.config.tables.dns import DnsSettings
-from zonerelay.config.tables.listener import (
+from zonerelay.config.tables.admin import AdminSettings, LogFormat, LogSettings
+from zonerelay.config.tables.inbound.access import AccessAction, AccessSettings, AuthSettings
+from zonerelay.config.tables.inbound.listener import (
     CLEARTEXT_AUTH_WORDS,
     OPEN_RELAY_WORDS,
     BareLineEnds,
@@ -38,28 +39,39 @@ from zonerelay.config.tables.listener import (
     ListenerTls,
     Network,
 )
-from zonerelay.config.tables.log import LogFormat, LogSettings
-from zonerelay.config.tables.outbox import OutboxSettings
-from zonerelay.config.tables.postgres import PostgresSettings
-from zonerelay.config.tables.redis import RedisSettings
-from zonerelay.config.tables.retry import BounceSettings, RetryPolicyName, RetrySettings
-from zonerelay.config.tables.rewrite import RewriteSettings, RewriteWhere
-from zonerelay.config.tables.route import RouteSettings
-from zonerelay.config.tables.s3 import Addressing, S3Settings
-from zonerelay.config.tables.source import SourceSettings
-from zonerelay.config.tables.spool import LOSS_WORDS, Backend, SpoolSettings
-from zonerelay.config.tables.srs import SrsSettings
-from zonerelay.config.tables.zone import DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
+from zonerelay.config.tables.outbound.credential import CredentialSettings, Mechanism, OauthGrant
+from zonerelay.config.tables.outbound.delivery import (
+    BounceSettings,
+    DeliverySettings,
+    RetryPolicyName,
+    RetrySettings,
+)
+from zonerelay.config.tables.outbound.destination import DestinationSettings, DestinationTls
+from zonerelay.config.tables.outbound.dkim import DkimSettings, read_key_file
+from zonerelay.config.tables.outbound.dns import DnsSettings
+from zonerelay.config.tables.outbound.rewrite import RewriteSettings, RewriteWhere
+from zonerelay.config.tables.outbound.route import RouteSettings
+from zonerelay.config.tables.outbound.source import SourceSettings
+from zonerelay.config.tables.outbound.srs import NOTE, SrsSettings, note_upgrade, srs_secrets, upgraded_at
+from zonerelay.config.tables.outbound.zone import DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
+from zonerelay.config.tables.store.outbox import OutboxSettings
+from zonerelay.config.tables.store.postgres import PostgresSettings
+from zonerelay.config.tables.store.redis import RedisSettings
+from zonerelay.config.tables.store.s3 import Addressing, S3Settings
+from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings, raised_guard, space_guard
 from zonerelay.model.priority import Priority
 
 __all__ = [
+    "AUTO",
     "CLEARTEXT_AUTH_WORDS",
     "DAY",
     "HOUR",
     "KB",
     "LOSS_WORDS",
+    "MAX_WORKERS",
     "MB",
     "MINUTE",
+    "NOTE",
     "OPEN_RELAY_WORDS",
     "REPEATED",
     "TABLES",
@@ -103,122 +115,66 @@ __all__ = [
     "SourceSettings",
     "SpoolSettings",
     "SrsSettings",
-    "Table",
     "TlsMode",
     "ZoneSettings",
+    "note_upgrade",
+    "raised_guard",
+    "read_key_file",
+    "read_selector",
+    "space_guard",
+    "srs_secrets",
+    "upgraded_at",
 ]
-
-
-Table = (
-    SpoolSettings
-    | RedisSettings
-    | PostgresSettings
-    | S3Settings
-    | OutboxSettings
-    | ListenerSettings
-    | AuthSettings
-    | AccessSettings
-    | ZoneSettings
-    | RouteSettings
-    | SourceSettings
-    | DestinationSettings
-    | CredentialSettings
-    | DkimSettings
-    | SrsSettings
-    | RewriteSettings
-    | RetrySettings
-    | BounceSettings
-    | DeliverySettings
-    | DnsSettings
-    | LogSettings
-    | AdminSettings
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The whole file. `hostname` empty: the machine's fully qualified name."""
 
-    hostname: str = text(
-        "",
-        "The name this relay calls itself in EHLO, in greetings and in Received fields; its address "
-        "should resolve back to it. Empty: the machine's fully qualified name.",
-        form=Form.EHLO_NAME,
-    )
-    workers: int = workers(
-        1,
-        'Processes that share the work, each with a spool of its own: a number, or "auto" for one per core '
-        "that the relay may use. More than one are looked after by a supervisor (docs/workers.md).",
-    )
-    worker_timeout: float = duration(
-        20.0,
-        "With several workers: one that gives no sign of life for so long is replaced.",
-        least=1.0,
-        most=HOUR,
-    )
-    shutdown_timeout: float = duration(
-        30.0,
-        "How long a stopping relay waits for what is in flight. What is cut off is tried again at the "
-        "next start, so a longer wait avoids duplicates.",
-        most=HOUR,
-    )
-    max_session_memory: int = size(
-        256 * MB,
-        "What all client connections together may hold in memory. Near it new connections are answered "
-        "421; at it the connection that holds most is ended.",
-        least=16 * MB,
-    )
-    spool: SpoolSettings = field(default_factory=SpoolSettings)
-    redis: RedisSettings = field(default_factory=RedisSettings)
-    postgres: PostgresSettings = field(default_factory=PostgresSettings)
-    s3: S3Settings = field(default_factory=S3Settings)
-    outbox: OutboxSettings = field(default_factory=OutboxSettings)
-    listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
-    auth: AuthSettings = field(default_factory=AuthSettings)
-    access: tuple[AccessSettings, ...] = ()
-    zone: tuple[ZoneSettings, ...] = (ZoneSettings(),)
-    route: tuple[RouteSettings, ...] = ()
-    source: tuple[SourceSettings, ...] = ()
-    destination: tuple[DestinationSettings, ...] = ()
-    credential: tuple[CredentialSettings, ...] = ()
-    dkim: tuple[DkimSettings, ...] = ()
-    srs: SrsSettings = field(default_factory=SrsSettings)
-    rewrite: tuple[RewriteSettings, ...] = ()
-    retry: RetrySettings = field(default_factory=RetrySettings)
-    bounce: BounceSettings = field(default_factory=BounceSettings)
-    delivery: DeliverySettings = field(default_factory=DeliverySettings)
-    dns: DnsSettings = field(default_factory=DnsSettings)
-    log: LogSettings = field(default_factory=LogSettings)
-    admin: AdminSettings = field(default_factory=AdminSettings)
+    hostname: str = text("", form=forms.ehlo_name)
+    """The name this relay calls itself in EHLO, in greetings and in Received fields; its address should
+    resolve back to it. Empty: the machine's fully qualified name.
+    """
+    workers: int = workers(1)
+    """Processes that share the work, each with a spool of its own: a number, or "auto" for one per core that
+    the relay may use. More than one are looked after by a supervisor (docs/workers.md).
+    """
+    worker_timeout: float = duration(20.0, least=1.0, most=HOUR)
+    """With several workers: one that gives no sign of life for so long is replaced."""
+    shutdown_timeout: float = duration(30.0, most=HOUR)
+    """How long a stopping relay waits for what is in flight. What is cut off is tried again at the next
+    start, so a longer wait avoids duplicates.
+    """
+    max_session_memory: int = size(256 * MB, least=16 * MB)
+    """What all client connections together may hold in memory. Near it new connections are answered 421; at
+    it the connection that holds most is ended.
+    """
+    spool: SpoolSettings = table(SpoolSettings)
+    redis: RedisSettings = table(RedisSettings)
+    postgres: PostgresSettings = table(PostgresSettings)
+    s3: S3Settings = table(S3Settings)
+    outbox: OutboxSettings = table(OutboxSettings)
+    listener: tuple[ListenerSettings, ...] = tables(ListenerSettings, ListenerSettings())
+    auth: AuthSettings = table(AuthSettings)
+    access: tuple[AccessSettings, ...] = tables(AccessSettings)
+    zone: tuple[ZoneSettings, ...] = tables(ZoneSettings, ZoneSettings())
+    route: tuple[RouteSettings, ...] = tables(RouteSettings)
+    source: tuple[SourceSettings, ...] = tables(SourceSettings)
+    destination: tuple[DestinationSettings, ...] = tables(DestinationSettings)
+    credential: tuple[CredentialSettings, ...] = tables(CredentialSettings)
+    dkim: tuple[DkimSettings, ...] = tables(DkimSettings)
+    srs: SrsSettings = table(SrsSettings)
+    rewrite: tuple[RewriteSettings, ...] = tables(RewriteSettings)
+    retry: RetrySettings = table(RetrySettings)
+    bounce: BounceSettings = table(BounceSettings)
+    delivery: DeliverySettings = table(DeliverySettings)
+    dns: DnsSettings = table(DnsSettings)
+    log: LogSettings = table(LogSettings)
+    admin: AdminSettings = table(AdminSettings)
 
 
-TABLES: dict[str, type[Table]] = {
-    "spool": SpoolSettings,
-    "redis": RedisSettings,
-    "postgres": PostgresSettings,
-    "s3": S3Settings,
-    "outbox": OutboxSettings,
-    "listener": ListenerSettings,
-    "auth": AuthSettings,
-    "access": AccessSettings,
-    "zone": ZoneSettings,
-    "route": RouteSettings,
-    "source": SourceSettings,
-    "destination": DestinationSettings,
-    "credential": CredentialSettings,
-    "dkim": DkimSettings,
-    "srs": SrsSettings,
-    "rewrite": RewriteSettings,
-    "retry": RetrySettings,
-    "bounce": BounceSettings,
-    "delivery": DeliverySettings,
-    "dns": DnsSettings,
-    "log": LogSettings,
-    "admin": AdminSettings,
-}
-"""Every table of the file in its order."""
+TABLES = {name: of for name, (of, _) in tables_of(Settings).items()}
+"""The class of every table of the file, in its order."""
 
-REPEATED = frozenset(
-    {"listener", "access", "zone", "route", "source", "destination", "credential", "dkim", "rewrite"}
-)
+REPEATED = frozenset(name for name, (_, several) in tables_of(Settings).items() if several)
 """Those written in double brackets, [[zone]], as often as wanted."""

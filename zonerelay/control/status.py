@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay import __version__
-from zonerelay.config.settings import Settings
-from zonerelay.config.tables.spool import raised_guard
+from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.messages.answers import DestinationStatus, RelayStatus, ZoneStatus

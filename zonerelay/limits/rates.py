@@ -8,7 +8,7 @@ fifths: what the answer was under way is lost of it.
 
 from __future__ import annotations
 
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 
 MARGIN_LEAST = 0.05
 MARGIN_PART = 0.02

@@ -11,8 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from zonerelay.config.settings import Settings
-from zonerelay.config.tables.srs import NOTE, note_upgrade
+from zonerelay.config.settings import NOTE, Settings, note_upgrade
 from zonerelay.telemetry.logs.redact import Redactor, load_or_create_key
 
 REDACT_KEY = "redact.key"

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from zonerelay.config.options.endpoints import ListenAddress, parse_listen
+from zonerelay.config.endpoints import ListenAddress, parse_listen
 
 FIRST = 3  # SD_LISTEN_FDS_START
 

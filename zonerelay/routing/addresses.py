@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterable
 from functools import lru_cache
 
-from zonerelay.config.options.endpoints import ListenAddress
+from zonerelay.config.endpoints import ListenAddress
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -1,16 +1,26 @@
 """What operators' commands do to a store beside the relay: with no relay running, or without asking it.
 
-Every function works on the files of the spool and reads and writes nothing else. All of it blocks.
+A check and a snapshot change nothing, and a relay may run; a repair wants it stopped. What is not `async`
+blocks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from zonerelay.config.settings import Settings, SpoolSettings
+from zonerelay.config.settings import Backend, Settings, SpoolSettings
+from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
 from zonerelay.store.common.queue_mark import QueueMark, place_of
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
+from zonerelay.store.leveldb.repair import repair as repair_leveldb
+from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 
@@ -45,3 +55,47 @@ def forget_queue(settings: Settings) -> str:
     Returns the mark of the queue that was known, "" when none was. Raises StoreError, OSError.
     """
     return QueueMark(settings.spool.path, place_of_queue(settings)).forget()
+
+
+async def check_spool(settings: Settings, worker: int, examination: Examination) -> Contents:
+    """Check the spool of one worker; the queue of a shared store is the first worker's.
+
+    Raises StoreError, or OSError, when the spool cannot be checked at all.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            return await asyncio.to_thread(check_leveldb, spool.path, examination)
+    raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
+
+
+async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> SpoolSettings:
+    """Copy the spool of one worker, as it is at one moment, to a directory that does not exist yet, beside a
+    relay that may be running. Raises StoreError, or OSError.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            await asyncio.to_thread(take_snapshot, spool.path, scratch)
+            return replace(spool, path=scratch)
+    raise StoreOpenError(f"[spool] backend: there is no snapshot of {spool.backend.value}")
+
+
+async def repair_spool(
+    settings: Settings,
+    worker: int,
+    salvage: Salvage,
+    tell: Tell,
+    *,
+    carry_out: bool,
+    environment: Mapping[str, str],
+) -> Repaired:
+    """Repair the spool of one worker of a stopped relay; without `carry_out` say what that would do.
+
+    Raises StoreError in words, or OSError, and has changed nothing then.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            return await asyncio.to_thread(repair_leveldb, spool.path, salvage, tell, carry_out=carry_out)
+    raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")

@@ -14,10 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.settings import Settings
-from zonerelay.config.tables.dkim import read_key_file
-from zonerelay.config.tables.srs import srs_secrets, upgraded_at
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.settings import Settings, read_key_file, srs_secrets, upgraded_at
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import Renderer
@@ -120,7 +118,7 @@ class Sending:
         self._renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
         self.router.configure(destinations)
         self.sources.configure(settings.source)
-        self._events.metrics.declare_sources(source.name for source in settings.source)
+        self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)
         self.logins.configure(settings.credential, senders, settings.zone)
         self.courier.read_authorities_again()
 

@@ -64,7 +64,7 @@ async def open_queue(
             clock=clock,
             on_health=on_health,
             on_damage=events.store_damaged,
-            observe_commit=events.metrics.store_commit,
+            observe_commit=events.metrics.commits.observe,
             on_news=on_news,
             on_lost=on_lost,
             environment=environment,

@@ -10,7 +10,7 @@ from collections import deque
 
 import msgspec
 
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):

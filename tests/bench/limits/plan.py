@@ -12,7 +12,7 @@ import msgspec
 
 from tests.bench.limits.ledger import Promise
 from tests.support.toml import Table
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 
 USUAL = Promise(connections=8, recipients=20, messages=100)
 ZONE_CONNECTIONS = 40

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.bench.simulate.world import Site, kind_name
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Verdict

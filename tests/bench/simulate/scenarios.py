@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.bench.simulate.world import HOUR, Kind, with_kind
-from zonerelay.config.options.units import Rate
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.units import Rate
 from zonerelay.model.priority import Priority
 from zonerelay.routing.destinations.route import Limits
 

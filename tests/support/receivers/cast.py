@@ -12,7 +12,7 @@ from tests.bench.limits.ledger import Promise
 from tests.support.dns import Records
 from tests.support.receivers.nature import Nature, Point, Tls
 from tests.support.toml import Table, Value
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 
 BLOCKED_SOURCE = "127.0.0.2"
 GOOD_SOURCE = "127.0.0.3"

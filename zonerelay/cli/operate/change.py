@@ -54,13 +54,14 @@ def _check_bulk(arguments: Namespace, wanted: Filter) -> None:
             f"(see zonerelay queue {arguments.verb} --help)",
             USAGE,
         )
-    if not (arguments.yes or arguments.dry_run or _somebody_to_ask()):
+    if not (arguments.yes or arguments.dry_run or _can_ask()):
         raise CliError(
-            "nobody to ask on this input: add --yes to go ahead, or --dry-run to look first", USAGE
+            "there is no person to ask on this input: add --yes to go ahead, or --dry-run to look first",
+            USAGE,
         )
 
 
-def _somebody_to_ask() -> bool:
+def _can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

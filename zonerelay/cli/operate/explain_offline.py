@@ -10,8 +10,8 @@ import random
 import socket
 
 from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.options.endpoints import parse_listen
 from zonerelay.config.settings import Settings
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer

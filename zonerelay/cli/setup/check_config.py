@@ -13,10 +13,9 @@ from pathlib import Path
 from zonerelay.cli.setup.trial import try_out
 from zonerelay.cli.terminal.text import plural
 from zonerelay.config.checks import advice
+from zonerelay.config.endpoints import split_next_hops
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, read
-from zonerelay.config.options.endpoints import split_next_hops
-from zonerelay.config.options.units import format_duration, format_size
 from zonerelay.config.settings import (
     OPEN_RELAY_WORDS,
     Backend,
@@ -29,6 +28,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
+from zonerelay.config.units import format_duration, format_size
 from zonerelay.store.spool_paths import disk_directories
 
 _TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
@@ -96,10 +96,10 @@ def _who(listener: ListenerSettings) -> Iterator[str]:
     """Who may relay."""
     if listener.auth is not ListenerAuth.REQUIRED:
         if listener.open_relay == OPEN_RELAY_WORDS:
-            yield "anybody"
+            yield "every client"
             return
         if listener.address.startswith("unix:"):
-            yield "whoever may open it"
+            yield "every program that may open it"
         else:
             yield from map(str, listener.allow_networks)
     if listener.auth is not ListenerAuth.OFF:

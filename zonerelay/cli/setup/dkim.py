@@ -22,9 +22,7 @@ from zonerelay.cli.relay import load_settings
 from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.config.options.forms import selector as read_selector
-from zonerelay.config.settings import Settings
-from zonerelay.config.tables.dkim import read_key_file
+from zonerelay.config.settings import Settings, read_key_file, read_selector
 from zonerelay.message.dkim.dns_record import Finding, RecordStatus, judge, record_name, record_text, strings
 from zonerelay.message.dkim.keys import DkimKeys, Entry
 from zonerelay.message.dkim.private_keys import load_private_key, new_private_key

@@ -19,21 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.cli.terminal import text
-from zonerelay.config.checks import try_secrets
+from zonerelay.config.checks import secrets_of, try_secrets
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
-from zonerelay.config.options.options import Form, options_of
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
+from zonerelay.config.problems import KeyPath, Report, path_text
 from zonerelay.config.settings import (
-    REPEATED,
-    TABLES,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
     Settings,
 )
-from zonerelay.config.tables.credential import try_credentials
 
 if TYPE_CHECKING:
     from zonerelay.inbound.tls.certificate_files import Pair
@@ -59,11 +54,10 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         _patterns(rewrite.address, ("rewrite", at, "address"), report)
         _target(rewrite.to, ("rewrite", at, "to"), report)
     _backoff(settings.retry.backoff, report)
-    try_secrets(settings, os.environ, report)
+    notes += try_secrets(settings, os.environ, report)
     _outbox(settings, report)
     for at, credential in enumerate(settings.credential):
         _patterns(credential.sender, ("credential", at, "sender"), report)
-    notes += try_credentials(settings.credential, os.environ, report)
     notes += _dkim(settings, report)
     notes += _sources(settings)
     return [*notes, *_open_secrets(settings), *_rights(settings)]
@@ -81,18 +75,9 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
     if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
         yield from note("auth.credentials", settings.auth.credentials)
     # Those of [[credential]] are read, and this is said, in try_credentials.
-    for name, table in TABLES.items():
-        if name in REPEATED:
-            continue
-        for key, option in options_of(table).items():
-            if option.form not in (Form.SECRET, Form.SECRETS):
-                continue
-            value = getattr(getattr(settings, name), key)
-            places = [value] if isinstance(value, str) else value
-            for at, reference in enumerate(places):
-                where = f"{name}.{key}" if isinstance(value, str) else f"{name}.{key}[{at}]"
-                with suppress(SecretError):
-                    yield from note(where, secret_path(reference, os.environ) if reference else None)
+    for path, reference in secrets_of(settings):
+        with suppress(SecretError):
+            yield from note(path_text(path), secret_path(reference, os.environ))
 
 
 def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> list[str]:
@@ -228,7 +213,7 @@ def _dkim(settings: Settings, report: Report) -> list[str]:
     if not settings.dkim:
         return []
     from zonerelay.config.credentials.secrets import is_public
-    from zonerelay.config.tables.dkim import read_key_file
+    from zonerelay.config.settings import read_key_file
     from zonerelay.message.dkim.keys import read_key
     from zonerelay.worker.outbound import build_dkim_keys
 

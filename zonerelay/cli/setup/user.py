@@ -225,7 +225,8 @@ def new_password(arguments: Namespace, name: str) -> str:
         return _checked(_from_input(), name)
     if not sys.stdin.isatty():
         raise CliError(
-            "nobody to ask for a password on this input: add --password-stdin to read it from there, "
+            "there is no person to ask for a password on this input: add --password-stdin to read it from "
+            "there, "
             "or --generate to get one",
             USAGE,
         )

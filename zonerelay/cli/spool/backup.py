@@ -34,15 +34,14 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
-from zonerelay.config.settings import Settings
-from zonerelay.config.tables.srs import NOTE
+from zonerelay.config.settings import NOTE, Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.process.setup import REDACT_KEY
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store, StoreError
-from zonerelay.store.open import snapshot_spool
+from zonerelay.store.offline import snapshot_spool
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import export, survey

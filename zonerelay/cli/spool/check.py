@@ -25,7 +25,7 @@ from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.store.check import HARMLESS, Contents, Examination, Finding, Findings
 from zonerelay.store.contract import StoreError
-from zonerelay.store.open import check_spool
+from zonerelay.store.offline import check_spool
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 MAX_SHOWN = 40

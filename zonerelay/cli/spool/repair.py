@@ -32,7 +32,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.check import Repaired, Salvaged
 from zonerelay.store.contract import StoreError
-from zonerelay.store.open import repair_spool
+from zonerelay.store.offline import repair_spool
 from zonerelay.store.spool_paths import spool_of
 from zonerelay.transfer import files
 from zonerelay.transfer.stored import Stored

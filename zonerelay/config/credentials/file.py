@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.credentials import passwords
-from zonerelay.config.options.convert import read_value
-from zonerelay.config.options.options import Form, Option
-from zonerelay.config.options.wording import quoted
+from zonerelay.config.options import convert, forms
+from zonerelay.config.options.convert import Option
+from zonerelay.config.wording import quoted
 from zonerelay.model.priority import Priority
 
 MAX_NAME = 255
@@ -31,8 +31,8 @@ MAX_NAME = 255
 MAX_FILE = 16 * 1024 * 1024
 """Octets: about 100,000 users."""
 
-_SENDER = Option(Form.ADDRESS_PATTERN, "")
-_PRIORITY = Option(Form.PRIORITY, "")
+_SENDER = Option(convert.text, form=forms.address_pattern)
+_PRIORITY = Option(convert.choice, choices=Priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def check_name(name: str) -> None:
 
 def check_priority(name: str) -> Priority:
     """Raises ValueError."""
-    return Priority(str(read_value(name, _PRIORITY)))
+    return Priority(convert.choice(name, _PRIORITY))
 
 
 def check_sender(pattern: str) -> str:
@@ -148,4 +148,4 @@ def check_sender(pattern: str) -> str:
     if not pattern or "," in pattern:
         raise ValueError("a sender is empty: write the patterns with a comma between them, and none behind")
     # The reader of this form answers with text, but is typed for every form.
-    return str(read_value(pattern, _SENDER))
+    return str(convert.text(pattern, _SENDER))

@@ -11,8 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
+from zonerelay.config.problems import KeyPath, Report
 
 MAX_SECRET = 64 * 1024
 

@@ -1,1 +1,1 @@
-"""One option and its value: how a table declares it, how a TOML value is converted, what a problem says."""
+"""The declaration of an option, and the conversion of its TOML value; an error text holds an example."""

@@ -11,9 +11,12 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-from zonerelay.config.options import endpoints
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
+from zonerelay.config import endpoints
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 
+_ZONE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
 _HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
 _PATTERN = re.compile(r"[^\s<>@]*@[^\s<>@]+|<>", re.ASCII)
 _STATUS = r"[0-9]{1,3}\.[0-9]{1,3}"
@@ -32,6 +35,73 @@ _NEEDED_STARTS = ("resent-", "content-", "list-", "arc-")
 
 MAX_FIELD_NAME = 70
 MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 gives a reply line 512 octets
+
+
+def line(text: str) -> str:
+    """Any text."""
+    return text
+
+
+def zone_name(text: str) -> str:
+    if not _ZONE_NAME.fullmatch(text):
+        raise ValueError(
+            f"{quoted(text)} is not a zone name: 1 to 64 letters, digits, dots, dashes and underscores"
+        )
+    return text
+
+
+def ehlo_name(text: str) -> str:
+    if not endpoints.is_ehlo_name(text):
+        raise ValueError(
+            f"{quoted(text)} is not a host name: write it in full, as in "
+            '"relay.example.org", or an address literal, "[192.0.2.1]"'
+        )
+    return text
+
+
+def listen(text: str) -> str:
+    return str(endpoints.parse_listen(text))
+
+
+def name_server(text: str) -> str:
+    endpoints.parse_name_server(text)
+    return text
+
+
+def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    example = 'write it as "192.0.2.0/24", "192.0.2.7" or "2001:db8::/32"'
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{quoted(text)} is not a network: {example}") from None
+    if "/" in text and network.network_address != ipaddress.ip_address(text.partition("/")[0]):
+        address = text.partition("/")[0]
+        raise ValueError(
+            f'{quoted(text)} names an address inside the network: write "{network}" or "{address}"'
+        )
+    if isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped is not None:
+        raise ValueError(f"{quoted(text)} is IPv4 in IPv6 clothes: {example}")
+    return network
+
+
+def function(text: str) -> str:
+    if not _FUNCTION.fullmatch(text):
+        raise ValueError(
+            f"{quoted(text)} does not name a function or a class: "
+            'write "module:name", as in "mypolicy:Mine" or "myretry:backoff"'
+        )
+    return text
+
+
+def fingerprint(text: str) -> str:
+    """64 hexadecimal digits in lower case."""
+    digits = text.lower().removeprefix("sha256 fingerprint=").removeprefix("sha256:").replace(":", "")
+    if not _FINGERPRINT.fullmatch(digits):
+        raise ValueError(
+            f"{quoted(text)} is not a SHA-256 fingerprint: 64 hexadecimal digits, with or without colons, "
+            "as openssl x509 -noout -fingerprint -sha256 -in client.pem prints them"
+        )
+    return digits
 
 
 def domain(text: str) -> str:

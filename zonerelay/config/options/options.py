@@ -1,19 +1,21 @@
-"""Declares one option: its form, its range and the reason for its default.
+"""Declares one option: its form, its bounds and its default.
 
-An `Option` rides in a dataclass field's metadata; the modules of `tables` declare each setting with one of
-the makers below. The loader, the error messages and the check of `config/zonerelay.toml` are
-derived from it, so there is no second list of options anywhere.
+The modules of `tables` declare each setting with one of the functions below, which put an `Option` into the
+metadata of the dataclass field. The loader and the error messages are derived from it, so there is no second
+list of options anywhere. The docstring below the field tells an operator what the option is for:
+`config/zonerelay.toml` has the same text, and a test compares them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from zonerelay.config.options.units import Rate
+from zonerelay.config.options import convert, forms
+from zonerelay.config.options.convert import Form, Option
+from zonerelay.config.units import Rate
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -22,9 +24,8 @@ T = TypeVar("T")
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 KEY = "option"
+TABLE = "table"
 
-AUTO = 0
-"""`workers = "auto"`: how many it is depends on the machine, not on the file."""
 MAX_WORKERS = 128
 """A message id has room for 256; half of them are for relays that share a store."""
 
@@ -37,147 +38,86 @@ DAY = 24 * HOUR
 YEAR = 365 * DAY
 
 
-class Form(enum.Enum):
-    """What is written in the file. Each form has one reader in `convert.py`."""
-
-    SWITCH = enum.auto()
-    SWITCH_OR_AUTO = enum.auto()
-    COUNT = enum.auto()
-    WORKERS = enum.auto()
-    RATIO = enum.auto()
-    SIZE = enum.auto()
-    DURATION = enum.auto()
-    DURATIONS = enum.auto()
-    CHOICE = enum.auto()
-    TEXT = enum.auto()
-    TEXTS = enum.auto()
-    PATH = enum.auto()
-    PATHS = enum.auto()
-    ZONE_NAME = enum.auto()
-    EHLO_NAME = enum.auto()
-    LISTEN = enum.auto()
-    LISTENS = enum.auto()
-    NAME_SERVER = enum.auto()
-    NAME_SERVERS = enum.auto()
-    NETWORK = enum.auto()
-    NETWORKS = enum.auto()
-    DOMAIN = enum.auto()
-    DOMAINS = enum.auto()
-    HEADER = enum.auto()
-    HEADERS = enum.auto()
-    FIELD_NAME = enum.auto()
-    FUNCTION = enum.auto()
-    FINGERPRINT = enum.auto()
-    FINGERPRINTS = enum.auto()
-    ADDRESS_PATTERN = enum.auto()
-    ADDRESS_PATTERNS = enum.auto()
-    REPLY = enum.auto()
-    NEXT_HOPS = enum.auto()
-    RATE = enum.auto()
-    DATE = enum.auto()
-    SOURCE_NAME = enum.auto()
-    IP_ADDRESS = enum.auto()
-    IP_ADDRESSES = enum.auto()
-    SECRET = enum.auto()
-    SECRETS = enum.auto()
-    URL = enum.auto()
-    SELECTOR = enum.auto()
-    REPLACEMENT = enum.auto()
-    NEW_FIELD = enum.auto()
-    NEW_FIELDS = enum.auto()
-    REMOVED_FIELD = enum.auto()
-    REMOVED_FIELDS = enum.auto()
-    PRIORITIES = enum.auto()
-    PRIORITY = enum.auto()
+def switch(default: bool) -> bool:
+    return _field(default, Option(convert.switch))
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """`least` and `most` bound numbers; `optional` also takes 0 or "", meaning none."""
-
-    form: Form
-    doc: str
-    least: float = 0
-    most: float = 0
-    optional: bool = False
-    choices: tuple[str, ...] = ()
-
-
-def switch(default: bool, doc: str) -> bool:
-    return _field(default, Option(Form.SWITCH, doc))
-
-
-def switch_or_auto(doc: str) -> bool | None:
+def switch_or_auto() -> bool | None:
     """`None` for "auto"."""
-    return _field(None, Option(Form.SWITCH_OR_AUTO, doc))
+    return _field(None, Option(convert.switch_or_auto))
 
 
-def count(default: int, doc: str, *, least: int = 1, most: int = 1_000_000, optional: bool = False) -> int:
-    return _field(default, Option(Form.COUNT, doc, least, most, optional))
+def count(default: int, *, least: int = 1, most: int = 1_000_000, optional: bool = False) -> int:
+    return _field(default, Option(convert.count, least, most, optional))
 
 
-def workers(default: int, doc: str) -> int:
+def workers(default: int) -> int:
     """`AUTO` for "auto"."""
-    return _field(default, Option(Form.WORKERS, doc, 1, MAX_WORKERS))
+    return _field(default, Option(convert.workers, 1, MAX_WORKERS))
 
 
-def ratio(default: float, doc: str, *, most: float = 1.0) -> float:
-    return _field(default, Option(Form.RATIO, doc, 0, most))
+def ratio(default: float, *, most: float = 1.0) -> float:
+    return _field(default, Option(convert.ratio, 0, most))
 
 
-def size(default: int, doc: str, *, least: int = KB, most: int = 1024 * GB, optional: bool = False) -> int:
-    return _field(default, Option(Form.SIZE, doc, least, most, optional))
+def size(default: int, *, least: int = KB, most: int = 1024 * GB, optional: bool = False) -> int:
+    return _field(default, Option(convert.size, least, most, optional))
 
 
-def duration(
-    default: float, doc: str, *, least: float = 0.1, most: float = DAY, optional: bool = False
-) -> float:
-    return _field(default, Option(Form.DURATION, doc, least, most, optional))
+def duration(default: float, *, least: float = 0.1, most: float = DAY, optional: bool = False) -> float:
+    return _field(default, Option(convert.duration, least, most, optional))
 
 
-def durations(
-    default: tuple[float, ...], doc: str, *, least: float = 0.1, most: float = 30 * DAY
-) -> tuple[float, ...]:
-    return _field(default, Option(Form.DURATIONS, doc, least, most))
+def durations(default: tuple[float, ...], *, least: float = 0.1, most: float = 30 * DAY) -> tuple[float, ...]:
+    return _field(default, Option(convert.duration, least, most, several=True))
 
 
-def choice(default: Choice, doc: str) -> Choice:
-    words = tuple(word.value for word in type(default))
-    return _field(default, Option(Form.CHOICE, doc, choices=words))
+def choice(default: Choice) -> Choice:
+    return _field(default, Option(convert.choice, choices=type(default)))
 
 
-def text(default: str, doc: str, *, form: Form = Form.TEXT, optional: bool = False) -> str:
-    return _field(default, Option(form, doc, optional=optional or not default))
+def text(default: str, *, form: Form = forms.line, optional: bool = False) -> str:
+    return _field(default, Option(convert.text, optional=optional or not default, form=form))
 
 
-def texts(default: tuple[str, ...], doc: str, *, form: Form = Form.TEXTS) -> tuple[str, ...]:
-    return _field(default, Option(form, doc))
+def texts(default: tuple[str, ...], *, form: Form = forms.line) -> tuple[str, ...]:
+    return _field(default, Option(convert.text, form=form, several=True))
 
 
-def path(default: Path, doc: str) -> Path:
-    return _field(default, Option(Form.PATH, doc))
+def path(default: Path) -> Path:
+    return _field(default, Option(convert.path))
 
 
-def optional_path(doc: str) -> Path | None:
-    return _field(None, Option(Form.PATH, doc, optional=True))
+def optional_path() -> Path | None:
+    return _field(None, Option(convert.path, optional=True))
 
 
-def paths(doc: str) -> tuple[Path, ...]:
-    """None, one (written without brackets, if one likes) or several."""
-    return _field((), Option(Form.PATHS, doc))
+def paths() -> tuple[Path, ...]:
+    """None, one (which needs no brackets) or several."""
+    return _field((), Option(convert.path, several=True))
 
 
-def rate(doc: str) -> Rate | None:
-    return _field(None, Option(Form.RATE, doc, optional=True))
+def rate() -> Rate | None:
+    return _field(None, Option(convert.rate, optional=True))
 
 
-def date(doc: str) -> float:
+def date() -> float:
     """Unix time; 0.0 when none is given."""
-    return _field(0.0, Option(Form.DATE, doc, optional=True))
+    return _field(0.0, Option(convert.date, optional=True))
 
 
-def networks(default: tuple[T, ...], doc: str) -> tuple[T, ...]:
-    return _field(default, Option(Form.NETWORKS, doc))
+def networks(default: tuple[T, ...]) -> tuple[T, ...]:
+    return _field(default, Option(convert.text, form=forms.network, several=True))
+
+
+def table(of: type[T]) -> T:
+    """A table of its own, [name]; where the file has none it has its defaults."""
+    return dataclasses.field(default_factory=of, metadata={TABLE: (of, False)})
+
+
+def tables(of: type[T], *default: T) -> tuple[T, ...]:
+    """Tables in double brackets, [[name]], as often as wanted; `default` stands where the file has none."""
+    return dataclasses.field(default=default, metadata={TABLE: (of, True)})
 
 
 def _field(default: T, option: Option) -> T:
@@ -195,3 +135,10 @@ def options_of(table: type[DataclassInstance]) -> dict[str, Option]:
     """The options of one table in the order in which it declares them."""
     found = {field.name: option_of(field) for field in dataclasses.fields(table)}
     return {name: option for name, option in found.items() if option is not None}
+
+
+def tables_of(file: type[DataclassInstance]) -> dict[str, tuple[type[DataclassInstance], bool]]:
+    """The class of each table of the file in its order, and whether there may be several."""
+    return {
+        field.name: field.metadata[TABLE] for field in dataclasses.fields(file) if TABLE in field.metadata
+    }

@@ -11,10 +11,10 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.options.units import Rate, format_size
-from zonerelay.config.options.wording import did_you_mean, in_words
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import ListenerSettings, ZoneSettings
+from zonerelay.config.units import Rate, format_size
+from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans, Rewritten
 from zonerelay.control.explain.sources import SourcePlans, candidates, own_addresses
 from zonerelay.control.messages.answers import (

@@ -280,7 +280,7 @@ class Renderer:
         stranger = message.envelope.origin.stranger
         keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
         if not keys:
-            self._events.metrics.dkim_signature(NO_KEY)
+            self._events.metrics.dkim.add((NO_KEY,))
             why = f"no key for {domain}" if domain else "From names no author"
             self._not_signed(plan, "it comes from a stranger" if stranger else why)
             return b""
@@ -288,9 +288,9 @@ class Renderer:
             body_hash = message.body_hash or await pieces.body_hash()
             fields = await self._signing.sign(header, body_hash, keys, now=now)
         except Exception:
-            self._events.metrics.dkim_signature(FAILED)
+            self._events.metrics.dkim.add((FAILED,))
             raise
-        self._events.metrics.dkim_signature(SIGNED)
+        self._events.metrics.dkim.add((SIGNED,))
         return fields
 
     def _not_signed(self, plan: _Plan, why: str) -> None:

@@ -7,7 +7,7 @@ import socket
 import stat
 from pathlib import Path
 
-from zonerelay.config.options.endpoints import ListenAddress
+from zonerelay.config.endpoints import ListenAddress
 
 BACKLOG = 1024  # connections the kernel holds while the loop is busy
 

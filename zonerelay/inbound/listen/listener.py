@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from zonerelay.config.options.endpoints import ListenAddress, join_port, parse_listen
+from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.binding import BACKLOG, bound, explained, refuse_live_socket
 from zonerelay.inbound.listen.sibling_sockets import SiblingSockets

@@ -101,7 +101,7 @@ class Listeners:
         self._kept: list[_Kept] = []
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
-        events.metrics.declare_refusals(Reason)
+        events.metrics.refused.declare((reason,) for reason in Reason)
         events.metrics.attach_inbound_memory(lambda: self._shared.memory.total)
         events.metrics.attach_certificates(self._expiries)
 

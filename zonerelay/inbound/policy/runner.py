@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from zonerelay.inbound.policy.api import (
     ACCEPT,
@@ -61,7 +62,7 @@ class PolicyRunner:
         self._zones = zones
         self._steps = {event: _Step(*found) for event in EVENTS if (found := overridden(policy, event.step))}
         steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
-        events.metrics.declare_policy(steps, FailureKind)
+        events.metrics.policy_failures.declare(product(steps, FailureKind))
         self._threads = Threads("policy")
         self._loop = LoopThread("policy-loop")
         self._closed = False
@@ -78,7 +79,7 @@ class PolicyRunner:
             if isinstance(result, Decision):
                 result = self._checked(event, result)
             if isinstance(result, Decision):
-                self._events.metrics.policy_answer(asyncio.get_running_loop().time() - began)
+                self._events.metrics.policy.observe(asyncio.get_running_loop().time() - began)
                 return result
         except Exception as error:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
             self._events.trouble("policy", error)

@@ -276,7 +276,7 @@ class Session(SMTP):
         info = self.transport.secured
         assert info is not None
         self.deadlines.established(self.loop.time())
-        self.context.events.metrics.inbound_tls(info.version)
+        self.context.events.metrics.tls_sessions.add((info.version,))
         before = self.conversation
         self.conversation = Conversation(self.context, self.client, info)
         self.conversation.go_on_from(before)

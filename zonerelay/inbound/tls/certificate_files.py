@@ -161,7 +161,8 @@ def _parse_key(path: Path, text: bytes) -> CertificateKey:
         key = serialization.load_pem_private_key(block[0] if block else text, None)
     except TypeError as error:
         raise CertificateError(
-            f"{path} is encrypted with a passphrase, which nobody could type at every start: write the key "
+            f"{path} is encrypted with a passphrase, which no operator could type at every start: write "
+            "the key "
             "without one (openssl pkey) and protect the file by its rights"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -15,7 +15,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnAsk
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.limits.worker.turns import ClockBounds, LeasedTurns

@@ -20,7 +20,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 from zonerelay.limits.rates import interval, leased_grace
 from zonerelay.limits.values import TurnAsk
 from zonerelay.model.clock import Clock

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from zonerelay.config.options.units import Rate
+from zonerelay.config.units import Rate
 from zonerelay.limits.rates import grace, interval
 from zonerelay.limits.worker.turns import LeasedTurns
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from zonerelay.config.options.endpoints import NextHop, NextHopKind, parse_next_hop, split_next_hops
+from zonerelay.config.endpoints import NextHop, NextHopKind, parse_next_hop, split_next_hops
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict

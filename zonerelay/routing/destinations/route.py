@@ -17,8 +17,8 @@ from typing import NewType
 import msgspec
 from msgspec.structs import force_setattr
 
-from zonerelay.config.options.units import Rate
 from zonerelay.config.settings import TlsMode, ZoneSettings
+from zonerelay.config.units import Rate
 from zonerelay.model.outcome import Outcome
 
 DestinationKey = NewType("DestinationKey", str)

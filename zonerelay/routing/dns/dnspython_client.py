@@ -23,7 +23,7 @@ import dns.rdatatype
 import dns.rdtypes.ANY.TLSA
 import dns.resolver
 
-from zonerelay.config.options.endpoints import NameServer, parse_name_server
+from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.name_servers import TRY_TIMEOUT

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
-from zonerelay.config.options.endpoints import NameServer
+from zonerelay.config.endpoints import NameServer
 from zonerelay.routing.dns.answers import DnsStatus, Record
 from zonerelay.routing.dns.packets import Reading, is_truncated, question, read_answer
 from zonerelay.routing.dns.records import Kind

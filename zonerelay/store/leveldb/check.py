@@ -25,8 +25,9 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.check import Contents, Examination, Fault
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreOpenError
-from zonerelay.store.leveldb.engine import LevelDb, Row
+from zonerelay.store.leveldb.engine import Row
 from zonerelay.store.leveldb.snapshot import take_snapshot
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import due_time
 
 WRITE_BUFFER = 4 * 1024 * 1024

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from zonerelay.config.settings import SpoolSettings
-from zonerelay.config.tables.spool import space_guard
+from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads

@@ -51,7 +51,8 @@ from zonerelay.store.leveldb.damage.format import (
     write_log,
 )
 from zonerelay.store.leveldb.damage.table import as_batch, has_index, versions
-from zonerelay.store.leveldb.engine import LevelDb, Op, Row
+from zonerelay.store.leveldb.engine import Op, Row
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import due_time
 
 _WRITE_BUFFER = 16 * 1024 * 1024

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from zonerelay import __version__
 from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.settings import Settings
-from zonerelay.config.tables.spool import raised_guard
+from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.messages.answers import RelayStatus
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.model.clock import Clock

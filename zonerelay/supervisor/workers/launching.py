@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zonerelay.config.options.options import AUTO
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import AUTO, Settings
 from zonerelay.process.identity import LIMITS, SOCKETS, STARTED_WITH
 from zonerelay.supervisor.sockets import Sockets
 

@@ -60,7 +60,7 @@ class Events:
         if envelope.origin.user:
             fields["user"] = self._redact.mailbox(Mailbox(envelope.origin.user))
         if bare_lf or bare_cr:
-            self.metrics.bare_line_ends(bare_lf + bare_cr)
+            self.metrics.bare_line_ends.value += bare_lf + bare_cr
             fields |= {"bare_lf": bare_lf, "bare_cr": bare_cr}
         self._emit("info", "accepted", fields)
 
@@ -78,7 +78,7 @@ class Events:
         """A command or a connection was refused. `reason` is one of a fixed list (a metric label);
         `detail` is what the operator may know and the client may not.
         """
-        self.metrics.refused(reason)
+        self.metrics.refused.add((reason,))
         client = origin.client_address
         if not self._refusals.shows(client, reason, known=not origin.stranger):
             return
@@ -98,7 +98,7 @@ class Events:
 
     def login(self, result: str, client: str, *, user: str = "") -> None:
         """AUTH was answered: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
-        self.metrics.login(result)
+        self.metrics.logins.add((result,))
         if result != "ok" and not self._refusals.shows(client, f"login-{result}"):
             return
         fields: dict[str, Field] = {"client": self._redact.client(client)}
@@ -168,7 +168,7 @@ class Events:
 
     def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]) -> None:
         """A report was queued to a sender; `kind` is `failed`, `delayed` or `delivered`."""
-        self.metrics.dsn(kind)
+        self.metrics.dsn.add((kind,))
         fields: dict[str, Field] = {
             "id": message_id,
             "about": about,
@@ -179,7 +179,7 @@ class Events:
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
         """No report is due; `reason` is one of NO_DSN_REASONS."""
-        self.metrics.no_dsn(reason)
+        self.metrics.no_dsn.add((reason,))
         self._emit("info", "no-dsn", {"about": about, "reason": reason})
 
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
@@ -200,7 +200,7 @@ class Events:
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
         """A destination refuses one of our addresses; until then another one is used, if there is one."""
-        self.metrics.source_refused(source)
+        self.metrics.source_refusals.add((source,))
         self._emit(
             "warning",
             "source-refused",
@@ -215,7 +215,7 @@ class Events:
 
     def source_refused_again(self, source: str) -> None:
         """By a destination that is known to: counted, not told again."""
-        self.metrics.source_refused(source)
+        self.metrics.source_refusals.add((source,))
 
     def source_absent(self, source: str, address: str, problem: str) -> None:
         """An address of ours that this machine has not got now."""
@@ -250,7 +250,7 @@ class Events:
 
     def store_damaged(self, detail: str) -> None:
         """The store has met something that it cannot read back, for the first time since the start."""
-        self.metrics.store_damaged()
+        self.metrics.damage.value += 1
         self._emit("error", "store-damaged", {"detail": self._redact.text(detail)})
 
     def certificate_loaded(
@@ -296,7 +296,7 @@ class Events:
 
     def policy_failed(self, step: str, kind: str, detail: str) -> None:
         """A policy gave no usable answer about a step: `timeout`, `error`, `busy` or `bad-decision`."""
-        self.metrics.policy_failed(step, kind)
+        self.metrics.policy_failures.add((step, kind))
         fields: dict[str, Field] = {"step": step, "kind": kind, "detail": self._redact.text(detail)}
         self._emit("error", "policy-failed", fields)
 
@@ -314,7 +314,7 @@ class Events:
 
     def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Something that should not happen did. The mail is safe; the text is for the operator."""
-        self.metrics.trouble(where)
+        self.metrics.trouble.add((where,))
         text = self._redact.text(f"{type(error).__name__}: {error}")
         fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
         if message_id:

@@ -154,7 +154,7 @@ class LogWriter:
             if written < len(piece):  # a full disk, or a signal in between
                 os.write(self._descriptor, piece[written:])
         except OSError:
-            # The reader is gone or the disk is full. There is nobody to tell; the count remains.
+            # The reader is gone or the disk is full. No reader can be told; the count remains.
             self.dropped += piece.count(b"\n")
 
     def _line(self, level: str, event: str, fields: Mapping[str, Field]) -> bytes:

@@ -246,7 +246,7 @@ def load_or_create_key(path: Path) -> bytes:
 def _read_key(path: Path) -> bytes:
     if path.stat().st_mode & 0o004:
         raise RedactKeyError(
-            f"the log redaction key {path} can be read by everybody, which makes pseudonyms guessable: "
+            f"the log redaction key {path} can be read by every user, which makes pseudonyms guessable: "
             "chmod 640 it"
         )
     try:

@@ -7,7 +7,8 @@ Each collector is given a `read` that must answer from memory. Labels are from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -67,71 +68,29 @@ class QueueCollector(Collector):
         yield outbound
 
 
-class CertificateCollector(Collector):
-    """`read` gives the name and the expiry of every certificate of every listener."""
-
-    def __init__(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        first: dict[str, float] = {}
-        for name, expiry in self._read():
-            first[name] = min(expiry, first.get(name, expiry))
-        family = GaugeMetricFamily(
-            "zonerelay_certificate_expiry_timestamp_seconds",
-            "When a listener's certificate expires, Unix time.",
-            labels=("name",),
-        )
-        for name, expiry in list(first.items())[:MAX_LABEL_VALUES]:
-            family.add_metric((name,), expiry)
-        yield family
-
-
-class SourceCollector(Collector):
-    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "zonerelay_source_penalties",
-            "Destinations at which a source is passed over for its reputation.",
-            labels=("source",),
-        )
-        for source, count in list(self._read().items())[:MAX_LABEL_VALUES]:
-            family.add_metric((source,), count)
-        yield family
+Readings = Iterable[tuple[tuple[str, ...], float]]
+"""Label values, in the order of the labels, and a number for each."""
 
 
 class ReadGauge(Collector):
-    """A single number."""
+    """One family; `read` is called at each scrape. What it yields beyond `MAX_LABEL_VALUES` is left out."""
 
     _family: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
 
-    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+    def __init__(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
         self._name = name
         self._help = help_text
         self._read = read
+        self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
-        yield self._family(self._name, self._help, self._read())
+        family = self._family(self._name, self._help, labels=self._labels)
+        for values, number in islice(self._read(), MAX_LABEL_VALUES):
+            family.add_metric(values, number)
+        yield family
 
 
 class ReadCounter(ReadGauge):
-    """One that only grows."""
+    """A family of numbers that only grow."""
 
     _family = CounterMetricFamily
-
-
-class StoreCollector(Collector):
-    """Of one worker: of several the metrics must say whose disk is full."""
-
-    def __init__(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
-        self._worker = worker
-        self._unhealthy = unhealthy
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "zonerelay_store_usable", "1 while the worker's spool takes mail, else 0.", labels=("worker",)
-        )
-        family.add_metric((str(self._worker),), float(self._unhealthy() is None))
-        yield family

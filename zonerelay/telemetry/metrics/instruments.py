@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -77,9 +78,7 @@ class LabelledCounter:
         return values
 
     def family(self) -> Metric:
-        return self._filled(CounterMetricFamily(self._name, self._help, labels=self._labels))
-
-    def _filled(self, family: CounterMetricFamily | GaugeMetricFamily) -> Metric:
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for values, number in self._numbers.items():
             family.add_metric(values, number)
         return family
@@ -111,12 +110,36 @@ class Histogram:
         return HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
 
 
-class Instruments(Collector):
-    """Hands a fixed list of instruments to prometheus-client."""
+Made = TypeVar("Made", Counter, Gauge, LabelledCounter, Histogram)
 
-    def __init__(self, *instruments: Counter | LabelledCounter | Histogram) -> None:
-        self._instruments = instruments
+
+class Instruments(Collector):
+    """Makes instruments, and hands them to prometheus-client in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._made: list[Counter | LabelledCounter | Histogram] = []
+
+    def counter(self, name: str, help_text: str) -> Counter:
+        return self._kept(Counter(name, help_text))
+
+    def gauge(self, name: str, help_text: str) -> Gauge:
+        return self._kept(Gauge(name, help_text))
+
+    def labelled(
+        self, name: str, help_text: str, *labels: str, declared: Iterable[str] = ()
+    ) -> LabelledCounter:
+        """`declared` are values of the one label, which show from the start."""
+        made = self._kept(LabelledCounter(name, help_text, labels))
+        made.declare((value,) for value in declared)
+        return made
+
+    def histogram(self, name: str, help_text: str, bounds: Sequence[float]) -> Histogram:
+        return self._kept(Histogram(name, help_text, bounds))
+
+    def _kept(self, instrument: Made) -> Made:
+        self._made.append(instrument)
+        return instrument
 
     def collect(self) -> Iterator[Metric]:
-        for instrument in self._instruments:
+        for instrument in self._made:
             yield instrument.family()

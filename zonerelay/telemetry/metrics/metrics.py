@@ -13,24 +13,22 @@ does not, as `deferred`. A connection lost after the final dot counts as `in_dou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import product
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
+from prometheus_client.registry import Collector
 
 from zonerelay import __version__
 from zonerelay.model.outbox import zone_label
 from zonerelay.telemetry.load import LoopLag
 from zonerelay.telemetry.metrics.collectors import (
-    CertificateCollector,
     QueueCollector,
     ReadCounter,
     ReadGauge,
-    SourceCollector,
-    StoreCollector,
+    Readings,
     ZoneQueue,
 )
 from zonerelay.telemetry.metrics.families import Family, collect
-from zonerelay.telemetry.metrics.instruments import Counter, Gauge, Histogram, Instruments, LabelledCounter
+from zonerelay.telemetry.metrics.instruments import Instruments
 from zonerelay.telemetry.metrics.subsystems import (
     LimitMetrics,
     NameServerMetrics,
@@ -70,173 +68,121 @@ POLICY_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 
 
 
 class Metrics:
-    """One per worker, on a registry of its own: two relays in one process (tests) do not mix."""
+    """One per worker, on a registry of its own: two relays in one process (tests) do not mix.
+
+    The instruments are public: the parts that see an event move them.
+    """
 
     def __init__(self) -> None:
-        self._accepted = Counter("zonerelay_messages_accepted_total", "Messages answered with 250.")
-        self._recipients = Counter("zonerelay_recipients_accepted_total", "Recipients of accepted messages.")
-        self._octets = Counter("zonerelay_accepted_bytes_total", "Stored size of accepted messages.")
-        self._bare = Counter("zonerelay_bare_line_ends_total", "Bare CR and LF found inside messages.")
-        self._refused = LabelledCounter(
-            "zonerelay_inbound_refused_total", "Connections and commands refused.", ("reason",)
+        made = Instruments()
+        self._accepted = made.counter("zonerelay_messages_accepted_total", "Messages answered with 250.")
+        self._recipients = made.counter(
+            "zonerelay_recipients_accepted_total", "Recipients of accepted messages."
         )
-        self._logins = LabelledCounter(
-            "zonerelay_inbound_logins_total", "Answers to AUTH with credentials.", ("result",)
+        self._octets = made.counter("zonerelay_accepted_bytes_total", "Stored size of accepted messages.")
+        self.bare_line_ends = made.counter(
+            "zonerelay_bare_line_ends_total", "Bare CR and LF found inside messages."
         )
-        self._dsn = LabelledCounter("zonerelay_dsn_total", "Reports queued to senders.", ("kind",))
-        self._no_dsn = LabelledCounter(
-            "zonerelay_dsn_withheld_total", "Times that a report was owed to nobody.", ("reason",)
+        self.refused = made.labelled(
+            "zonerelay_inbound_refused_total", "Connections and commands refused.", "reason"
         )
-        for reason in NO_DSN_REASONS:
-            self._no_dsn.add((reason,), 0)
-        self._suspended = LabelledCounter(
-            "zonerelay_destinations_suspended_total", "Times a destination was suspended.", ("zone",)
+        self.logins = made.labelled(
+            "zonerelay_inbound_logins_total",
+            "Answers to AUTH with credentials.",
+            "result",
+            declared=LOGIN_RESULTS,
         )
-        self._source_refusals = LabelledCounter(
-            "zonerelay_source_refusals_total", "Replies that refuse a source for its reputation.", ("source",)
+        self.dsn = made.labelled(
+            "zonerelay_dsn_total", "Reports queued to senders.", "kind", declared=DSN_KINDS
         )
-        self._dkim = LabelledCounter(
-            "zonerelay_dkim_signatures_total", "Messages for zones that sign.", ("result",)
+        self.no_dsn = made.labelled(
+            "zonerelay_dsn_withheld_total",
+            "Results of which no sender is told.",
+            "reason",
+            declared=NO_DSN_REASONS,
         )
-        self._trouble = LabelledCounter(
-            "zonerelay_trouble_total", "Unexpected errors, by the place that met them.", ("where",)
+        self.dkim = made.labelled(
+            "zonerelay_dkim_signatures_total",
+            "Messages for zones that sign.",
+            "result",
+            declared=DKIM_RESULTS,
         )
-        self._deliveries = LabelledCounter(
-            "zonerelay_deliveries_total", "Results of delivery attempts.", ("zone", "outcome")
+        self._suspended = made.labelled(
+            "zonerelay_destinations_suspended_total", "Times a destination was suspended.", "zone"
         )
-        self._seconds = Histogram(
+        self.source_refusals = made.labelled(
+            "zonerelay_source_refusals_total", "Replies that refuse a source for its reputation.", "source"
+        )
+        self.trouble = made.labelled(
+            "zonerelay_trouble_total",
+            "Unexpected errors, by the place that met them.",
+            "where",
+            declared=TROUBLES,
+        )
+        self._deliveries = made.labelled(
+            "zonerelay_deliveries_total", "Results of delivery attempts.", "zone", "outcome"
+        )
+        self._seconds = made.histogram(
             "zonerelay_delivery_seconds", "From acceptance to delivery.", DELIVERY_BUCKETS
         )
-        self._commits = Histogram(
+        self.commits = made.histogram(
             "zonerelay_store_commit_seconds", "Durable writes of the store.", COMMIT_BUCKETS
         )
-        self._damage = Counter(
+        self.damage = made.counter(
             "zonerelay_store_damage_total", "Kinds of damage that the store has met since the start."
         )
-        self._tls_sessions = LabelledCounter(
-            "zonerelay_inbound_tls_sessions_total", "TLS handshakes with clients completed.", ("version",)
-        )
-        self._outbound_tls = LabelledCounter(
-            "zonerelay_outbound_tls_sessions_total",
-            "Connections to peers that were to be encrypted.",
-            ("zone", "level", "result"),
-        )
-        self._inbound = Gauge("zonerelay_inbound_connections", "Open connections of clients.")
-        self._policy_failures = LabelledCounter(
-            "zonerelay_policy_failures_total", "Policies that gave no usable answer.", ("event", "kind")
-        )
-        self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
-        self._lag = Histogram(
+        lag = made.histogram(
             "zonerelay_loop_lag_seconds",
             "How much later than asked the event loop calls a timer.",
             LAG_BUCKETS,
         )
-        for counter, words in (
-            (self._logins, LOGIN_RESULTS),
-            (self._dkim, DKIM_RESULTS),
-            (self._dsn, DSN_KINDS),
-            (self._tls_sessions, TLS_VERSIONS),
-            (self._trouble, TROUBLES),
-        ):
-            counter.declare((word,) for word in words)
-        self.loop_lag = LoopLag(self._lag.observe)
+        self.inbound = made.gauge("zonerelay_inbound_connections", "Open connections of clients.")
+        self.policy_failures = made.labelled(
+            "zonerelay_policy_failures_total", "Policies that gave no usable answer.", "event", "kind"
+        )
+        self.policy = made.histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
+        self.tls_sessions = made.labelled(
+            "zonerelay_inbound_tls_sessions_total",
+            "TLS handshakes with clients completed.",
+            "version",
+            declared=TLS_VERSIONS,
+        )
+        self._outbound_tls = made.labelled(
+            "zonerelay_outbound_tls_sessions_total",
+            "Connections to peers that were to be encrypted.",
+            "zone",
+            "level",
+            "result",
+        )
+        self.loop_lag = LoopLag(lag.observe)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
         self.limits = LimitMetrics()
         self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
-        self._registry = self._build_registry()
-
-        # Called for every connection and write, so without a step in between.
-        self.store_commit: Callable[[float], None] = self._commits.observe
-        """One durable (synced) write of the store took this many seconds."""
-        self.policy_answer: Callable[[float], None] = self._policy.observe
-        """A policy took this many seconds for one usable answer."""
-
-    def _build_registry(self) -> CollectorRegistry:
-        registry = CollectorRegistry()
+        registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
-        registry.register(self.sts)
-        registry.register(self.smarthosts)
-        registry.register(self.limits)
-        registry.register(self.name_servers)
-        registry.register(self.outbox)
-        registry.register(
+        for each in (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox):
+            registry.register(each)
+        self.attach(
             ReadGauge(
                 "zonerelay_loop_lag_longest_seconds",
                 "The longest such lag of the last one to two minutes.",
-                lambda: self.loop_lag.longest,
+                lambda: [((), self.loop_lag.longest)],
             )
         )
-        registry.register(
-            Instruments(
-                self._accepted,
-                self._recipients,
-                self._octets,
-                self._bare,
-                self._refused,
-                self._logins,
-                self._dsn,
-                self._no_dsn,
-                self._dkim,
-                self._suspended,
-                self._source_refusals,
-                self._trouble,
-                self._deliveries,
-                self._seconds,
-                self._commits,
-                self._damage,
-                self._lag,
-                self._inbound,
-                self._policy_failures,
-                self._policy,
-                self._tls_sessions,
-                self._outbound_tls,
-            )
-        )
-        return registry
+        registry.register(made)
 
-    # ---- what telemetry.events counts -------------------------------------------------------
+    # ---- what takes more than one instrument ------------------------------------------------
 
     def accepted(self, size: int, recipients: int) -> None:
         self._accepted.value += 1
         self._recipients.value += recipients
         self._octets.value += size
 
-    def bare_line_ends(self, count: int) -> None:
-        self._bare.value += count
-
-    def refused(self, reason: str) -> None:
-        self._refused.add((reason,))
-
-    def login(self, result: str) -> None:
-        self._logins.add((result,))
-
-    def dsn(self, kind: str) -> None:
-        self._dsn.add((kind,))
-
-    def no_dsn(self, reason: str) -> None:
-        self._no_dsn.add((reason,))
-
-    def dkim_signature(self, result: str) -> None:
-        """`signed`, `no_key` or `failed`."""
-        self._dkim.add((result,))
-
     def suspended(self, zone: str) -> None:
         self._suspended.add((zone_label(zone),))
-
-    def source_refused(self, source: str) -> None:
-        self._source_refusals.add((source,))
-
-    def trouble(self, where: str) -> None:
-        self._trouble.add((where,))
-
-    def store_damaged(self) -> None:
-        self._damage.value += 1
-
-    def policy_failed(self, step: str, kind: str) -> None:
-        self._policy_failures.add((step, kind))
 
     def settled(self, zone: str, verdict: str, age: float, *, in_doubt: bool = False) -> None:
         """One recipient's result; `age` is the seconds since acceptance."""
@@ -250,18 +196,6 @@ class Metrics:
         if verdict == "delivered":
             self._seconds.observe(age if age > 0.0 else 0.0)
 
-    # ---- what others measure ----------------------------------------------------------------
-
-    def inbound_opened(self) -> None:
-        self._inbound.value += 1
-
-    def inbound_closed(self) -> None:
-        self._inbound.value -= 1
-
-    def inbound_tls(self, version: str) -> None:
-        """A client's handshake is complete; `version` is OpenSSL's word, as TLSv1.3."""
-        self._tls_sessions.add((version,))
-
     def outbound_tls(self, zone: str, level: str, result: str) -> None:
         """`level`: what was demanded in the end; `result`: ok, failed, or fallback to clear text."""
         self._outbound_tls.add((zone_label(zone), level, result))
@@ -273,50 +207,79 @@ class Metrics:
             self._suspended.declare([(zone,)])
             self._outbound_tls.declare((zone, *words) for words in TLS_RESULTS)
 
-    def declare_sources(self, sources: Iterable[str]) -> None:
-        self._source_refusals.declare((source,) for source in sources)
+    # ---- what other parts keep: attach each once --------------------------------------------
 
-    def declare_refusals(self, reasons: Iterable[str]) -> None:
-        self._refused.declare((reason,) for reason in reasons)
-
-    def declare_policy(self, steps: Iterable[str], kinds: Iterable[str]) -> None:
-        """The steps that a policy is asked at, and how it may fail."""
-        self._policy_failures.declare(product(steps, kinds))
+    def attach(self, collector: Collector) -> None:
+        """It is read at every scrape, so it must answer from memory."""
+        self._registry.register(collector)
 
     def attach_queue(
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Both are called at every scrape and must answer from memory. Attach once."""
-        self._registry.register(QueueCollector(read, is_counted))
+        self.attach(QueueCollector(read, is_counted))
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        """`read` is called at every scrape: the first name and the expiry of each certificate in use. Attach
-        once, for all listeners; of several for one name the one that expires first is shown.
+        """`read` yields the first name and the expiry of each certificate of every listener; of several for
+        one name the one that expires first is shown.
         """
-        self._registry.register(CertificateCollector(read))
+
+        def first() -> Readings:
+            found: dict[tuple[str, ...], float] = {}
+            for name, expiry in read():
+                found[name,] = min(expiry, found.get((name,), expiry))
+            return found.items()
+
+        self.attach(
+            ReadGauge(
+                "zonerelay_certificate_expiry_timestamp_seconds",
+                "When a listener's certificate expires, Unix time.",
+                first,
+                "name",
+            )
+        )
 
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """`read` says at how many destinations each source is passed over. Attach once."""
-        self._registry.register(SourceCollector(read))
+        """`read` returns at how many destinations each source is passed over."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_source_penalties",
+                "Destinations at which a source is passed over for its reputation.",
+                lambda: (((source,), count) for source, count in read().items()),
+                "source",
+            )
+        )
 
     def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
-        """`unhealthy` says why the worker's store takes no mail. Attach once."""
-        self._registry.register(StoreCollector(worker, unhealthy))
+        """`unhealthy` returns why the worker's store takes no mail. Of several workers the metrics must say
+        whose disk is full.
+        """
+        self.attach(
+            ReadGauge(
+                "zonerelay_store_usable",
+                "1 while the worker's spool takes mail, else 0.",
+                lambda: [((str(worker),), float(unhealthy() is None))],
+                "worker",
+            )
+        )
 
     def attach_restraint(self, read: Callable[[], float]) -> None:
-        """`read` says for how many seconds mail that has waited was held back so far. Attach once."""
-        self._registry.register(
+        """`read` returns for how many seconds mail that has waited was held back so far."""
+        self.attach(
             ReadCounter(
                 "zonerelay_restrained_seconds_total",
                 "Seconds in which backlog and deferred mail left at a limited rate, for new mail.",
-                read,
+                lambda: [((), read())],
             )
         )
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
-        """`read` says how many octets all client connections hold. Attach once."""
-        self._registry.register(
-            ReadGauge("zonerelay_inbound_memory_bytes", "Memory that client connections hold.", read)
+        """`read` returns how many octets all client connections hold."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_inbound_memory_bytes",
+                "Memory that client connections hold.",
+                lambda: [((), read())],
+            )
         )
 
     def families(self) -> tuple[Family, ...]:

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
-from zonerelay.telemetry.metrics.instruments import Counter, Gauge, Histogram, Instruments, LabelledCounter
+from zonerelay.telemetry.metrics.instruments import Instruments
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 
@@ -24,19 +23,19 @@ class LimitMetrics(Instruments):
     """Silent until `attach`: a worker that shares no limits has none of these."""
 
     def __init__(self) -> None:
-        self.lost = Counter(
-            "zonerelay_limits_lost_total", "Times that whoever leases shared limits was out of reach."
+        super().__init__()
+        self.lost = self.counter(
+            "zonerelay_limits_lost_total", "Times that the authority of shared limits was out of reach."
         )
-        self.reachable = Gauge(
-            "zonerelay_limits_reachable", "1 while whoever leases shared limits answers, else 0."
+        self.reachable = self.gauge(
+            "zonerelay_limits_reachable", "1 while the authority of shared limits answers, else 0."
         )
         self.reachable.value = 1
-        self.waits = Histogram(
+        self.waits = self.histogram(
             "zonerelay_limits_wait_seconds",
             "From wishing for a connection to its grant.",
             WAIT_BUCKETS,
         )
-        super().__init__(self.lost, self.reachable, self.waits)
         self._read: Callable[[], Mapping[str, tuple[int, int, int]]] | None = None
 
     def attach(self, read: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
@@ -73,32 +72,35 @@ MISMATCHES = ("enforce", "testing")
 
 class StsCounters(Instruments):
     def __init__(self) -> None:
-        self.look_ups = LabelledCounter(
-            "zonerelay_mta_sts_lookups_total", "MTA-STS policies looked up for a route.", ("result",)
+        super().__init__()
+        self.look_ups = self.labelled(
+            "zonerelay_mta_sts_lookups_total",
+            "MTA-STS policies looked up for a route.",
+            "result",
+            declared=LOOK_UPS,
         )
-        self.fetches = LabelledCounter(
-            "zonerelay_mta_sts_fetches_total", "MTA-STS policies fetched over HTTPS.", ("result",)
+        self.fetches = self.labelled(
+            "zonerelay_mta_sts_fetches_total",
+            "MTA-STS policies fetched over HTTPS.",
+            "result",
+            declared=FETCHES,
         )
-        self.mismatches = LabelledCounter(
+        self.mismatches = self.labelled(
             "zonerelay_mta_sts_mismatches_total",
             "Routes with MX hosts that the domain's MTA-STS policy does not name.",
-            ("mode",),
+            "mode",
+            declared=MISMATCHES,
         )
-        super().__init__(self.look_ups, self.fetches, self.mismatches)
-        for counter, values in (
-            (self.look_ups, LOOK_UPS),
-            (self.fetches, FETCHES),
-            (self.mismatches, MISMATCHES),
-        ):
-            counter.declare((value,) for value in values)
 
 
 class NameServerMetrics(Instruments):
     def __init__(self) -> None:
-        self.lost = Counter("zonerelay_name_servers_lost_total", "Times that no name server answered.")
-        self.reachable = Gauge("zonerelay_name_servers_reachable", "1 while name servers answer, else 0.")
+        super().__init__()
+        self.lost = self.counter("zonerelay_name_servers_lost_total", "Times that no name server answered.")
+        self.reachable = self.gauge(
+            "zonerelay_name_servers_reachable", "1 while name servers answer, else 0."
+        )
         self.reachable.value = 1
-        super().__init__(self.lost, self.reachable)
 
 
 STATUSES = ("queued", "processing", "failed")
@@ -117,19 +119,22 @@ class OutboxFigures(NamedTuple):
     usable: bool
 
 
-class OutboxMetrics(Collector):
+class OutboxMetrics(Instruments):
     """`attach` the function that reads the figures."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._read: Callable[[], OutboxFigures] | None = None
-        self._finished = dict.fromkeys(ENDS, 0)
+        self._finished = self.labelled(
+            "zonerelay_outbox_finished_total", "Rows that this relay has let go of.", "status", declared=ENDS
+        )
 
     def attach(self, read: Callable[[], OutboxFigures]) -> None:
         self._read = read
 
     def finished(self, status: str) -> None:
         """A row was let go of as `sent`, as `failed`, or as `queued` to be tried again."""
-        self._finished[status] += 1
+        self._finished.add((status,))
 
     def collect(self) -> Iterator[Metric]:
         if self._read is None:
@@ -139,12 +144,7 @@ class OutboxMetrics(Collector):
         for status in STATUSES:
             rows.add_metric((status,), figures.rows.get(status, 0))
         yield rows
-        ends = CounterMetricFamily(
-            "zonerelay_outbox_finished_total", "Rows that this relay has let go of.", labels=("status",)
-        )
-        for status, count in self._finished.items():
-            ends.add_metric((status,), count)
-        yield ends
+        yield from super().collect()
         yield CounterMetricFamily("zonerelay_outbox_claims_total", "Rows claimed here.", figures.claims)
         yield CounterMetricFamily(
             "zonerelay_outbox_reaped_total", "Rows of dead relays given back to the queue.", figures.reaped
@@ -166,10 +166,10 @@ class SmarthostMetrics(Instruments):
     """
 
     def __init__(self) -> None:
-        self.logins = LabelledCounter(
-            "zonerelay_smarthost_logins_total", "Log-ins at smarthosts.", ("zone", "result")
+        super().__init__()
+        self.logins = self.labelled(
+            "zonerelay_smarthost_logins_total", "Log-ins at smarthosts.", "zone", "result"
         )
-        super().__init__(self.logins)
         self._read: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
 
     def attach(self, read: Callable[[], Iterable[tuple[str, str, bool]]]) -> None:

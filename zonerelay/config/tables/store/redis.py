@@ -1,7 +1,5 @@
 """[redis]: the queue on a Redis server. No secret is in a text of this module."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import re
@@ -10,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     MINUTE,
-    Form,
     count,
     duration,
     optional_path,
     text,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.spool import LOSS_WORDS, Backend, SpoolSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings
 
 _SCHEMES = ("redis", "rediss", "unix")
 
@@ -28,46 +26,33 @@ _SCHEMES = ("redis", "rediss", "unix")
 class RedisSettings:
     """[redis]: used when `[spool] backend` says so."""
 
-    url: str = text(
-        "redis://127.0.0.1:6379/0",
-        "redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here.",
-    )
-    user: str = text("", "The ACL user to log in as; empty: the server's default user.")
-    password: str = text(
-        "",
-        "Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed.",
-        form=Form.SECRET,
-    )
-    ca_file: Path | None = optional_path("Whose certificates to trust with rediss://; empty: the system's.")
-    prefix: str = text(
-        "zonerelay:",
-        "What the names of all keys begin with. Relays with the same server, database and prefix share one "
-        "queue. In braces ({zonerelay}:) the queue stays in one slot of a cluster.",
-    )
-    lease: float = duration(
-        30.0,
-        "How long the deliveries that this relay has claimed stay its own when it is not heard of; then "
-        "other relays take them over. Longer than any pause of a relay that is alive.",
-        least=1.0,
-        most=10 * MINUTE,
-    )
-    replicas: int = count(
-        0,
-        "Replicas of the server that must have a message before it is acknowledged (WAIT). With fewer of "
-        "them no mail is taken.",
-        least=0,
-        most=16,
-        optional=True,
-    )
-    timeout: float = duration(
-        10.0, "How long to wait for an answer before the connection is given up and made again.", most=MINUTE
-    )
-    accept_loss: str = text(
-        "",
-        f'The words "{LOSS_WORDS}", exactly so, make do with a server that does '
-        "not sync its append-only file before it answers, that evicts keys or does not say. Without them it "
-        "is refused.",
-    )
+    url: str = text("redis://127.0.0.1:6379/0")
+    """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here."""
+    user: str = text("")
+    """The ACL user to log in as; empty: the server's default user."""
+    password: str = text("", form=forms.secret)
+    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    ca_file: Path | None = optional_path()
+    """Whose certificates to trust with rediss://; empty: the system's."""
+    prefix: str = text("zonerelay:")
+    """What the names of all keys begin with. Relays with the same server, database and prefix share one
+    queue. In braces ({zonerelay}:) the queue stays in one slot of a cluster.
+    """
+    lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
+    """How long the deliveries that this relay has claimed stay its own when it is not heard of; then other
+    relays take them over. Longer than any pause of a relay that is alive.
+    """
+    replicas: int = count(0, least=0, most=16, optional=True)
+    """Replicas of the server that must have a message before it is acknowledged (WAIT). With fewer of them no
+    mail is taken.
+    """
+    timeout: float = duration(10.0, most=MINUTE)
+    """How long to wait for an answer before the connection is given up and made again."""
+    accept_loss: str = text("")
+    """The words "I understand that acknowledged mail may be lost", exactly so, make do with a server that
+    does not sync its append-only file before it answers, that evicts keys or does not say. Without them it is
+    refused.
+    """
 
 
 def check_redis(redis: RedisSettings, report: Report) -> None:

@@ -1,7 +1,5 @@
 """[s3]: the queue in an S3 bucket. No secret is in a text of this module."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
@@ -11,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     MINUTE,
-    Form,
     choice,
     count,
     duration,
@@ -21,8 +19,8 @@ from zonerelay.config.options.options import (
     switch,
     text,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.spool import Backend, SpoolSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.store.spool import Backend, SpoolSettings
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"(?:[A-Za-z0-9!_.*'()-]+/)+")
@@ -41,58 +39,46 @@ class Addressing(enum.StrEnum):
 class S3Settings:
     """[s3]: used when `[spool] backend` says so."""
 
-    bucket: str = text("", "The bucket, which has to exist.")
-    prefix: str = text(
-        "zonerelay/",
-        "What the keys of all objects begin with. Relays with the same bucket and prefix share one queue.",
-    )
-    endpoint_url: str = text(
-        "",
-        'The service, if it is not Amazon\'s: "https://s3.example.org". Any that speaks S3, as OpenStack '
-        "Swift does with s3api.",
-        optional=True,
-    )
-    region: str = text("", "Its region. Empty: what the environment says, or us-east-1.", optional=True)
-    addressing: Addressing = choice(
-        Addressing.AUTO,
-        "Where the bucket's name goes: path (https://HOST/BUCKET/), virtual (https://BUCKET.HOST/); auto "
-        "is path with an endpoint_url and virtual without.",
-    )
-    access_key: str = text(
-        "",
-        "The id of the access key. Empty: the environment (AWS_ACCESS_KEY_ID …), the shared files of the "
-        "AWS tools, or the role of the machine.",
-        optional=True,
-    )
-    secret_key: str = text(
-        "",
-        "Where the secret of that key is: a file, env:NAME or credential:NAME.",
-        form=Form.SECRET,
-    )
-    ca_file: Path | None = optional_path("Whose certificates to trust with https; empty: the system's.")
-    shared: bool = switch(
-        True,
-        "Several relays may share the queue. It takes a service with conditional writes, which is tried at "
-        "each start. false makes do without them, for one relay alone: a second one is refused.",
-    )
-    lease: float = duration(
-        30.0,
-        "How long the mail of this relay stays its own when it is not heard of; then other relays take it "
-        "over. Longer than any pause of a relay that is alive.",
-        least=1.0,
-        most=10 * MINUTE,
-    )
-    timeout: float = duration(
-        10.0, "How long to wait for the service's answer to one request.", most=5 * MINUTE
-    )
-    max_requests: int = count(50, "Requests to the service at the same time.", most=1000)
-    queue_url: str = text(
-        "",
-        "An SQS queue through which relays tell each other of mail that is left to whoever has room. Empty: "
-        "they list the bucket.",
-        optional=True,
-    )
-    queue_endpoint_url: str = text("", "The service of that queue, if it is not Amazon's.", optional=True)
+    bucket: str = text("")
+    """The bucket, which has to exist."""
+    prefix: str = text("zonerelay/")
+    """What the keys of all objects begin with. Relays with the same bucket and prefix share one queue."""
+    endpoint_url: str = text("", optional=True)
+    """The service, if it is not Amazon's: "https://s3.example.org". Any that speaks S3, as OpenStack Swift
+    does with s3api.
+    """
+    region: str = text("", optional=True)
+    """Its region. Empty: what the environment says, or us-east-1."""
+    addressing: Addressing = choice(Addressing.AUTO)
+    """Where the bucket's name goes: path (https://HOST/BUCKET/), virtual (https://BUCKET.HOST/); auto is path
+    with an endpoint_url and virtual without.
+    """
+    access_key: str = text("", optional=True)
+    """The id of the access key. Empty: the environment (AWS_ACCESS_KEY_ID …), the shared files of the AWS
+    tools, or the role of the machine.
+    """
+    secret_key: str = text("", form=forms.secret)
+    """Where the secret of that key is: a file, env:NAME or credential:NAME."""
+    ca_file: Path | None = optional_path()
+    """Whose certificates to trust with https; empty: the system's."""
+    shared: bool = switch(True)
+    """Several relays may share the queue. It takes a service with conditional writes, which is tried at each
+    start. false makes do without them, for one relay alone: a second one is refused.
+    """
+    lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
+    """How long the mail of this relay stays its own when it is not heard of; then other relays take it over.
+    Longer than any pause of a relay that is alive.
+    """
+    timeout: float = duration(10.0, most=5 * MINUTE)
+    """How long to wait for the service's answer to one request."""
+    max_requests: int = count(50, most=1000)
+    """Requests to the service at the same time."""
+    queue_url: str = text("", optional=True)
+    """An SQS queue through which relays tell each other of mail that is left to a relay with room. Empty:
+    they list the bucket.
+    """
+    queue_endpoint_url: str = text("", optional=True)
+    """The service of that queue, if it is not Amazon's."""
 
 
 def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report) -> None:

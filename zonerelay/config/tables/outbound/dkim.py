@@ -3,25 +3,23 @@
 The keys themselves are read by `message.dkim`, which also remarks on their dates.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.options.endpoints import is_domain
+from zonerelay.config.endpoints import is_domain
+from zonerelay.config.options import forms
 from zonerelay.config.options.forms import date_text
 from zonerelay.config.options.options import (
-    Form,
     date,
     path,
     text,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.wording import quoted
-from zonerelay.config.tables.zone import DkimMode, ZoneSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.outbound.zone import DkimMode, ZoneSettings
+from zonerelay.config.wording import quoted
 
 MAX_KEY_FILE = 64 * 1024
 
@@ -30,24 +28,22 @@ MAX_KEY_FILE = 64 * 1024
 class DkimSettings:
     """[[dkim]]: a signing key. Every entry whose domain and dates fit signs (RSA and Ed25519 together)."""
 
-    domain: str = text(
-        "",
-        'The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. '
-        "An entry for the very name goes before one with a wildcard.",
-        form=Form.DOMAIN,
-    )
-    selector: str = text(
-        "", "The key's name: its public half is at SELECTOR._domainkey.DOMAIN.", form=Form.SELECTOR
-    )
-    key_file: Path = path(Path(), "The private key, PEM: RSA of at least 1024 bits (use 2048), or Ed25519.")
-    signing_domain: str = text(
-        "",
-        'The domain that signs (d=), if it is another one than that in From: with domain = "*.example.com", '
-        '"example.com" needs one key record for all. Empty: the domain in From.',
-        form=Form.DOMAIN,
-    )
-    not_before: float = date("Sign from this time on, so that a key can be published first. Empty: now.")
-    not_after: float = date("Sign until this time. Empty: for ever.")
+    domain: str = text("", form=forms.domain)
+    """The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. An
+    entry for the very name goes before one with a wildcard.
+    """
+    selector: str = text("", form=forms.selector)
+    """The key's name: its public half is at SELECTOR._domainkey.DOMAIN."""
+    key_file: Path = path(Path())
+    """The private key, PEM: RSA of at least 1024 bits (use 2048), or Ed25519."""
+    signing_domain: str = text("", form=forms.domain)
+    """The domain that signs (d=), if it is another one than that in From: with domain = "*.example.com",
+    "example.com" needs one key record for all. Empty: the domain in From.
+    """
+    not_before: float = date()
+    """Sign from this time on, so that a key can be published first. Empty: now."""
+    not_after: float = date()
+    """Sign until this time. Empty: for ever."""
 
 
 NO_FILE = DkimSettings().key_file

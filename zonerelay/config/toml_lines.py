@@ -10,8 +10,7 @@ import re
 import tomllib
 from bisect import bisect_right
 
-KeyPath = tuple[str | int, ...]
-"""Keys and list positions from the top of the document: `("zone", 1, "tls")`."""
+from zonerelay.config.problems import KeyPath
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _KEY_PART = re.compile(r"""[ \t]*("(?:\\.|[^"\\\n])*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*""")

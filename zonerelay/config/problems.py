@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from zonerelay.config.options.toml_lines import KeyPath
+KeyPath = tuple[str | int, ...]
+"""Keys and list positions from the top of the document: `("zone", 1, "tls")`."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 

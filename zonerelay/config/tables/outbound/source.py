@@ -10,12 +10,12 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.options.entries import check_names
-from zonerelay.config.options.options import Form, count, text, texts
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.zone import ZoneSettings
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import count, text, texts
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.entries import check_names
+from zonerelay.config.tables.outbound.zone import ZoneSettings
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
@@ -24,26 +24,18 @@ _FAMILIES = {4: "IPv4", 6: "IPv6"}
 class SourceSettings:
     """[[source]]: one of this machine's identities; zones name those that they send from."""
 
-    name: str = text("", "What zones, logs and metrics call this source.", form=Form.SOURCE_NAME)
-    address: tuple[str, ...] = texts(
-        (),
-        "The addresses of this machine to send from: one of IPv4, one of IPv6, or both. With one only, hosts "
-        "are reached over that family alone.",
-        form=Form.IP_ADDRESSES,
-    )
-    ehlo_name: str = text(
-        "",
-        "The name to say in EHLO from these addresses; they should resolve back to it. Empty: the zone's.",
-        form=Form.EHLO_NAME,
-    )
-    weight: int = count(
-        1,
-        "Its share of the mail, compared with the other sources of a zone. 0: none, while it is kept in the "
-        "configuration.",
-        least=0,
-        most=1000,
-        optional=True,
-    )
+    name: str = text("", form=forms.source_name)
+    """What zones, logs and metrics call this source."""
+    address: tuple[str, ...] = texts((), form=forms.ip_address)
+    """The addresses of this machine to send from: one of IPv4, one of IPv6, or both. With one only, hosts are
+    reached over that family alone.
+    """
+    ehlo_name: str = text("", form=forms.ehlo_name)
+    """The name to say in EHLO from these addresses; they should resolve back to it. Empty: the zone's."""
+    weight: int = count(1, least=0, most=1000, optional=True)
+    """Its share of the mail, compared with the other sources of a zone. 0: none, while it is kept in the
+    configuration.
+    """
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.wording import quoted
+from zonerelay.config.problems import Report
+from zonerelay.config.wording import quoted
 
 Entry = TypeVar("Entry")
 

@@ -3,24 +3,21 @@
 Rules cannot run in circles: an address is looked up once, and what it becomes is not looked up again.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.options.entries import unreachable
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
-    Form,
     choice,
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.tables.listener import ListenerSettings, check_named_listeners, has_users
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.entries import unreachable
+from zonerelay.config.tables.inbound.listener import ListenerSettings, check_named_listeners, has_users
 
 _ANY = "*"
 _NULL_SENDER = "<>"
@@ -40,26 +37,20 @@ class RewriteWhere(enum.StrEnum):
 class RewriteSettings:
     """[[rewrite]]: other addresses for those that match, when mail comes in; the first match counts."""
 
-    address: tuple[str, ...] = texts(
-        (),
-        'Addresses to change: "user@old.example", "old.example" (everybody there), "*.old.example", '
-        '"app-*@example.com".',
-        form=Form.ADDRESS_PATTERNS,
-    )
-    to: str = text(
-        "",
-        'What they become: "user@example.com", or "@example.com" to keep what is before the @.',
-        form=Form.REPLACEMENT,
-    )
-    where: RewriteWhere = choice(
-        RewriteWhere.ALL,
-        "sender, recipient: of the envelope; envelope: both; header: From, Sender, Reply-To, To and Cc; all: "
-        "everywhere.",
-    )
-    user: tuple[str, ...] = texts((), 'Only in mail of these logged-in users; "*" is any of them.')
-    listener: tuple[str, ...] = texts(
-        (), "Only in mail that came in at these listeners, each written as its address is.", form=Form.LISTENS
-    )
+    address: tuple[str, ...] = texts((), form=forms.address_pattern)
+    """Addresses to change: "user@old.example", "old.example" (every user there), "*.old.example",
+    "app-*@example.com".
+    """
+    to: str = text("", form=forms.replacement)
+    """What they become: "user@example.com", or "@example.com" to keep what is before the @."""
+    where: RewriteWhere = choice(RewriteWhere.ALL)
+    """sender, recipient: of the envelope; envelope: both; header: From, Sender, Reply-To, To and Cc; all:
+    everywhere.
+    """
+    user: tuple[str, ...] = texts(())
+    """Only in mail of these logged-in users; "*" is any of them."""
+    listener: tuple[str, ...] = texts((), form=forms.listen)
+    """Only in mail that came in at these listeners, each written as its address is."""
 
 
 _PLACES = {

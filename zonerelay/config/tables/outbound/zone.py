@@ -4,24 +4,22 @@ A share must not be larger than the whole: a destination's connections are part 
 written for times of their own, so a destination's that is faster than its zone's is only remarked.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.options.endpoints import (
+from zonerelay.config.endpoints import (
     NextHopKind,
     parse_next_hop,
     split_next_hops,
 )
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     HOUR,
     YEAR,
-    Form,
     choice,
     count,
     duration,
@@ -33,11 +31,10 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.units import Rate, format_duration
-from zonerelay.config.options.wording import in_words, quoted
-from zonerelay.config.tables.retry import RetrySettings, shorter_delays
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.outbound.delivery import RetrySettings, shorter_delays
+from zonerelay.config.units import Rate, format_duration
+from zonerelay.config.wording import in_words, quoted
 
 DEFAULT_ZONE = "default"
 DANE_NEEDS_TRUST = (
@@ -79,172 +76,130 @@ class InDoubt(enum.StrEnum):
 class ZoneSettings:
     """[[zone]]. Limits are totals over all workers."""
 
-    name: str = text(
-        "default",
-        "What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and "
-        "underscore. Mail that no route matches goes to the zone named default.",
-        form=Form.ZONE_NAME,
-    )
+    name: str = text("default", form=forms.zone_name)
+    """What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and underscore.
+    Mail that no route matches goes to the zone named default.
+    """
 
     # Where it goes
 
-    next_hop: str = text(
-        "",
-        "Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A "
-        'smarthost: "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX '
-        'lookup), "192.0.2.1:25" or "[2001:db8::1]:25". Several, with commas between: the first that can be '
-        "reached is used.",
-        form=Form.NEXT_HOPS,
-    )
-    next_hop_share: bool = switch(
-        False,
-        "Spread the mail over several next hops evenly, not to the first that can be reached.",
-    )
-    mix_domains: bool | None = switch_or_auto(
-        "Whether recipients in several domains may share a transaction. auto: at a next hop yes; at MX hosts "
-        "only where the host announces with LIMITS RCPTDOMAINMAX (RFC 9422) that it takes them, because "
-        "Google defers all but the first domain. true: always; false: never. What a host announces is never "
-        "exceeded.",
-    )
-    port: int = count(
-        25, "The port of MX hosts, and of a next hop that names none. 25 is the port of mail.", most=65_535
-    )
-    ipv6: bool = switch(True, "Also deliver over IPv6. Turn it off when this machine has no working IPv6.")
-    allow_private_addresses: bool = switch(
-        False,
-        "Deliver to MX hosts that resolve to loopback or private addresses. Off, because anybody can "
-        "point an MX at them and so reach servers inside your network. A next_hop is not affected.",
-    )
+    next_hop: str = text("", form=forms.next_hops)
+    """Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A smarthost:
+    "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), "192.0.2.1:25" or
+    "[2001:db8::1]:25". Several, with commas between: the first that can be reached is used.
+    """
+    next_hop_share: bool = switch(False)
+    """Spread the mail over several next hops evenly, not to the first that can be reached."""
+    mix_domains: bool | None = switch_or_auto()
+    """Whether recipients in several domains may share a transaction. auto: at a next hop yes; at MX hosts
+    only where the host announces with LIMITS RCPTDOMAINMAX (RFC 9422) that it takes them, because Google
+    defers all but the first domain. true: always; false: never. What a host announces is never exceeded.
+    """
+    port: int = count(25, most=65_535)
+    """The port of MX hosts, and of a next hop that names none. 25 is the port of mail."""
+    ipv6: bool = switch(True)
+    """Also deliver over IPv6. Turn it off when this machine has no working IPv6."""
+    allow_private_addresses: bool = switch(False)
+    """Deliver to MX hosts that resolve to loopback or private addresses. Off, because every owner of a domain
+    can point an MX at them and so reach servers inside your network. A next_hop is not affected.
+    """
 
     # TLS, and logging in at next hops
 
-    tls: TlsMode = choice(
-        TlsMode.OPPORTUNISTIC,
-        "none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it fails, as "
-        "most of the Internet's mail is sent; required: never in clear text; verify: required, and the "
-        "certificate must be valid for the host; dane: required, and the host's TLSA records (RFC 7672) must "
-        "vouch for the certificate.",
-    )
-    tls_on_connect: bool = switch(
-        False, "TLS from the first octet, as smarthosts have it on port 465 (RFC 8314), instead of STARTTLS."
-    )
-    dane: bool = switch(
-        True,
-        "Where a host has TLSA records, its certificate must match them (RFC 7672). Only with trust_ad in "
-        "[dns]; without it nothing is looked up.",
-    )
-    mta_sts: bool = switch(
-        False,
-        "Obey the MTA-STS policies of recipient domains (RFC 8461): they are fetched over HTTPS, which must "
-        "not be blocked, and kept on disk.",
-    )
-    credentials: tuple[str, ...] = texts(
-        (),
-        "Names of [[credential]] to log in at the next hop with; the first that matches the sender. Needs "
-        "tls = verify, or required where the certificate cannot be verified.",
-    )
+    tls: TlsMode = choice(TlsMode.OPPORTUNISTIC)
+    """none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it fails, as most of
+    the Internet's mail is sent; required: never in clear text; verify: required, and the certificate must be
+    valid for the host; dane: required, and the host's TLSA records (RFC 7672) must vouch for the certificate.
+    """
+    tls_on_connect: bool = switch(False)
+    """TLS from the first octet, as smarthosts have it on port 465 (RFC 8314), instead of STARTTLS."""
+    dane: bool = switch(True)
+    """Where a host has TLSA records, its certificate must match them (RFC 7672). Only with trust_ad in [dns];
+    without it nothing is looked up.
+    """
+    mta_sts: bool = switch(False)
+    """Obey the MTA-STS policies of recipient domains (RFC 8461): they are fetched over HTTPS, which must not
+    be blocked, and kept on disk.
+    """
+    credentials: tuple[str, ...] = texts(())
+    """Names of [[credential]] to log in at the next hop with; the first that matches the sender. Needs tls =
+    verify, or required where the certificate cannot be verified.
+    """
 
     # From which address
 
-    sources: tuple[str, ...] = texts(
-        (), "Names of [[source]] to send from. Empty: the address that the system chooses."
-    )
-    source_by: SourceBy = choice(
-        SourceBy.MESSAGE,
-        "message: each message has its source, by weight; sender: each sender, so that his reputation stays "
-        "with one address.",
-    )
-    source_penalty: float = duration(
-        2 * HOUR,
-        "How long a source that a destination has refused for its reputation is not used for it, while there "
-        "is another one.",
-        most=7 * DAY,
-    )
-    ehlo_name: str = text("", "The name to say in EHLO. Empty: the relay's hostname.", form=Form.EHLO_NAME)
+    sources: tuple[str, ...] = texts(())
+    """Names of [[source]] to send from. Empty: the address that the system chooses."""
+    source_by: SourceBy = choice(SourceBy.MESSAGE)
+    """message: each message has its source, by weight; sender: each sender, so that his reputation stays with
+    one address.
+    """
+    source_penalty: float = duration(2 * HOUR, most=7 * DAY)
+    """How long a source that a destination has refused for its reputation is not used for it, while there is
+    another one.
+    """
+    ehlo_name: str = text("", form=forms.ehlo_name)
+    """The name to say in EHLO. Empty: the relay's hostname."""
 
     # How much: connections, rates, sizes
 
-    max_connections: int = count(
-        20, "Open connections of this zone, so that one zone's mail cannot crowd out another's.", most=10_000
-    )
-    max_connections_per_destination: int = count(
-        10,
-        "Open connections to one destination (one set of MX hosts, however many domains they serve). "
-        "Large providers start to refuse mail at 10 to 20.",
-        most=10_000,
-    )
-    max_recipients_per_transaction: int = count(
-        50,
-        "Recipients of one message that are sent in one transaction. Servers must take 100 (RFC 5321 "
-        "4.5.3.1.8); some take fewer.",
-        most=10_000,
-    )
-    max_messages_per_connection: int = count(
-        1000,
-        "Messages after which a connection is closed and made anew, so that load spreads over the hosts "
-        "again.",
-    )
-    connection_idle_timeout: float = duration(
-        5.0,
-        "How long an idle connection is kept for the next message; longer is impolite to busy servers.",
-        most=HOUR,
-    )
-    max_rate: Rate | None = rate(
-        'Transactions of this zone in a time, spread evenly: "600/1m". Empty: no limit.'
-    )
-    max_rate_per_destination: Rate | None = rate(
-        'Transactions to one destination in a time, spread evenly: "100/1m". Empty: no limit.'
-    )
-    max_message_size: int = size(
-        0, "Larger messages are returned to the sender (5.3.4). 0: no limit.", optional=True
-    )
+    max_connections: int = count(20, most=10_000)
+    """Open connections of this zone, so that one zone's mail cannot crowd out another's."""
+    max_connections_per_destination: int = count(10, most=10_000)
+    """Open connections to one destination (one set of MX hosts, however many domains they serve). Large
+    providers start to refuse mail at 10 to 20.
+    """
+    max_recipients_per_transaction: int = count(50, most=10_000)
+    """Recipients of one message that are sent in one transaction. Servers must take 100 (RFC 5321 4.5.3.1.8);
+    some take fewer.
+    """
+    max_messages_per_connection: int = count(1000)
+    """Messages after which a connection is closed and made anew, so that load spreads over the hosts
+    again.
+    """
+    connection_idle_timeout: float = duration(5.0, most=HOUR)
+    """How long an idle connection is kept for the next message; longer is impolite to busy servers."""
+    max_rate: Rate | None = rate()
+    """Transactions of this zone in a time, spread evenly: "600/1m". Empty: no limit."""
+    max_rate_per_destination: Rate | None = rate()
+    """Transactions to one destination in a time, spread evenly: "100/1m". Empty: no limit."""
+    max_message_size: int = size(0, optional=True)
+    """Larger messages are returned to the sender (5.3.4). 0: no limit."""
 
     # How long it is tried
 
-    schedule: tuple[float, ...] = durations(
-        (), "Delays between attempts of this zone, instead of those of [retry]. Empty: those."
-    )
-    max_attempts: int = count(
-        0, "As max_attempts in [retry], for this zone. 0: that.", optional=True, most=10_000
-    )
-    max_age: float = duration(
-        0.0,
-        "How long this zone's mail is tried. 0: as [retry] says.",
-        optional=True,
-        most=YEAR,
-    )
-    in_doubt: InDoubt = choice(
-        InDoubt.RETRY,
-        "The connection broke after the message was sent and before the reply: it may have been "
-        "delivered. retry risks a duplicate, hold waits for an operator, bounce risks a false report. "
-        "None loses mail.",
-    )
+    schedule: tuple[float, ...] = durations(())
+    """Delays between attempts of this zone, instead of those of [retry]. Empty: those."""
+    max_attempts: int = count(0, optional=True, most=10_000)
+    """As max_attempts in [retry], for this zone. 0: that."""
+    max_age: float = duration(0.0, optional=True, most=YEAR)
+    """How long this zone's mail is tried. 0: as [retry] says."""
+    in_doubt: InDoubt = choice(InDoubt.RETRY)
+    """The connection broke after the message was sent and before the reply: it may have been delivered. retry
+    risks a duplicate, hold waits for an operator, bounce risks a false report. None loses mail.
+    """
 
     # What is changed in it, and how it is sent
 
-    dkim: DkimMode = choice(
-        DkimMode.SIGN,
-        "sign: with the [[dkim]] keys of the domain in From, if there are any; required: mail without a key "
-        "waits; off.",
-    )
-    srs: bool = switch(False, "Rewrite senders by [srs], for mail that is forwarded through this zone.")
-    header_remove: tuple[str, ...] = texts(
-        (), "Header fields to take out before sending, by name.", form=Form.REMOVED_FIELDS
-    )
-    header_replace: tuple[str, ...] = texts(
-        (),
-        'Header fields to replace where a message has them: "Name: new value".',
-        form=Form.NEW_FIELDS,
-    )
-    header_add: tuple[str, ...] = texts((), 'Header fields to add: "Name: value".', form=Form.NEW_FIELDS)
-    chunking: bool = switch(
-        True,
-        "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "
-        "with their commands, which saves a round trip, and no line end in them can be taken for the end of "
-        "the message. The price: when a connection breaks before a small message is answered, all of it is "
-        "in doubt, also what the server has refused (zones with another in_doubt than retry do not send in "
-        "one write). Servers that offer it and do not know it are sent DATA.",
-    )
+    dkim: DkimMode = choice(DkimMode.SIGN)
+    """sign: with the [[dkim]] keys of the domain in From, if there are any; required: mail without a key
+    waits; off.
+    """
+    srs: bool = switch(False)
+    """Rewrite senders by [srs], for mail that is forwarded through this zone."""
+    header_remove: tuple[str, ...] = texts((), form=forms.removed_field)
+    """Header fields to take out before sending, by name."""
+    header_replace: tuple[str, ...] = texts((), form=forms.new_field)
+    """Header fields to replace where a message has them: "Name: new value"."""
+    header_add: tuple[str, ...] = texts((), form=forms.new_field)
+    """Header fields to add: "Name: value"."""
+    chunking: bool = switch(True)
+    """Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write with
+    their commands, which saves a round trip, and no line end in them can be taken for the end of the message.
+    The price: when a connection breaks before a small message is answered, all of it is in doubt, also what
+    the server has refused (zones with another in_doubt than retry do not send in one write). Servers that
+    offer it and do not know it are sent DATA.
+    """
 
     @property
     def mixes_domains(self) -> bool:

@@ -1,20 +1,18 @@
 """[[destination]]: limits and TLS of a zone for some of its destinations."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.options.entries import unreachable
-from zonerelay.config.options.options import Form, choice, count, rate, texts
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.units import Rate
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.zone import DANE_NEEDS_TRUST, ZoneSettings, is_faster
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import choice, count, rate, texts
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.entries import unreachable
+from zonerelay.config.tables.outbound.zone import DANE_NEEDS_TRUST, ZoneSettings, is_faster
+from zonerelay.config.units import Rate
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 
 class DestinationTls(enum.StrEnum):
@@ -32,47 +30,34 @@ class DestinationTls(enum.StrEnum):
 class DestinationSettings:
     """[[destination]]: other limits or TLS for some destinations; the first one that matches counts."""
 
-    domain: tuple[str, ...] = texts(
-        (),
-        'Mail for these recipient domains: "example.com", "*.example.com" (every name below it).',
-        form=Form.DOMAINS,
-    )
-    mx: tuple[str, ...] = texts(
-        (),
-        "Mail that goes to these MX hosts, or this next hop: written like domains, and all hosts have to "
-        'match: "*.mail.protection.outlook.com" is every domain hosted there.',
-        form=Form.DOMAINS,
-    )
-    zone: tuple[str, ...] = texts((), "Only mail of these zones. Empty: of any.")
-    tls: DestinationTls = choice(
-        DestinationTls.ZONE,
-        "zone: what the zone says; otherwise as tls of [[zone]].",
-    )
-    tls_names: tuple[str, ...] = texts(
-        (),
-        'Names to accept in the certificate with tls = verify, instead of the host\'s: "example.com", '
-        '"*.example.com".',
-        form=Form.DOMAINS,
-    )
-    tls_certificates: tuple[str, ...] = texts(
-        (),
-        "With tls = verify: accept just these certificates, whoever signed them: SHA-256 fingerprints.",
-        form=Form.FINGERPRINTS,
-    )
-    max_connections: int = count(
-        0,
-        "Connections to such a destination, instead of max_connections_per_destination. 0: as the zone.",
-        optional=True,
-        most=10_000,
-    )
-    max_recipients_per_transaction: int = count(
-        0, "Recipients of one transaction. 0: as the zone.", optional=True, most=10_000
-    )
-    max_messages_per_connection: int = count(0, "Messages on one connection. 0: as the zone.", optional=True)
-    max_rate: Rate | None = rate(
-        'Transactions to such a destination in a time, instead of max_rate_per_destination: "100/1m". '
-        "Empty: as the zone."
-    )
+    domain: tuple[str, ...] = texts((), form=forms.domain)
+    """Mail for these recipient domains: "example.com", "*.example.com" (every name below it)."""
+    mx: tuple[str, ...] = texts((), form=forms.domain)
+    """Mail that goes to these MX hosts, or this next hop: written like domains, and all hosts have to match:
+    "*.mail.protection.outlook.com" is every domain hosted there.
+    """
+    zone: tuple[str, ...] = texts(())
+    """Only mail of these zones. Empty: of any."""
+    tls: DestinationTls = choice(DestinationTls.ZONE)
+    """zone: what the zone says; otherwise as tls of [[zone]]."""
+    tls_names: tuple[str, ...] = texts((), form=forms.domain)
+    """Names to accept in the certificate with tls = verify, instead of the host's: "example.com",
+    "*.example.com".
+    """
+    tls_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
+    """With tls = verify: accept just these certificates, whichever authority signed them: SHA-256
+    fingerprints.
+    """
+    max_connections: int = count(0, optional=True, most=10_000)
+    """Connections to such a destination, instead of max_connections_per_destination. 0: as the zone."""
+    max_recipients_per_transaction: int = count(0, optional=True, most=10_000)
+    """Recipients of one transaction. 0: as the zone."""
+    max_messages_per_connection: int = count(0, optional=True)
+    """Messages on one connection. 0: as the zone."""
+    max_rate: Rate | None = rate()
+    """Transactions to such a destination in a time, instead of max_rate_per_destination: "100/1m". Empty: as
+    the zone.
+    """
 
 
 _WEAK = {DestinationTls.NONE, DestinationTls.OPPORTUNISTIC}

@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from zonerelay.config.options.options import MINUTE, Form, count, duration, text
-from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.delivery import DeliverySettings
-from zonerelay.config.tables.spool import LOSS_WORDS, Backend, SpoolSettings
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import MINUTE, count, duration, text
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.outbound.delivery import DeliverySettings
+from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings
 
 _SCHEMA = re.compile("[a-z_][a-z0-9_]{0,39}")
 _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
@@ -22,41 +23,29 @@ _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
 class PostgresSettings:
     """[postgres]: used when `[spool] backend` says so."""
 
-    url: str = text(
-        "postgresql:///zonerelay?host=/run/postgresql&user=zonerelay",
-        'The database: "postgresql://USER@HOST:5432/DATABASE", or as here by its Unix socket. Over a network '
-        "add ?sslmode=verify-full&sslrootcert=FILE. No password here.",
-    )
-    password: str = text(
-        "",
-        "Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed.",
-        form=Form.SECRET,
-    )
-    schema: str = text(
-        "zonerelay",
-        "The schema for the tables, which is made if it is not there. Relays with the same database and "
-        "schema share one queue.",
-    )
-    node: int = count(
-        0,
-        "The number of this relay among those that share the queue, 0 to 255. Each has its own and keeps it: "
-        "who comes back under a number takes up at once what was claimed under it.",
-        least=0,
-        most=255,
-        optional=True,
-    )
-    lease: float = duration(
-        15 * MINUTE,
-        "How long a relay may be silent before others take over what it has claimed. It may still be sending "
-        "it, if only its way to the database is cut, so this should be longer than any transaction: "
-        "[delivery] final_dot_timeout alone is 10 minutes.",
-        least=1.0,
-    )
-    accept_loss: str = text(
-        "",
-        f'The words "{LOSS_WORDS}", exactly so, make do with a server that has fsync or full_page_writes '
-        "off, which is refused without them, and leave synchronous_commit as it is.",
-    )
+    url: str = text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
+    """The database: "postgresql://USER@HOST:5432/DATABASE", or as here by its Unix socket. Over a network add
+    ?sslmode=verify-full&sslrootcert=FILE. No password here.
+    """
+    password: str = text("", form=forms.secret)
+    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    schema: str = text("zonerelay")
+    """The schema for the tables, which is made if it is not there. Relays with the same database and schema
+    share one queue.
+    """
+    node: int = count(0, least=0, most=255, optional=True)
+    """The number of this relay among those that share the queue, 0 to 255. Each has its own and keeps it: who
+    comes back under a number takes up at once what was claimed under it.
+    """
+    lease: float = duration(15 * MINUTE, least=1.0)
+    """How long a relay may be silent before others take over what it has claimed. It may still be sending it,
+    if only its way to the database is cut, so this should be longer than any transaction: [delivery]
+    final_dot_timeout alone is 10 minutes.
+    """
+    accept_loss: str = text("")
+    """The words "I understand that acknowledged mail may be lost", exactly so, make do with a server that has
+    fsync or full_page_writes off, which is refused without them, and leave synchronous_commit as it is.
+    """
 
 
 def check_postgres(postgres: PostgresSettings, report: Report) -> None:
@@ -86,7 +75,8 @@ def postgres_advice(
         found.append("postgres.accept_loss: a crash of the database may lose mail that was acknowledged")
     if is_in_the_open(postgres.url):
         found.append(
-            "postgres.url: mail goes over the network to whoever answers there: add ?sslmode=verify-full"
+            "postgres.url: mail goes over the network to any server that answers there: add "
+            "?sslmode=verify-full"
         )
     return found
 

@@ -6,19 +6,24 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.options.entries import unreachable
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
-    Form,
     networks,
     size,
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.units import format_size
-from zonerelay.config.options.wording import did_you_mean, quoted
-from zonerelay.config.tables.listener import ListenerSettings, Network, check_named_listeners, has_users
-from zonerelay.config.tables.zone import DEFAULT_ZONE, ZoneSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.entries import unreachable
+from zonerelay.config.tables.inbound.listener import (
+    ListenerSettings,
+    Network,
+    check_named_listeners,
+    has_users,
+)
+from zonerelay.config.tables.outbound.zone import DEFAULT_ZONE, ZoneSettings
+from zonerelay.config.units import format_size
+from zonerelay.config.wording import did_you_mean, quoted
 
 _ANYTHING = frozenset({"*"})
 _WITH_ANYTHING = ("recipient_domain", "recipient", "sender_domain", "sender", "user")
@@ -29,62 +34,46 @@ Conditions = Mapping[str, frozenset[object]]
 class RouteSettings:
     """[[route]]: first match wins; every condition given must match."""
 
-    zone: str = text(
-        "default", "The zone that mail goes to when all conditions given match.", form=Form.ZONE_NAME
-    )
-    set_priority: str = text(
-        "",
-        "The priority of mail that goes by this route: high, normal or bulk. Empty: what the user or the "
-        "listener gave it.",
-        form=Form.PRIORITY,
-    )
-    recipient_domain: tuple[str, ...] = texts(
-        (),
-        'The recipient\'s domain is one of these: "example.com"; "*.example.com" is every name below it; '
-        '"*" is any.',
-        form=Form.DOMAINS,
-    )
-    recipient: tuple[str, ...] = texts(
-        (),
-        'The recipient is one of these: "user@example.com", "example.com", "*.example.com", '
-        '"bounce-*@example.com".',
-        form=Form.ADDRESS_PATTERNS,
-    )
-    sender_domain: tuple[str, ...] = texts(
-        (), "The envelope sender's domain is one of these, written as in recipient_domain.", form=Form.DOMAINS
-    )
-    sender: tuple[str, ...] = texts(
-        (),
-        'The envelope sender is one of these, written as in recipient; "<>" is the null sender, that of '
-        "reports such as the relay's own.",
-        form=Form.ADDRESS_PATTERNS,
-    )
-    user: tuple[str, ...] = texts((), 'The client authenticated as one of these; "*" is any user.')
-    listener: tuple[str, ...] = texts(
-        (),
-        "The mail came in at one of these listeners, each written as its address is.",
-        form=Form.LISTENS,
-    )
-    client: tuple[Network, ...] = networks(
-        (), "The client has one of these addresses, or one in these networks."
-    )
-    certificate: tuple[str, ...] = texts(
-        (),
-        "The client showed one of these certificates: SHA-256 fingerprints, as in allow_certificates of "
-        "[[listener]], which is what makes a listener ask for them.",
-        form=Form.FINGERPRINTS,
-    )
-    priority: tuple[str, ...] = texts(
-        (), 'The message has one of these priorities: "high", "normal", "bulk".', form=Form.PRIORITIES
-    )
-    min_size: int = size(0, "The message as it came has at least this size. 0: any.", least=1, optional=True)
-    max_size: int = size(0, "The message has at most this size. 0: any.", least=1, optional=True)
-    header: tuple[str, ...] = texts(
-        (),
-        'The message has one of these fields: "X-Stream" (any value) or "X-Stream: bulk" (its value '
-        "contains the text).",
-        form=Form.HEADERS,
-    )
+    zone: str = text("default", form=forms.zone_name)
+    """The zone that mail goes to when all conditions given match."""
+    set_priority: str = text("", form=forms.priority)
+    """The priority of mail that goes by this route: high, normal or bulk. Empty: what the user or the
+    listener gave it.
+    """
+    recipient_domain: tuple[str, ...] = texts((), form=forms.domain)
+    """The recipient's domain is one of these: "example.com"; "*.example.com" is every name below it; "*" is
+    any.
+    """
+    recipient: tuple[str, ...] = texts((), form=forms.address_pattern)
+    """The recipient is one of these: "user@example.com", "example.com", "*.example.com",
+    "bounce-*@example.com".
+    """
+    sender_domain: tuple[str, ...] = texts((), form=forms.domain)
+    """The envelope sender's domain is one of these, written as in recipient_domain."""
+    sender: tuple[str, ...] = texts((), form=forms.address_pattern)
+    """The envelope sender is one of these, written as in recipient; "<>" is the null sender, that of reports
+    such as the relay's own.
+    """
+    user: tuple[str, ...] = texts(())
+    """The client authenticated as one of these; "*" is any user."""
+    listener: tuple[str, ...] = texts((), form=forms.listen)
+    """The mail came in at one of these listeners, each written as its address is."""
+    client: tuple[Network, ...] = networks(())
+    """The client has one of these addresses, or one in these networks."""
+    certificate: tuple[str, ...] = texts((), form=forms.fingerprint)
+    """The client showed one of these certificates: SHA-256 fingerprints, as in allow_certificates of
+    [[listener]], which is what makes a listener ask for them.
+    """
+    priority: tuple[str, ...] = texts((), form=forms.priority)
+    """The message has one of these priorities: "high", "normal", "bulk"."""
+    min_size: int = size(0, least=1, optional=True)
+    """The message as it came has at least this size. 0: any."""
+    max_size: int = size(0, least=1, optional=True)
+    """The message has at most this size. 0: any."""
+    header: tuple[str, ...] = texts((), form=forms.header)
+    """The message has one of these fields: "X-Stream" (any value) or "X-Stream: bulk" (its value contains the
+    text).
+    """
 
     @property
     def conditions(self) -> dict[str, tuple[object, ...]]:

@@ -3,8 +3,6 @@
 Whether files are there and can be used is not looked at here: `check-config` and the start try them.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
@@ -14,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     KB,
     MB,
     MINUTE,
-    Form,
     choice,
     count,
     duration,
@@ -32,9 +30,8 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 from zonerelay.model.priority import Priority
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -78,206 +75,150 @@ class HeaderControls(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
-    """[[listener]]. `open_relay` is the one way to say in words that anybody may relay."""
+    """[[listener]]. `open_relay` is the one way to say in words that every client may relay."""
 
-    address: str = text(
-        "127.0.0.1:2525",
-        'Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". '
-        "Loopback and an unprivileged port are the default because they are safe and need no rights.",
-        form=Form.LISTEN,
-    )
-    tls: ListenerTls = choice(
-        ListenerTls.NONE,
-        "none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). "
-        "Other than none needs a certificate: zonerelay cert self-signed makes one for a start.",
-    )
-    certificate: tuple[Path, ...] = paths(
-        'A PEM file, or several: ["a.pem", "b.pem"]. Each is a certificate with its chain, as certbot\'s '
-        "fullchain.pem. Of several, the name that the client asks for (SNI) chooses; the first serves "
-        "everybody else. Files that change are read again by themselves."
-    )
-    key: tuple[Path, ...] = paths(
-        "The private keys, one PEM file for each certificate, in the same order. Empty: the keys are in the "
-        "certificate files."
-    )
-    require_tls: bool = switch(
-        False,
-        "With starttls: in clear text nothing but EHLO, STARTTLS, NOOP, RSET and QUIT is taken; everything "
-        "else is answered 530 5.7.0.",
-    )
-    auth: ListenerAuth = choice(
-        ListenerAuth.OFF,
-        "SMTP AUTH (PLAIN, LOGIN) for the users of [auth], who may relay from anywhere. optional: "
-        "allow_networks may relay without it. required: nobody sends mail without it, or a certificate of "
-        "allow_certificates. Offered over TLS only.",
-    )
-    cleartext_auth: str = text(
-        "",
-        f'The words "{CLEARTEXT_AUTH_WORDS}", exactly so, offer AUTH without TLS too: for a network that '
-        "nobody else can listen to.",
-    )
-    max_auth_failures: int = count(
-        3,
-        "Failed log-ins in one connection; then 421. Each answer comes later than the one before.",
-        most=100,
-    )
+    address: str = text("127.0.0.1:2525", form=forms.listen)
+    """Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". Loopback
+    and an unprivileged port are the default because they are safe and need no rights.
+    """
+    tls: ListenerTls = choice(ListenerTls.NONE)
+    """none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). Other
+    than none needs a certificate: zonerelay cert self-signed makes one for a start.
+    """
+    certificate: tuple[Path, ...] = paths()
+    """A PEM file, or several: ["a.pem", "b.pem"]. Each is a certificate with its chain, as certbot's
+    fullchain.pem. Of several, the name that the client asks for (SNI) chooses; the first serves all other
+    clients. Files that change are read again by themselves.
+    """
+    key: tuple[Path, ...] = paths()
+    """The private keys, one PEM file for each certificate, in the same order. Empty: the keys are in the
+    certificate files.
+    """
+    require_tls: bool = switch(False)
+    """With starttls: in clear text nothing but EHLO, STARTTLS, NOOP, RSET and QUIT is taken; everything else
+    is answered 530 5.7.0.
+    """
+    auth: ListenerAuth = choice(ListenerAuth.OFF)
+    """SMTP AUTH (PLAIN, LOGIN) for the users of [auth], who may relay from anywhere. optional: allow_networks
+    may relay without it. required: no client sends mail without it, or a certificate of allow_certificates.
+    Offered over TLS only.
+    """
+    cleartext_auth: str = text("")
+    """The words "I understand that passwords can be read on the way", exactly so, offer AUTH without TLS too:
+    for a network that no other machine can listen to.
+    """
+    max_auth_failures: int = count(3, most=100)
+    """Failed log-ins in one connection; then 421. Each answer comes later than the one before."""
     allow_networks: tuple[Network, ...] = networks(
-        (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
-        "Clients that may relay without logging in; everybody else is refused (550 5.7.1), unless auth or "
-        "allow_certificates lets them. Only this machine by default: a relay is closed until somebody opens "
-        "it.",
+        (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
     )
-    allow_certificates: tuple[str, ...] = texts(
-        (),
-        "SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint "
-        "-sha256 prints them. Clients are asked for a certificate; none, or one not listed here, changes "
-        "nothing.",
-        form=Form.FINGERPRINTS,
-    )
-    open_relay: str = text(
-        "",
-        f'The words "{OPEN_RELAY_WORDS}", exactly so, let everybody relay, whatever allow_networks says. '
-        "Without them allow_networks that cover (nearly) the whole Internet are refused: spammers find an "
-        "open relay within hours.",
-    )
-    proxy_networks: tuple[Network, ...] = networks(
-        (),
-        "Load balancers that speak the PROXY protocol (version 1 or 2). Connections from there must begin "
-        "with its header; from anywhere else the header ends the session. What a client may is decided by "
-        "its own address, never the balancer's.",
-    )
-    xclient_networks: tuple[Network, ...] = networks(
-        (),
-        "Servers in front of this one, such as nginx, that may say with XCLIENT who the client is and as "
-        "whom it has logged in. Trust them as you trust the relay itself.",
-    )
-    check_sender_domain: bool = switch(
-        False,
-        "Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null "
-        "MX), 550 5.1.8 when it does not exist, 451 4.4.3 when DNS does not answer.",
-    )
-    policy: str = text(
-        "",
-        'A policy of your own in Python, "module:Class", asked at every step (docs/policy.md). '
-        '"zonerelay.policies.quota:Quota" comes with the relay.',
-        form=Form.FUNCTION,
-    )
-    policy_file: Path | None = optional_path(
-        "A file for that policy: what is in it is the policy's business."
-    )
-    policy_timeout: float = duration(
-        5.0, "How long the policy may think about one step; then the client is answered 451.", most=5 * MINUTE
-    )
-    priority: Priority = choice(
-        Priority.NORMAL,
-        "Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it "
-        "another. Within a zone what is high goes first and what is bulk last.",
-    )
-    drop_headers: tuple[str, ...] = texts(
-        ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"),
-        "Header fields that are taken out of every message: blind copies must not show, and the others "
-        "are for the end of the way.",
-    )
-    zone_header: str = text(
-        "",
-        'A header field, such as "X-Sending-Zone", in which clients that are trusted to do so name the zone '
-        "of their mail; no [[route]] is asked then. It is taken out of every message that comes in here; "
-        "from anybody else, and when there is no such zone, that is all. Empty: no such field.",
-        form=Form.FIELD_NAME,
-    )
-    zone_header_users: tuple[str, ...] = texts(
-        (), 'Users who are trusted to name zones; "*" is every user who may log in.'
-    )
-    zone_header_networks: tuple[Network, ...] = networks(
-        (),
-        "Addresses and networks of clients that are trusted to name zones, if they may relay. By default "
-        "nobody is, because a zone can have better addresses, and no limits.",
-    )
-    hide_client: bool = switch(
-        False,
-        "Leave the client's name and address out of the Received field: for submission, where they are "
-        "people's. The log still has them.",
-    )
-    bare_line_ends: BareLineEnds = choice(
-        BareLineEnds.NORMALIZE,
-        "A bare CR or LF in a message can smuggle a second message past another server. normalize makes "
-        "bare LF a CRLF and bare CR a space (many applications send bare LF); reject answers 550 5.6.0.",
-    )
-    header_controls: HeaderControls = choice(
-        HeaderControls.REJECT,
-        "NUL in the header, or a control character in a field's name, hides a field from all readers but "
-        "those that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does "
-        "with message_strip_characters.",
-    )
-    max_message_size: int = size(
-        50 * MB,
-        "Announced in EHLO and enforced while the message arrives. It costs disk, not memory.",
-    )
-    max_recipients: int = count(
-        1000,
-        "Recipients per message; more are answered 452 4.5.3, and the client sends the message again for "
-        "them. RFC 5321 4.5.3.1.8 asks for at least 100.",
-        most=100_000,
-    )
-    max_connections: int = count(1000, "Open connections on this listener; the next one is answered 421.")
-    max_connections_per_client: int = count(
-        50,
-        "Open connections from one client (an IPv4 address, an IPv6 /64), so that one client cannot use up "
-        "the total.",
-    )
-    max_connections_per_network: int = count(
-        200,
-        "Open connections from one network (IPv4 /24, IPv6 /48), so that a client with many addresses "
-        "cannot use up the total.",
-    )
-    max_commands: int = count(
-        100_000,
-        "Commands in one connection: enough for a client that keeps its connection all day, and an end "
-        "for one that only sends NOOP.",
-        least=10,
-        most=1_000_000_000,
-    )
-    max_errors: int = count(
-        20,
-        "Refused or unknown commands in one connection; then 421: a client in that state is lost or "
-        "guessing.",
-    )
-    max_received: int = count(
-        100,
-        "Received fields in a message; more means that it goes in circles: 554 5.4.6. RFC 5321 6.3 asks "
-        "for at least 100.",
-        least=10,
-        most=1000,
-    )
-    max_header_size: int = size(
-        256 * KB,
-        "The header section of a message is held in memory, so it is bounded.",
-        least=4 * KB,
-        most=16 * MB,
-    )
-    idle_timeout: float = duration(
-        5 * MINUTE,
-        "How long to wait for the client's next command or data; RFC 5321 4.5.3.2.7 asks for 5 minutes.",
-    )
-    transaction_timeout: float = duration(
-        30 * MINUTE,
-        "How long one message may take from MAIL to its last octet, so that a client that sends an octet "
-        "a minute does not hold a connection for ever.",
-    )
-    min_data_rate: int = count(
-        500,
-        "Octets a second that a message must come in with on average, once idle_timeout has passed. Slower "
-        "clients are cut off (421): a few octets a minute would hold a connection for hours. 0: any rate.",
-        optional=True,
-    )
-    max_hold: float = duration(
-        7 * DAY,
-        "How far ahead clients that may relay can set the time of delivery (FUTURERELEASE, RFC 4865). 0: "
-        "not offered.",
-        least=1.0,
-        most=30 * DAY,
-        optional=True,
-    )
+    """Clients that may relay without logging in; all others are refused (550 5.7.1), unless auth or
+    allow_certificates lets them. Only this machine by default: a relay is closed until its operator opens it.
+    """
+    allow_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
+    """SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint -sha256
+    prints them. Clients are asked for a certificate; none, or one not listed here, changes nothing.
+    """
+    open_relay: str = text("")
+    """The words "I understand that anybody may relay", exactly so, let every client relay, whatever
+    allow_networks says. Without them allow_networks that cover (nearly) the whole Internet are refused:
+    spammers find an open relay within hours.
+    """
+    proxy_networks: tuple[Network, ...] = networks(())
+    """Load balancers that speak the PROXY protocol (version 1 or 2). Connections from there must begin with
+    its header; from anywhere else the header ends the session. What a client may is decided by its own
+    address, never the balancer's.
+    """
+    xclient_networks: tuple[Network, ...] = networks(())
+    """Servers in front of this one, such as nginx, that may say with XCLIENT who the client is and as whom it
+    has logged in. Trust them as you trust the relay itself.
+    """
+    check_sender_domain: bool = switch(False)
+    """Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null MX), 550
+    5.1.8 when it does not exist, 451 4.4.3 when DNS does not answer.
+    """
+    policy: str = text("", form=forms.function)
+    """A policy of your own in Python, "module:Class", asked at every step (docs/policy.md).
+    "zonerelay.policies.quota:Quota" comes with the relay.
+    """
+    policy_file: Path | None = optional_path()
+    """A file for that policy: what is in it is the policy's business."""
+    policy_timeout: float = duration(5.0, most=5 * MINUTE)
+    """How long the policy may think about one step; then the client is answered 451."""
+    priority: Priority = choice(Priority.NORMAL)
+    """Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it another.
+    Within a zone what is high goes first and what is bulk last.
+    """
+    drop_headers: tuple[str, ...] = texts(("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"))
+    """Header fields that are taken out of every message: blind copies must not show, and the others are for
+    the end of the way.
+    """
+    zone_header: str = text("", form=forms.field_name)
+    """A header field, such as "X-Sending-Zone", in which clients that are trusted to do so name the zone of
+    their mail; no [[route]] is asked then. It is taken out of every message that comes in here; from other
+    clients, and when there is no such zone, that is all. Empty: no such field.
+    """
+    zone_header_users: tuple[str, ...] = texts(())
+    """Users who are trusted to name zones; "*" is every user who may log in."""
+    zone_header_networks: tuple[Network, ...] = networks(())
+    """Addresses and networks of clients that are trusted to name zones, if they may relay. By default no
+    client is, because a zone can have better addresses, and no limits.
+    """
+    hide_client: bool = switch(False)
+    """Leave the client's name and address out of the Received field: for submission, where they are people's.
+    The log still has them.
+    """
+    bare_line_ends: BareLineEnds = choice(BareLineEnds.NORMALIZE)
+    """A bare CR or LF in a message can smuggle a second message past another server. normalize makes bare LF
+    a CRLF and bare CR a space (many applications send bare LF); reject answers 550 5.6.0.
+    """
+    header_controls: HeaderControls = choice(HeaderControls.REJECT)
+    """NUL in the header, or a control character in a field's name, hides a field from all readers but those
+    that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does with
+    message_strip_characters.
+    """
+    max_message_size: int = size(50 * MB)
+    """Announced in EHLO and enforced while the message arrives. It costs disk, not memory."""
+    max_recipients: int = count(1000, most=100_000)
+    """Recipients per message; more are answered 452 4.5.3, and the client sends the message again for them.
+    RFC 5321 4.5.3.1.8 asks for at least 100.
+    """
+    max_connections: int = count(1000)
+    """Open connections on this listener; the next one is answered 421."""
+    max_connections_per_client: int = count(50)
+    """Open connections from one client (an IPv4 address, an IPv6 /64), so that one client cannot use up the
+    total.
+    """
+    max_connections_per_network: int = count(200)
+    """Open connections from one network (IPv4 /24, IPv6 /48), so that a client with many addresses cannot use
+    up the total.
+    """
+    max_commands: int = count(100_000, least=10, most=1_000_000_000)
+    """Commands in one connection: enough for a client that keeps its connection all day, and an end for one
+    that only sends NOOP.
+    """
+    max_errors: int = count(20)
+    """Refused or unknown commands in one connection; then 421: a client in that state is lost or guessing."""
+    max_received: int = count(100, least=10, most=1000)
+    """Received fields in a message; more means that it goes in circles: 554 5.4.6. RFC 5321 6.3 asks for at
+    least 100.
+    """
+    max_header_size: int = size(256 * KB, least=4 * KB, most=16 * MB)
+    """The header section of a message is held in memory, so it is bounded."""
+    idle_timeout: float = duration(5 * MINUTE)
+    """How long to wait for the client's next command or data; RFC 5321 4.5.3.2.7 asks for 5 minutes."""
+    transaction_timeout: float = duration(30 * MINUTE)
+    """How long one message may take from MAIL to its last octet, so that a client that sends an octet a
+    minute does not hold a connection for ever.
+    """
+    min_data_rate: int = count(500, optional=True)
+    """Octets a second that a message must come in with on average, once idle_timeout has passed. Slower
+    clients are cut off (421): a few octets a minute would hold a connection for hours. 0: any rate.
+    """
+    max_hold: float = duration(7 * DAY, least=1.0, most=30 * DAY, optional=True)
+    """How far ahead clients that may relay can set the time of delivery (FUTURERELEASE, RFC 4865). 0: not
+    offered.
+    """
 
 
 def _check_dropped(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
@@ -294,7 +235,7 @@ def _check_dropped(listener: ListenerSettings, path: KeyPath, report: Report) ->
 def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, takes_reports: bool) -> None:
     """`takes_reports`: with [srs] a listener is of use even if no client may relay."""
     if not listeners and report.sound("listener"):
-        report.refuse(("listener",), "there is none, so nobody could hand in mail: add a [[listener]]")
+        report.refuse(("listener",), "there is none, so no client could hand in mail: add a [[listener]]")
     for at, listener in enumerate(listeners):
         path: KeyPath = ("listener", at)
         _check_words(listener, path, report)
@@ -310,11 +251,11 @@ def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, ta
 
 def _check_words(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
     if listener.open_relay not in ("", OPEN_RELAY_WORDS):
-        report.refuse((*path, "open_relay"), f'if anybody may relay, say exactly "{OPEN_RELAY_WORDS}"')
+        report.refuse((*path, "open_relay"), f'if every client may relay, say exactly "{OPEN_RELAY_WORDS}"')
     elif listener.open_relay and listener.auth is ListenerAuth.REQUIRED:
         report.refuse(
             (*path, "open_relay"),
-            'is not used with auth = "required", which lets nobody relay without logging in: leave one of '
+            'is not used with auth = "required", which lets no client relay without logging in: leave one of '
             "the two out",
         )
     if listener.cleartext_auth not in ("", CLEARTEXT_AUTH_WORDS):
@@ -331,7 +272,7 @@ def _check_relaying(
     if wide and listener.auth is ListenerAuth.REQUIRED:
         report.refuse(
             key,
-            'is not used with auth = "required": whoever logs in may relay from anywhere. Leave it out',
+            'is not used with auth = "required": a user who logs in may relay from anywhere. Leave it out',
         )
     elif wide and listener.open_relay != OPEN_RELAY_WORDS:
         report.refuse(
@@ -340,16 +281,16 @@ def _check_relaying(
             f'name your own networks, or say open_relay = "{OPEN_RELAY_WORDS}"',
         )
     ways = ("allow_networks", "allow_certificates", "auth")
-    useless = not takes_reports and not _lets_somebody_relay(listener)
+    useless = not takes_reports and not _lets_a_client_relay(listener)
     if useless and all(report.sound(*path, way) for way in ways):
         report.refuse(
             key,
-            'is empty, so nobody could relay: name a network, such as "127.0.0.0/8", or say '
+            'is empty, so no client could relay: name a network, such as "127.0.0.0/8", or say '
             'auth = "required"',
         )
 
 
-def _lets_somebody_relay(listener: ListenerSettings) -> bool:
+def _lets_a_client_relay(listener: ListenerSettings) -> bool:
     # Who can reach a Unix socket is decided by its directory, not by an address.
     if listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF:
         return True
@@ -365,7 +306,8 @@ def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) ->
         if wide := _open_to_all(trusted):
             report.refuse(
                 (*path, key),
-                f"{in_words(map(str, wide))} would let anybody claim any address: name the servers in front "
+                f"{in_words(map(str, wide))} would let every client claim any address: name the servers in "
+                "front "
                 "of this one",
             )
         elif trusted and listener.address.startswith("unix:"):
@@ -452,7 +394,7 @@ def _check_auth(listener: ListenerSettings, path: KeyPath, report: Report) -> No
 
 
 def _open_to_all(networks: Iterable[Network]) -> list[Network]:
-    """The networks, put together where they touch, that are too wide to be anybody's own."""
+    """The networks, put together where they touch, that are too wide to be one owner's."""
     ipv4: list[ipaddress.IPv4Network] = []
     ipv6: list[ipaddress.IPv6Network] = []
     for network in networks:
@@ -560,12 +502,12 @@ def _log_in(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
 
 def _relaying(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
     if listener.open_relay == OPEN_RELAY_WORDS:
-        yield "open_relay", f"anybody who reaches {listener.address} may relay"
+        yield "open_relay", f"every client that reaches {listener.address} may relay"
     usual = ListenerSettings().allow_networks
     if listener.auth is ListenerAuth.REQUIRED and listener.allow_networks not in (usual, ()):
         yield (
             "allow_networks",
-            'not used with auth = "required": users may log in from anywhere, and nobody relays without',
+            'not used with auth = "required": users may log in from anywhere, and no client relays without',
         )
 
 
@@ -589,11 +531,12 @@ def _zone_header(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
     if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
         yield (
             "zone_header",
-            f"{listener.zone_header} is taken out of every message, and nobody is trusted to name a zone in "
+            f"{listener.zone_header} is taken out of every message, and no client is trusted to name a "
+            "zone in "
             "it: list zone_header_users or zone_header_networks",
         )
     if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
-        yield "zone_header_users", "never matches: nobody can log in to this listener"
+        yield "zone_header_users", "never matches: no user can log in to this listener"
 
 
 def _overlaps(network: Network, others: tuple[Network, ...]) -> bool:

@@ -1,7 +1,5 @@
 """[spool]: which store keeps the queue, where, and how much space it leaves free."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import contextlib
@@ -17,8 +15,8 @@ from zonerelay.config.options.options import (
     path,
     size,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.units import format_size
+from zonerelay.config.problems import Report
+from zonerelay.config.units import format_size
 
 LOSS_WORDS = "I understand that acknowledged mail may be lost"
 
@@ -36,51 +34,42 @@ class Backend(enum.StrEnum):
 class SpoolSettings:
     """[spool]"""
 
-    backend: Backend = choice(
-        Backend.LEVELDB,
-        "leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files "
-        "that people and tools can read, for more work per message (docs/disk-queue.md). redis and postgres "
-        "keep it on a server that several relays can share (docs/redis.md, docs/postgres.md), s3 in a bucket "
-        "(docs/s3.md); [redis], [postgres] and [s3] say where. memory loses everything when the relay stops: "
-        "for tests and throw-away use.",
-    )
-    path: Path = path(
-        Path("/var/lib/zonerelay/spool"),
-        "The spool's directory, for one relay alone (redis: only what lies beside it); the default is the "
-        "systemd unit's state directory. A relative path starts at the directory the relay is started in.",
-    )
-    env_directory: Path | None = optional_path(
-        "With disk: where the messages lie (<id>.env). Absent: in path."
-    )
-    meta_directory: Path | None = optional_path(
-        "With disk: where the states of their deliveries lie (<id>.meta); it may be the same directory. "
-        "Absent: in path."
-    )
-    scratch_directory: Path | None = optional_path(
-        "With disk: where files are written before they are renamed into those two, so it has to be on the "
-        'same file system, and a directory of its own. Absent: "scratch" in path.'
-    )
-    shelve: Path | None = optional_path(
-        "With memory: a file of Python's shelve that the queue is also written to, so that it survives an "
-        "orderly restart. It is not durable: a crash loses what was written last, and can damage all of it."
-    )
-    min_free_space: int = size(
-        100 * MB,
-        "With less free space than this on the spool's file system new mail is answered 452 4.3.1 and "
-        "/readyz says no, so that what is queued can still be delivered. Half of it is kept back in a file "
-        "(ballast) and given up when others fill the disk all the same. 0 turns both off. With leveldb less "
-        "than four times write_buffer and 4 MB counts as that, for so much it needs to move its tables. With "
-        "redis it is the memory below the server's maxmemory, if that is set, and there is no ballast.",
-        least=MB,
-        optional=True,
-    )
-    write_buffer: int = size(
-        8 * MB,
-        "What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster "
-        "here and cost about four times their size in memory.",
-        least=MB,
-        most=256 * MB,
-    )
+    backend: Backend = choice(Backend.LEVELDB)
+    """leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files that
+    people and tools can read, for more work per message (docs/disk-queue.md). redis and postgres keep it on a
+    server that several relays can share (docs/redis.md, docs/postgres.md), s3 in a bucket (docs/s3.md);
+    [redis], [postgres] and [s3] say where. memory loses everything when the relay stops: for tests and
+    throw-away use.
+    """
+    path: Path = path(Path("/var/lib/zonerelay/spool"))
+    """The spool's directory, for one relay alone (redis: only what lies beside it); the default is the
+    systemd unit's state directory. A relative path starts at the directory the relay is started in.
+    """
+    env_directory: Path | None = optional_path()
+    """With disk: where the messages lie (<id>.env). Absent: in path."""
+    meta_directory: Path | None = optional_path()
+    """With disk: where the states of their deliveries lie (<id>.meta); it may be the same directory. Absent:
+    in path.
+    """
+    scratch_directory: Path | None = optional_path()
+    """With disk: where files are written before they are renamed into those two, so it has to be on the same
+    file system, and a directory of its own. Absent: "scratch" in path.
+    """
+    shelve: Path | None = optional_path()
+    """With memory: a file of Python's shelve that the queue is also written to, so that it survives an
+    orderly restart. It is not durable: a crash loses what was written last, and can damage all of it.
+    """
+    min_free_space: int = size(100 * MB, least=MB, optional=True)
+    """With less free space than this on the spool's file system new mail is answered 452 4.3.1 and /readyz
+    says no, so that what is queued can still be delivered. Half of it is kept back in a file (ballast) and
+    given up when others fill the disk all the same. 0 turns both off. With leveldb less than four times
+    write_buffer and 4 MB counts as that, for so much it needs to move its tables. With redis it is the memory
+    below the server's maxmemory, if that is set, and there is no ballast.
+    """
+    write_buffer: int = size(8 * MB, least=MB, most=256 * MB)
+    """What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster here and
+    cost about four times their size in memory.
+    """
 
 
 ONLY_WITH = {

@@ -3,8 +3,6 @@
 No secret is in a text of this module.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 import enum
@@ -12,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret, secret_path
-from zonerelay.config.options.entries import check_names
-from zonerelay.config.options.options import Form, choice, text, texts
-from zonerelay.config.options.problems import Report, path_text
-from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.zone import TlsMode, ZoneSettings
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import choice, text, texts
+from zonerelay.config.problems import KeyPath, Report, path_text
+from zonerelay.config.tables.entries import check_names
+from zonerelay.config.tables.outbound.zone import TlsMode, ZoneSettings
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
@@ -43,42 +41,38 @@ class OauthGrant(enum.StrEnum):
 class CredentialSettings:
     """[[credential]]: how to log in at a smarthost; zones name those that they use. No secret is in here."""
 
-    name: str = text("", "What zones, logs and metrics call this credential.", form=Form.SOURCE_NAME)
-    sender: tuple[str, ...] = texts(
-        (),
-        'Only mail of these envelope senders: "user@example.com", "example.com", "*.example.com", '
-        '"<>". Empty: any. A zone takes the first of its credentials that matches.',
-        form=Form.ADDRESS_PATTERNS,
-    )
-    user: str = text("", "The user name that the smarthost knows.")
-    password: str = text(
-        "",
-        'Where the password is: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or '
-        '"credential:NAME" (systemd\'s LoadCredential). Never the password itself.',
-        form=Form.SECRET,
-    )
-    mechanism: Mechanism = choice(
-        Mechanism.AUTO,
-        "auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or "
-        "xoauth2 when token_url is given. One that was refused is not tried in another way.",
-    )
-    token_url: str = text("", "XOAUTH2: where access tokens are fetched, an https:// address.", form=Form.URL)
-    grant: OauthGrant = choice(
-        OauthGrant.REFRESH_TOKEN,
-        "XOAUTH2: refresh_token, as a user has granted it once; or client_credentials, as an administrator "
-        "allows an application.",
-    )
-    client_id: str = text("", "XOAUTH2: the application's id.")
-    client_secret: str = text(
-        "", "XOAUTH2: where the application's secret is, as in password. Some need none.", form=Form.SECRET
-    )
-    refresh_token: str = text(
-        "",
-        "XOAUTH2: where the refresh token is, as in password. A new one that the server gives is written to "
-        "the same file, or kept beside the spool where that cannot be.",
-        form=Form.SECRET,
-    )
-    scope: str = text("", 'XOAUTH2: what to ask for, as in "https://outlook.office365.com/.default".')
+    name: str = text("", form=forms.source_name)
+    """What zones, logs and metrics call this credential."""
+    sender: tuple[str, ...] = texts((), form=forms.address_pattern)
+    """Only mail of these envelope senders: "user@example.com", "example.com", "*.example.com", "<>". Empty:
+    any. A zone takes the first of its credentials that matches.
+    """
+    user: str = text("")
+    """The user name that the smarthost knows."""
+    password: str = text("", form=forms.secret)
+    """Where the password is: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
+    "credential:NAME" (systemd's LoadCredential). Never the password itself.
+    """
+    mechanism: Mechanism = choice(Mechanism.AUTO)
+    """auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or
+    xoauth2 when token_url is given. One that was refused is not tried in another way.
+    """
+    token_url: str = text("", form=forms.url)
+    """XOAUTH2: where access tokens are fetched, an https:// address."""
+    grant: OauthGrant = choice(OauthGrant.REFRESH_TOKEN)
+    """XOAUTH2: refresh_token, as a user has granted it once; or client_credentials, as an administrator
+    allows an application.
+    """
+    client_id: str = text("")
+    """XOAUTH2: the application's id."""
+    client_secret: str = text("", form=forms.secret)
+    """XOAUTH2: where the application's secret is, as in password. Some need none."""
+    refresh_token: str = text("", form=forms.secret)
+    """XOAUTH2: where the refresh token is, as in password. A new one that the server gives is written to the
+    same file, or kept beside the spool where that cannot be.
+    """
+    scope: str = text("")
+    """XOAUTH2: what to ask for, as in "https://outlook.office365.com/.default"."""
 
 
 def check_credentials(
@@ -109,7 +103,8 @@ def credential_advice(
             continue
         if zone.tls is TlsMode.REQUIRED:
             yield (
-                f"zone[{at}].tls: required: whoever can redirect its connections is shown the log-in; "
+                f"zone[{at}].tls: required: an attacker who can redirect its connections is shown the "
+                "log-in; "
                 "verify makes sure who the next hop is"
             )
         if all(by_name[name].sender for name in zone.credentials if name in by_name):

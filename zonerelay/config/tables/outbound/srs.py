@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.options.endpoints import is_domain
+from zonerelay.config.endpoints import is_domain
+from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
     YEAR,
-    Form,
     duration,
     switch,
     text,
     texts,
 )
-from zonerelay.config.options.problems import Report
-from zonerelay.config.options.wording import quoted
-from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings
-from zonerelay.config.tables.zone import ZoneSettings
+from zonerelay.config.problems import Report
+from zonerelay.config.tables.inbound.listener import ListenerAuth, ListenerSettings
+from zonerelay.config.tables.outbound.zone import ZoneSettings
+from zonerelay.config.wording import quoted
 
 MIN_SECRET = 16
 NOTE = "srs-form"
@@ -37,36 +37,27 @@ NOTE = "srs-form"
 class SrsSettings:
     """[srs]: the sender rewriting scheme, for zones with srs = true. `domain` empty: off."""
 
-    domain: str = text(
-        "",
-        "The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its "
-        "addresses. Reports to such addresses are taken from everybody, and go to the first sender.",
-        form=Form.DOMAIN,
-    )
-    secret: str = text(
-        "",
-        "Where the secret is that signs such addresses, as in password of [[credential]]; at least 16 "
-        "characters.",
-        form=Form.SECRET,
-    )
-    old_secrets: tuple[str, ...] = texts(
-        (), "Where former secrets are, which are still accepted.", form=Form.SECRETS
-    )
-    local_domains: tuple[str, ...] = texts(
-        (),
-        'Senders in these domains are not rewritten: their SPF records allow this relay. "example.com", '
-        '"*.example.com".',
-        form=Form.DOMAINS,
-    )
-    max_age: float = duration(
-        21 * DAY, "How long reports to a rewritten sender are taken.", least=DAY, most=YEAR
-    )
-    accept_legacy: bool = switch(
-        False,
-        "Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be "
-        "guessed: for max_age after taking over from one of these. After an upgrade from a version of this "
-        "relay with that form it is done without asking.",
-    )
+    domain: str = text("", form=forms.domain)
+    """The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its
+    addresses. Reports to such addresses are taken from every client, and go to the first sender.
+    """
+    secret: str = text("", form=forms.secret)
+    """Where the secret is that signs such addresses, as in password of [[credential]]; at least 16
+    characters.
+    """
+    old_secrets: tuple[str, ...] = texts((), form=forms.secret)
+    """Where former secrets are, which are still accepted."""
+    local_domains: tuple[str, ...] = texts((), form=forms.domain)
+    """Senders in these domains are not rewritten: their SPF records allow this relay. "example.com",
+    "*.example.com".
+    """
+    max_age: float = duration(21 * DAY, least=DAY, most=YEAR)
+    """How long reports to a rewritten sender are taken."""
+    accept_legacy: bool = switch(False)
+    """Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
+    guessed: for max_age after taking over from one of these. After an upgrade from a version of this relay
+    with that form it is done without asking.
+    """
 
 
 def check_srs(srs: SrsSettings, zones: Sequence[ZoneSettings], report: Report) -> None:

@@ -14,7 +14,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from zonerelay.config.options.wording import quoted
+from zonerelay.config.wording import quoted
 
 MAX_NAME = 253  # RFC 1035 2.3.4, as text without the final dot
 DNS_PORT = 53

@@ -1,0 +1,1 @@
+"""[[listener]], [auth] and [[access]]: the tables of mail that comes in."""

@@ -1,0 +1,147 @@
+"""[retry], [bounce] and [delivery]: the times of attempts, of reports, and within one session with a peer."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import (
+    DAY,
+    HOUR,
+    KB,
+    MB,
+    MINUTE,
+    YEAR,
+    choice,
+    count,
+    duration,
+    durations,
+    ratio,
+    size,
+    switch,
+    text,
+)
+from zonerelay.config.problems import Report
+from zonerelay.config.units import format_duration
+
+
+class RetryPolicyName(enum.StrEnum):
+    SCHEDULE = "schedule"
+    EXPONENTIAL = "exponential"
+    QUADRATIC = "quadratic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings:
+    """[retry]. With `policy = "schedule"` the last delay repeats until `max_age`."""
+
+    policy: RetryPolicyName = choice(RetryPolicyName.SCHEDULE)
+    """schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … minutes,
+    ten attempts. schedule is the default because it alone tries for the 4 to 5 days that RFC 5321 4.5.4.1
+    asks for.
+    """
+    schedule: tuple[float, ...] = durations(
+        (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR)
+    )
+    """Delays between attempts; the last one repeats until max_age. Short ones first: greylisting and restarts
+    are over in minutes.
+    """
+    max_attempts: int = count(0, optional=True, most=10_000)
+    """Attempts after which a delivery is given up; 0: no limit but the policy's own, and max_age."""
+    backoff: str = text("", form=forms.function)
+    """A Python function instead of a policy, "module:function"; it is given the envelope and the number of
+    attempts and returns seconds, or None to give up.
+    """
+    jitter: float = ratio(0.1)
+    """Each delay is varied by up to this part of it, so that mail deferred together does not come back
+    together.
+    """
+    max_age: float = duration(5 * DAY, least=1.0, most=YEAR)
+    """Mail that could not be delivered for this long goes back to its sender."""
+    suspend_min: float = duration(30.0)
+    """The first pause of a destination none of whose hosts can be reached; it doubles up to suspend_max."""
+    suspend_max: float = duration(10 * MINUTE)
+    """The longest such pause: how late mail may be when a destination comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BounceSettings:
+    """[bounce]. `delay_warning` 0 turns warnings off."""
+
+    enabled: bool = switch(True)
+    """Report mail that could not be delivered to its sender (RFC 3464), from <>."""
+    delay_warning: float = duration(4 * HOUR, most=YEAR, optional=True)
+    """Tell the sender once when a message has waited this long. 0 turns it off."""
+    max_age: float = duration(1 * DAY, least=1.0, most=YEAR)
+    """How long to try to deliver a report itself. Shorter than for mail: most senders that cannot be reached
+    for a day were forged.
+    """
+    return_size: int = size(50 * KB, most=MB)
+    """A report returns the header of the message, at most this much of it: a header can be long, and the
+    report goes to a sender who may never have sent it. A failed message that is no larger comes back whole
+    when its sender asked for that (RET=FULL).
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """[delivery]: how long each phase of a conversation with a peer may take (RFC 5321 4.5.3.2)."""
+
+    connect_timeout: float = duration(30.0)
+    """Until a host accepts the connection. Short, because the next MX host may answer at once."""
+    greeting_timeout: float = duration(5 * MINUTE)
+    """Until the greeting; busy servers delay it on purpose."""
+    ehlo_timeout: float = duration(5 * MINUTE)
+    """Until the reply to EHLO or HELO."""
+    starttls_timeout: float = duration(2 * MINUTE)
+    """Until the reply to STARTTLS, and then for the handshake."""
+    mail_timeout: float = duration(5 * MINUTE)
+    """Until the reply to MAIL."""
+    rcpt_timeout: float = duration(5 * MINUTE)
+    """Until the reply to each RCPT: servers look up each recipient."""
+    data_timeout: float = duration(2 * MINUTE)
+    """Until the reply to DATA."""
+    block_timeout: float = duration(3 * MINUTE)
+    """Until the peer takes the next block of the message."""
+    final_dot_timeout: float = duration(10 * MINUTE)
+    """Until the reply to the message. The longest, because giving up here duplicates mail (RFC 1047)."""
+    quit_timeout: float = duration(5.0)
+    """Until the reply to QUIT: nothing depends on it."""
+    max_hosts_per_attempt: int = count(5, most=100)
+    """MX hosts tried in one attempt, as RFC 5321 5.1 lets us limit; the next attempt starts again."""
+    remember_broken_tls: float = duration(1 * HOUR, optional=True)
+    """How long a host whose TLS handshake failed is sent mail in clear text (tls = opportunistic only), so
+    that not every message pays for the failure.
+    """
+
+
+def check_retry(retry: RetrySettings, report: Report) -> None:
+    if report.given("retry", "schedule") and report.sound("retry"):
+        if not retry.schedule:
+            report.refuse(("retry", "schedule"), 'is empty: give at least one delay, as in ["5m"]')
+        elif retry.policy is not RetryPolicyName.SCHEDULE:
+            report.refuse(
+                ("retry", "schedule"),
+                f'is not used with policy = "{retry.policy}": leave one of the two out',
+            )
+    if retry.backoff and report.given("retry", "policy") and report.sound("retry", "policy"):
+        report.refuse(("retry", "backoff"), "takes the place of policy: leave one of the two out")
+    if report.sound("retry") and retry.suspend_min > retry.suspend_max:
+        report.refuse(("retry", "suspend_min"), "is longer than suspend_max, up to which it doubles")
+
+
+def retry_advice(retry: RetrySettings) -> Iterator[str]:
+    for key, found in shorter_delays(retry.schedule):
+        yield f"retry.{key}: {found}"
+
+
+def shorter_delays(schedule: tuple[float, ...]) -> Iterator[tuple[str, str]]:
+    """The advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the one before."""
+    for earlier, later in pairwise(schedule):
+        if later < earlier:
+            shown = f"{format_duration(later)} comes after {format_duration(earlier)}"
+            yield "schedule", f"{shown}: mail is tried more often the longer it waits"
+            return
