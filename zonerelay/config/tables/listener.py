@@ -158,7 +158,8 @@ class ListenerSettings:
     )
     policy: str = text(
         "",
-        'A policy of your own in Python, "module:Class", asked at every step (docs/policy.md). '
+        'A policy of your own in Python, "module:Class", asked at every step, or a handler of aiosmtpd '
+        "(docs/policy.md). "
         '"zonerelay.policies.quota:Quota" comes with the relay.',
         form=Form.FUNCTION,
     )
@@ -167,6 +168,17 @@ class ListenerSettings:
     )
     policy_timeout: float = duration(
         5.0, "How long the policy may think about one step; then the client is answered 451.", most=5 * MINUTE
+    )
+    policy_max_size: int = size(
+        10 * MB,
+        "The largest message of a listener whose policy is a handler of aiosmtpd with handle_DATA: that gets "
+        "the message whole, which takes twice its size of max_session_memory.",
+    )
+    authenticator: str = text(
+        "",
+        'Checks log-ins instead of the users of [auth]: an authenticator of aiosmtpd, "module:callable" '
+        "(docs/policy.md).",
+        form=Form.FUNCTION,
     )
     priority: Priority = choice(
         Priority.NORMAL,
@@ -381,6 +393,10 @@ def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> 
         report.refuse(
             (*path, "policy_file"),
             'is not used without a policy: say policy = "module:Class" or leave it out',
+        )
+    if listener.authenticator and listener.auth is ListenerAuth.OFF and report.sound(*path, "auth"):
+        report.refuse(
+            (*path, "authenticator"), 'is not used with auth = "off": say auth = "optional" or "required"'
         )
 
 

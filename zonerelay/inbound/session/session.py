@@ -31,7 +31,9 @@ from typing import Any
 
 from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
+from zonerelay.inbound.cleanup.whole_message import WholeIntake
 from zonerelay.inbound.limits.memory import TLS_COST
+from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session import commands
 from zonerelay.inbound.session.admission import Admission
@@ -438,7 +440,8 @@ class Session(asyncio.Protocol):
         transaction, client_state = conversation.transaction, conversation.client_state
         assert transaction is not None
         origin = client_state.origin
-        if context.rewriting is not None:
+        whole = WholeMessage in context.consultants.asked
+        if context.rewriting is not None and not whole:
             context.rewriting.rewrite(transaction, origin)
         envelope = transaction.envelope(
             context.ids.next(),
@@ -446,7 +449,8 @@ class Session(asyncio.Protocol):
             origin,
             client_state.priority or context.settings.priority,
         )
-        return Intake(envelope, transaction, client_state, context, self._regulate)
+        kind = WholeIntake if whole else Intake
+        return kind(envelope, transaction, client_state, context, self._regulate)
 
     def _begin_chunk(self) -> None:
         """The octets of a BDAT are next, and some of them may be here."""
