@@ -50,7 +50,7 @@ class Gate:
         await self._wait(event)
         return self._decision
 
-    async def check(self, credentials: Credentials, client_address: str) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
         await self._wait(credentials)
         return Login(LoginKind.OK, User(credentials.user, "", ()))
 

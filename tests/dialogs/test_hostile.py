@@ -191,12 +191,12 @@ WAYS = {
 class Trouble:
     """Users in a backend that says too much when it fails."""
 
-    async def check(self, credentials: Credentials, client_address: str) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
         raise RuntimeError(f"no connection for {credentials}")
 
 
 class Nobody:
-    async def check(self, credentials: Credentials, client_address: str) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
         return Login(LoginKind.WRONG, detail="wrong password")
 
 

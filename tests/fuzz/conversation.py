@@ -41,7 +41,7 @@ _METRICS = Metrics()
 class AnyUser:
     """Everybody exists and has the same password."""
 
-    async def check(self, credentials: Credentials, client_address: str) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
         await asyncio.sleep(0)
         if credentials.password == PASSWORD:
             return Login(LoginKind.OK, User(credentials.user, ""))

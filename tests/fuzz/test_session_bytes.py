@@ -92,7 +92,7 @@ class Doorman(Admission[Session]):
 class Everybody:
     """Users who need a moment: the password is `right`."""
 
-    async def check(self, credentials: Credentials, client_address: str) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
         await asyncio.sleep(0)
         if credentials.password != "right":
             return Login(LoginKind.WRONG)

@@ -50,7 +50,7 @@ class Users:
     def __init__(self, dice: Dice) -> None:
         self._dice = dice
 
-    async def check(self, credentials: Credentials, client_address: str) -> Login:
+    async def check(self, credentials: Credentials, client_address: str, *_: object) -> Login:
         await self._dice.wait()
         kind = self._dice.random.choice([LoginKind.OK, *LoginKind])
         return Login(kind, User(credentials.user, "") if kind is LoginKind.OK else None)

@@ -72,7 +72,7 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
             if file is not None and is_public(file):
                 yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
 
-    if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
+    if any(each.auth is not ListenerAuth.OFF and not each.authenticator for each in settings.listener):
         yield from note("auth.credentials", settings.auth.credentials)
     # Those of [[credential]] are read, and this is said, in try_credentials.
     for path, reference in secrets_of(settings):
@@ -122,7 +122,7 @@ def _about(pair: Pair, certificate: Path, key: Path, taken: set[str]) -> Iterato
 
 
 def _users(settings: Settings, report: Report) -> None:
-    if all(listener.auth is ListenerAuth.OFF for listener in settings.listener):
+    if all(listener.auth is ListenerAuth.OFF or listener.authenticator for listener in settings.listener):
         return
     path: KeyPath = ("auth", "credentials")
     try:
@@ -163,12 +163,19 @@ def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
 
 
 def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Report) -> None:
-    if not listener.policy:
+    if not listener.policy and not listener.authenticator:
         return
     from zonerelay.inbound.policy import PolicyContext
-    from zonerelay.inbound.policy.loading import load_policy
+    from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 
     context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)
+    if listener.authenticator:
+        try:
+            load_authenticator(listener.authenticator, context)
+        except ValueError as error:
+            report.refuse((*path, "authenticator"), str(error))
+    if not listener.policy:
+        return
     try:
         policy = load_policy(listener.policy, context)
     except ValueError as error:

@@ -64,6 +64,9 @@ class Login:
     detail: str = ""
 
 
+AskForLogin = Callable[[], Awaitable[Login]]
+"""Asks an operator's authenticator about the credentials; returns OK with the user, WRONG or BROKEN."""
+
 MAX_REGULARS = 10_000
 """Accounts and networks remembered; beyond it those go that have not been seen for longest."""
 
@@ -76,12 +79,15 @@ _LONGEST_NAME = 64
 
 @dataclass(slots=True)
 class _Attempt:
-    """The log shows `address`. `regular`: see above. `check`: once it waits for its hash."""
+    """The log shows `address`. `regular`: see above. `check`: once it waits for its hash. `ask`: instead of
+    the credentials file.
+    """
 
     credentials: Credentials
     address: str
     client: Key
     network: Key
+    ask: AskForLogin | None = None
     regular: bool = False
     check: Check | None = None
 
@@ -136,9 +142,14 @@ class Authenticator:
         """Why no user can log in, as the last log-in showed; `""` without a problem."""
         return self._file.problem
 
-    async def check(self, credentials: Credentials, client_address: str) -> Login:
-        """Return the result. Raises only CancelledError: a session cancels when its client has left."""
-        attempt = _Attempt(credentials, client_address, *client_and_network(client_address))
+    async def check(
+        self, credentials: Credentials, client_address: str, ask: AskForLogin | None = None
+    ) -> Login:
+        """Return the result; with `ask` an operator's authenticator knows it, and failures count the same.
+
+        Raises only CancelledError: a session cancels when its client has left.
+        """
+        attempt = _Attempt(credentials, client_address, *client_and_network(client_address), ask)
         attempt.regular = self._is_regular(attempt)
         known = self._at_once(attempt)
         if known is not None:
@@ -164,7 +175,7 @@ class Authenticator:
     def _at_once(self, attempt: _Attempt) -> Login | None:
         """Answer without a thread or a file, as for an application that logs in all the time."""
         locked = self._lock(attempt)
-        if locked is not None:
+        if locked is not None or attempt.ask is not None:
             return locked
         if not self._file.is_current() or self._file.users is None:
             return None
@@ -178,7 +189,7 @@ class Authenticator:
     async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
         """The login, counted and reported, and how long its answer waits."""
         try:
-            login = await self._ask(attempt)
+            login = await (self._ask(attempt) if attempt.ask is None else self._told(attempt, attempt.ask))
         except BusyError:
             login = Login(LoginKind.BROKEN, detail="too many passwords wait to be checked")
         except ClosedError:
@@ -224,6 +235,13 @@ class Authenticator:
             return Login(LoginKind.WRONG, detail="wrong password")
         self._remembered.add(key, self._clock.monotonic())
         return self._success(attempt, user)
+
+    async def _told(self, attempt: _Attempt, ask: AskForLogin) -> Login:
+        login = await ask()
+        locked = self._lock(attempt)
+        if locked is None and login.user is not None:
+            return self._success(attempt, login.user)
+        return locked or login
 
     def _success(self, attempt: _Attempt, user: User) -> Login:
         for table, key, _ in self._counters(attempt):
@@ -273,7 +291,7 @@ class Authenticator:
     def _report(self, attempt: _Attempt, login: Login) -> None:
         name = attempt.credentials.user
         # The name of no user is not shown: people type their password there.
-        known = self._file.users is not None and name in self._file.users
+        known = login.user is not None or (self._file.users is not None and name in self._file.users)
         self._events.login(login.kind, attempt.address, user=name if known else "")
 
 

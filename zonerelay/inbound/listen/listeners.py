@@ -22,8 +22,9 @@ from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.listener import Listener, ListenError
-from zonerelay.inbound.policy import PolicyContext
-from zonerelay.inbound.policy.loading import load_policy
+from zonerelay.inbound.policy import Policy, PolicyContext
+from zonerelay.inbound.policy.changes import WholeMessage
+from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import NotifyQueue, SharedContext
@@ -219,7 +220,7 @@ class Listeners:
         certificates = self._certificates(settings)
         policy = self._policy(settings)
         listener = self._make_listener(
-            settings, shared=self._shared, certificates=certificates, policy=policy
+            _bounded(settings, policy), shared=self._shared, certificates=certificates, policy=policy
         )
         return _Kept(listener, certificates, policy)
 
@@ -233,7 +234,7 @@ class Listeners:
             certificates.refresh()
         if _policy_of(old) != _policy_of(new):
             policy = self._policy(new)
-        kept.listener.configure(new, self._shared, certificates, policy)
+        kept.listener.configure(_bounded(new, policy), self._shared, certificates, policy)
         former, kept.certificates, kept.policy = kept.policy, certificates, policy
         if former is not None and former is not policy:
             self._retire(former, kept.listener)
@@ -251,14 +252,17 @@ class Listeners:
             raise ValueError(f"cannot offer TLS at {settings.address}: {error}") from error
 
     def _policy(self, settings: ListenerSettings) -> PolicyRunner | None:
-        if not settings.policy:
+        if not settings.policy and not settings.authenticator:
             return None
         context = PolicyContext(listener=settings.address, hostname=self._hostname, file=settings.policy_file)
         return PolicyRunner(
-            load_policy(settings.policy, context),
+            load_policy(settings.policy, context) if settings.policy else Policy(context),
             timeout=settings.policy_timeout,
             events=self._events,
             zones=self._zones,
+            authenticator=load_authenticator(settings.authenticator, context)
+            if settings.authenticator
+            else None,
         )
 
     def _retire(self, policy: PolicyRunner, listener: Listener) -> None:
@@ -291,4 +295,11 @@ def _files(settings: ListenerSettings) -> tuple[object, ...]:
 
 
 def _policy_of(settings: ListenerSettings) -> tuple[object, ...]:
-    return settings.policy, settings.policy_file, settings.policy_timeout
+    return settings.policy, settings.policy_file, settings.policy_timeout, settings.authenticator
+
+
+def _bounded(settings: ListenerSettings, policy: PolicyRunner | None) -> ListenerSettings:
+    """Limit messages to what a handler that gets them whole may hold in memory."""
+    if policy is None or WholeMessage not in policy.asked:
+        return settings
+    return replace(settings, max_message_size=min(settings.max_message_size, settings.policy_max_size))

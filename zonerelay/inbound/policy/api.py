@@ -10,14 +10,16 @@ hangs.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from zonerelay.message.header.folding import MAX_WORD
 from zonerelay.model.clock import Clock, SystemClock
+from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
+from zonerelay.smtp.server.params import MailCommand
 
 MAX_REPLY_TEXT = 400  # octets; RFC 5321 4.5.3.1.5 gives a reply line 512
 MAX_FIELD_NAME = 76
@@ -36,6 +38,7 @@ class ClientInfo:
 
     `address` is `""` on a Unix socket; `tls` is the version, such as "TLSv1.3"; `certificate` the SHA-256
     fingerprint of the client's certificate in hexadecimal; `listener` the listener's address as configured.
+    `extended`: EHLO, not HELO. `kept` is what a handler of aiosmtpd keeps about this client.
     """
 
     address: str = ""
@@ -45,6 +48,8 @@ class ClientInfo:
     tls: str = ""
     certificate: str = ""
     listener: str = ""
+    extended: bool = True
+    kept: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +69,15 @@ class Connect(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helo(Event):
-    """EHLO or HELO; `client.helo` is still the name of an EHLO before, if there was one."""
+    """EHLO (`extended`) or HELO; `client.helo` is still the name of an EHLO before, if there was one.
+
+    `lines` are those of the reply to EHLO.
+    """
 
     step: ClassVar[str] = "helo"
     name: str
+    extended: bool = True
+    lines: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +98,22 @@ class Mail(Event):
     size: int = 0
     body: str = "7BIT"
     smtputf8: bool = False
+    recipients: Mapping[str, Recipient] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rcpt(Event):
-    """RCPT; `recipients_so_far` is how many the message has already."""
+    """RCPT; `recipients_so_far` is how many the message has already.
+
+    `mail` and `recipients` are the relay's, for handlers of aiosmtpd.
+    """
 
     step: ClassVar[str] = "rcpt"
     sender: str
     recipient: str
     recipients_so_far: int = 0
+    mail: MailCommand | None = field(default=None, repr=False, compare=False)
+    recipients: Mapping[str, Recipient] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +212,8 @@ class Policy:
 
     `def` methods are called in several threads at once, `async def` methods all in one.
     """
+
+    events: ClassVar[tuple[type[Event], ...]] = EVENTS
 
     def __init__(self, context: PolicyContext) -> None:
         """Raise ValueError, in words for the operator, when the policy cannot work."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from zonerelay.inbound.policy.api import ACCEPT, Decision
+from zonerelay.inbound.policy.changes import Changes
 
 MAX_DETAIL = 500
 
@@ -36,6 +37,7 @@ class Failure:
 
 
 Result = Decision | Failure
+_RESULTS = (Decision, Changes, Failure)  # exactly these: a subclass is an operator's code
 
 
 class Call:
@@ -76,7 +78,7 @@ class Call:
 def understood(answer: object) -> Result:
     if answer is None:
         return ACCEPT
-    if type(answer) is Decision:
+    if isinstance(answer, Decision | Failure) and type(answer) in _RESULTS:
         return answer
     hint = ""
     if inspect.iscoroutine(answer):

@@ -1,14 +1,27 @@
-"""Imports the class that `policy = "module:Class"` names and makes an object of it."""
+"""Imports what the options `policy` and `authenticator` of a listener name, and makes objects of it.
+
+A policy is a class that derives from `Policy`, or a handler of aiosmtpd, which has methods such as
+handle_DATA: a class that needs no arguments, or an object. aiosmtpd is imported only for these.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
+import re
 import sys
+from collections.abc import Awaitable, Callable
 from types import ModuleType
+from typing import Any, TypeVar
 
-from zonerelay.inbound.policy.api import EVENTS, Policy, PolicyContext
+from zonerelay.inbound.policy.api import EVENTS, Decision, Policy, PolicyContext
+from zonerelay.inbound.policy.call import Failure
+from zonerelay.inbound.policy.changes import PresentedLogin
+
+_HOOK = re.compile(r"handle_[A-Z]+|process_message")
+
+Made = TypeVar("Made")
 
 
 def load_policy(name: str, context: PolicyContext) -> Policy:
@@ -16,20 +29,85 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
 
     Raises ValueError with a text for the operator.
     """
-    module_name, _, class_name = name.partition(":")
-    if not (module_name and class_name):
-        raise ValueError(f'write it as "module:Class", not {name!r}')
-    policy_class = _class(_module(module_name), class_name)
-    if not any(getattr(policy_class, e.step) is not getattr(Policy, e.step) for e in EVENTS):
+    found = _named(name)
+    if not (inspect.isclass(found) and issubclass(found, Policy)):
+        return _made(name, lambda: _handler_policy(name, found, context))
+    if not any(getattr(found, e.step) is not getattr(Policy, e.step) for e in EVENTS):
         steps = ", ".join(event.step for event in EVENTS)
         raise ValueError(f"{name} has no method of an event, so nothing would ever be asked: {steps}")
+    return _made(name, lambda: found(context))
+
+
+def load_authenticator(
+    name: str, context: PolicyContext
+) -> Callable[[PresentedLogin], Awaitable[Decision | Failure]]:
+    """Import the operator's code; return the step that asks it. Raises ValueError as `load_policy` does."""
+    found = _named(name)
+    check: Any = _made(name, found) if inspect.isclass(found) else found  # Any: an operator's object
+    expected = (
+        "a callable with (server, session, envelope, mechanism, auth_data), as authenticators of aiosmtpd"
+    )
     try:
-        return policy_class(context)
+        inspect.signature(check).bind(None, None, None, "PLAIN", None)
+    except TypeError as error:
+        raise ValueError(f"{name} is not {expected}: {error}") from error
+    from zonerelay.inbound.policy.aiosmtpd_handler import AuthenticatorStep  # noqa: PLC0415
+
+    return AuthenticatorStep(check, context.hostname).step
+
+
+def _handler_policy(name: str, found: object, context: PolicyContext) -> Policy:
+    if not any(_HOOK.fullmatch(each) for each in dir(found)):
+        what = "class" if inspect.isclass(found) else "object"
+        raise _WrongKindError(
+            f"{name} is neither a class that derives from zonerelay.inbound.policy.Policy nor a handler of "
+            f"aiosmtpd: this {what} has no method such as handle_DATA{_instead(name)}"
+        )
+    if context.file is not None:
+        raise ValueError("a handler of aiosmtpd does not get policy_file: leave it out")
+    # Without a handler aiosmtpd is not in memory.
+    from zonerelay.inbound.policy.aiosmtpd_handler import HandlerPolicy  # noqa: PLC0415
+
+    return HandlerPolicy(_object(found), context)
+
+
+def _object(found: object) -> object:
+    if not inspect.isclass(found):
+        return found
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"{error}: make the object in a module of yours, and name that object instead of the class"
+        ) from error
+    made: object = found()
+    return made
+
+
+class _WrongKindError(ValueError):
+    """The text says everything."""
+
+
+def _made(name: str, make: Callable[[], Made]) -> Made:
+    try:
+        return make()
+    except _WrongKindError:
+        raise
     except ValueError as error:
         # Said in words for the operator, as the base class asks for.
         raise ValueError(f"{name} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def _named(name: str) -> object:
+    module_name, _, attribute = name.partition(":")
+    if not (module_name and attribute):
+        raise ValueError(f'write it as "module:Class", not {name!r}')
+    found: object = getattr(_module(module_name), attribute, None)
+    if found is None:
+        raise ValueError(f"module {module_name!r} has no {attribute!r}{_instead(name)}")
+    return found
 
 
 def _module(name: str) -> ModuleType:
@@ -48,23 +126,14 @@ def _module(name: str) -> ModuleType:
         raise ValueError(f"cannot import {name!r}: {type(error).__name__}: {error}") from error
 
 
-def _class(module: ModuleType, name: str) -> type[Policy]:
-    found: object = getattr(module, name, None)
-    if found is None:
-        raise ValueError(f"module {module.__name__!r} has no {name!r}{_instead(module, name)}")
-    if inspect.isclass(found) and issubclass(found, Policy):
-        return found
-    wrong = (
-        "does not derive from zonerelay.inbound.policy.Policy" if inspect.isclass(found) else "is no class"
-    )
-    raise ValueError(f"{module.__name__}:{name} {wrong}{_instead(module, name)}")
-
-
-def _instead(module: ModuleType, name: str) -> str:
+def _instead(wrong: str) -> str:
+    module_name, _, name = wrong.partition(":")
     policies = [
         each
-        for each, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, Policy) and value is not Policy
+        for each, value in vars(sys.modules[module_name]).items()
+        if inspect.isclass(value)
+        and value is not Policy
+        and (issubclass(value, Policy) or any(_HOOK.fullmatch(method) for method in dir(value)))
     ]
     close = difflib.get_close_matches(name, policies, 1) or policies[:1]
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 from zonerelay.inbound.policy.api import (
     ACCEPT,
-    EVENTS,
     Auth,
     Connect,
     Decision,
@@ -33,6 +33,7 @@ from zonerelay.inbound.policy.api import (
     Rcpt,
 )
 from zonerelay.inbound.policy.call import Call, Failure, FailureKind, Result
+from zonerelay.inbound.policy.changes import PresentedLogin
 from zonerelay.inbound.policy.threads import LoopThread, Threads
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
@@ -46,21 +47,34 @@ _CLOSE = "close"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    method: Callable[[Event], object]
+    method: Callable[[Any], object]  # Any: the event of this step
     is_async: bool
 
 
 class PolicyRunner:
-    """One policy of one listener. `zones` are the names that a decision may choose."""
+    """One policy of one listener, with its authenticator if there is one.
+
+    `zones` are the names that a decision may choose.
+    """
 
     def __init__(
-        self, policy: Policy, *, timeout: float, events: Events, zones: Callable[[], Collection[str]]
+        self,
+        policy: Policy,
+        *,
+        timeout: float,
+        events: Events,
+        zones: Callable[[], Collection[str]],
+        authenticator: Callable[[PresentedLogin], Awaitable[Decision | Failure]] | None = None,
     ) -> None:
         self._policy = policy
         self._timeout = timeout
         self._events = events
         self._zones = zones
-        self._steps = {event: _Step(*found) for event in EVENTS if (found := overridden(policy, event.step))}
+        self._steps = {
+            event: _Step(*found) for event in policy.events if (found := overridden(policy, event.step))
+        }
+        if authenticator is not None:
+            self._steps[PresentedLogin] = _Step(authenticator, is_async=True)
         steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
         events.metrics.policy_failures.declare(product(steps, FailureKind))
         self._threads = Threads("policy")
@@ -137,7 +151,7 @@ class PolicyRunner:
 
 def overridden(policy: Policy, name: str) -> tuple[Callable[..., object], bool] | None:
     """The policy's own method and whether it is `async def`; None when it is the base class's."""
-    method = getattr(policy, name)
-    if getattr(method, "__func__", method) is getattr(Policy, name):
+    method, base = getattr(policy, name, None), getattr(Policy, name, None)
+    if method is None or getattr(method, "__func__", method) is base:
         return None
     return method, inspect.iscoroutinefunction(method)

@@ -6,7 +6,8 @@ Policy, where the RFCs leave room:
   decides how the following bytes are to be read, and a client that did not wait for it may be a web page that
   was made to post here. Pipelined groups as the RFC allows them are answered in order. The session drops what
   is pipelined behind STARTTLS unread (RFC 3207 4.2).
-- VRFY tells nothing; EXPN and the TURN commands are not implemented.
+- VRFY tells nothing but what a handler of aiosmtpd says to clients that may relay. EXPN and the TURN commands
+  are not implemented.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from zonerelay.inbound.policy.changes import Noop, Quit, Vrfy
 from zonerelay.inbound.session import auth, ehlo, mail
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
@@ -74,12 +76,16 @@ def _unknown(conversation: Conversation, verb: str) -> ServerReply:
     return conversation.refuse(replies.UNKNOWN)
 
 
-def _noop(_: Conversation, argument: str) -> ServerReply:
-    return replies.OK
+def _noop(conversation: Conversation, argument: str) -> ServerReply:
+    return conversation.told(Noop, "NOOP", replies.OK, argument=argument)
 
 
 def _vrfy(conversation: Conversation, argument: str) -> ServerReply:
-    return replies.CANNOT_VERIFY if argument else conversation.refuse(replies.NEEDS_ARGUMENT, "VRFY")
+    if not argument:
+        return conversation.refuse(replies.NEEDS_ARGUMENT, "VRFY")
+    if not conversation.client_state.grants.may_relay:
+        return replies.CANNOT_VERIFY
+    return conversation.told(Vrfy, "VRFY", replies.CANNOT_VERIFY, address=argument.strip("<>"))
 
 
 def _help(_: Conversation, argument: str) -> ServerReply:
@@ -87,7 +93,9 @@ def _help(_: Conversation, argument: str) -> ServerReply:
 
 
 def _quit(conversation: Conversation, argument: str) -> ServerReply:
-    return conversation.refuse(replies.NO_ARGUMENT, "QUIT") if argument else replies.BYE
+    if argument:
+        return conversation.refuse(replies.NO_ARGUMENT, "QUIT")
+    return conversation.told(Quit, "QUIT", replies.BYE)
 
 
 _COMMANDS: dict[str, Command] = {

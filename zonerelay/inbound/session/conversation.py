@@ -19,7 +19,8 @@ from collections.abc import Callable
 
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.limits.connections import client_key
-from zonerelay.inbound.policy import Connect, Decision
+from zonerelay.inbound.policy import Connect, Decision, Event
+from zonerelay.inbound.policy.changes import Changes, Quit
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
@@ -130,6 +131,21 @@ class Conversation:
         reply = verdict.decision.reply
         assert reply is not None
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
+
+    def told(self, kind: type[Event], command: str, answer: ServerReply, **said: str) -> ServerReply:
+        """Return the answer to a command that only handlers of aiosmtpd are asked about."""
+        if kind not in self.context.consultants.asked:
+            return answer
+
+        def decided(verdict: Verdict) -> ServerReply:
+            decision = verdict.decision
+            if decision.reply is not None:
+                return answer if kind is Quit else self.refuse_by(verdict, command)
+            if isinstance(decision, Changes) and decision.told is not None:
+                return ServerReply(decision.told, decision.told.encode())
+            return answer
+
+        return self.ask(kind(client=self.client_state.info, **said), decided)
 
     def _connect_decided(self, verdict: Verdict) -> ServerReply:
         reply = verdict.decision.reply

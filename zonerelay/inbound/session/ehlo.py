@@ -7,6 +7,7 @@ makes the session that of another client; what that client may do is decided ane
 from __future__ import annotations
 
 from zonerelay.inbound.policy import Helo
+from zonerelay.inbound.policy.changes import Changes
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import Verdict
@@ -35,20 +36,28 @@ def _hello(conversation: Conversation, verb: str, name: str) -> ServerReply:
         if verdict.decision.reply is not None:
             return conversation.refuse_by(verdict, verb)
         conversation.keep_edits(Helo.step, verdict.decision)
-        return _welcome(conversation, verb, name)
+        answer = _welcome(conversation, verb, name)
+        kept = verdict.decision.lines if isinstance(verdict.decision, Changes) else ()
+        return replies.said(250, "", "\n".join(kept)) if kept else answer
 
-    return conversation.ask(Helo(client=conversation.client_state.info, name=name[:MAX_HELO]), decided)
+    event = Helo(
+        client=conversation.client_state.info,
+        name=name[:MAX_HELO],
+        extended=verb == "EHLO",
+        lines=tuple(_offer(conversation).reply.text.split("\n")),
+    )
+    return conversation.ask(event, decided)
 
 
 def _welcome(conversation: Conversation, verb: str, name: str) -> ServerReply:
-    client_state, greeting = conversation.client_state, conversation.context.greeting
     extended = verb == "EHLO"
-    client_state.said_hello(name[:MAX_HELO], extended=extended)
-    return (
-        greeting.ehlo(client_state.grants.offer, conversation.context.clock.now())
-        if extended
-        else greeting.helo
-    )
+    conversation.client_state.said_hello(name[:MAX_HELO], extended=extended)
+    return _offer(conversation) if extended else conversation.context.greeting.helo
+
+
+def _offer(conversation: Conversation) -> ServerReply:
+    context = conversation.context
+    return context.greeting.ehlo(conversation.client_state.grants.offer, context.clock.now())
 
 
 def starttls(conversation: Conversation, argument: str) -> ServerReply:

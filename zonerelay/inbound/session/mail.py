@@ -25,13 +25,14 @@ from functools import lru_cache
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.limits.srs_recipients import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.policy import Mail, Rcpt
+from zonerelay.inbound.policy.changes import Changes, Rset
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.conversation import Conversation
-from zonerelay.inbound.state import replies
+from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import ServerReply, Then, refused
 from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import Transaction
+from zonerelay.inbound.state.transaction import RECIPIENT_COST, Transaction
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient, Ret
@@ -41,7 +42,6 @@ from zonerelay.smtp.server.paths import CommandError
 from zonerelay.store.contract import NO_SPACE
 
 REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
-RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for
 
 _parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
 
@@ -77,6 +77,7 @@ def mail(conversation: Conversation, argument: str) -> ServerReply:
         size=command.size,
         body=command.body,
         smtputf8=command.smtputf8,
+        recipients=transaction.recipients,
     )
     return conversation.ask(event, lambda verdict: _mail_decided(conversation, transaction, verdict))
 
@@ -108,9 +109,39 @@ def _release(conversation: Conversation, command: MailCommand) -> float:
 def _mail_decided(conversation: Conversation, transaction: Transaction, verdict: Verdict) -> ServerReply:
     if verdict.decision.reply is not None:
         return conversation.refuse_by(verdict, "MAIL", mailbox=transaction.mail.sender)
+    refusal = _changed(conversation, transaction, verdict, "MAIL")
+    if refusal is not None:
+        return refusal
     transaction.decide(verdict.decision)
     conversation.transaction = transaction
     return replies.SENDER_OK
+
+
+def _changed(
+    conversation: Conversation,
+    transaction: Transaction,
+    verdict: Verdict,
+    command: str,
+    *,
+    given: Recipient | None = None,
+    given_address: str = "",
+) -> ServerReply | None:
+    """Apply a handler's changes to the envelope. Return the refusal when they are not allowed."""
+    changes = verdict.decision
+    if not (isinstance(changes, Changes) and changes.of_envelope):
+        return None
+    failed = changed_envelope.apply(
+        changes,
+        transaction,
+        conversation.client_state,
+        conversation.context,
+        step=command.lower(),
+        given=given,
+        given_address=given_address,
+    )
+    if failed is None:
+        return None
+    return conversation.refuse(failed[0], command, mailbox=transaction.mail.sender, detail=failed[1])
 
 
 def rcpt(conversation: Conversation, argument: str) -> ServerReply:
@@ -227,13 +258,19 @@ def _ask_about(
         sender=transaction.mail.sender,
         recipient=given,
         recipients_so_far=len(transaction.recipients),
+        mail=transaction.mail,
+        recipients=transaction.recipients,
     )
 
     def decided(verdict: Verdict) -> ServerReply:
         if verdict.decision.reply is not None:
             return conversation.refuse_by(verdict, "RCPT", mailbox=given)
+        refusal = _changed(conversation, transaction, verdict, "RCPT", given=recipient, given_address=given)
+        if refusal is not None:
+            return refusal
         transaction.decide(verdict.decision, recipient.address)
-        _add(conversation, transaction, key, recipient, given)
+        if not (isinstance(verdict.decision, Changes) and given in verdict.decision.removed):
+            _add(conversation, transaction, key, recipient, given)
         return replies.RECIPIENT_OK
 
     return conversation.ask(event, decided)
@@ -284,4 +321,4 @@ def rset(conversation: Conversation, argument: str) -> ServerReply:
     if argument:
         return conversation.refuse(replies.NO_ARGUMENT, "RSET")
     conversation.reset()
-    return replies.OK
+    return conversation.told(Rset, "RSET", replies.OK)

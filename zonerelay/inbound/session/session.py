@@ -1,4 +1,4 @@
-"""One SMTP session, from the connection to its end: the only module that knows aiosmtpd.
+"""One SMTP session, from the connection to its end.
 
 Owns the state of one connection: its handshakes (PROXY, TLS), the input that waits, the message being
 received, the reply that is pending, and the one timer. `transport` unwraps the bytes, `commands` answers
@@ -9,12 +9,6 @@ Replies to a pipelined group leave in one write, in order.
 The order of a beginning: a PROXY header first and exactly once, from listed peers only; then, on a listener
 with implicit TLS, the handshake; then the greeting. After a handshake, and when the client turns out to be
 another one, a new `Conversation` begins: nothing that was said before counts.
-
-The session replaces these parts of aiosmtpd's SMTP: its constructor inspects every class on every connection;
-its reader ends lines at a bare LF and grows without bound when none comes; it holds whole bodies; a client
-that leaves cancels its handler, and a handler's exception becomes a permanent 500 with the exception's text;
-its AUTH and STARTTLS do not know implicit TLS, and hash on the event loop. What remains is its place as the
-loop's SMTP protocol class.
 
 Promises:
 
@@ -31,16 +25,15 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from aiosmtpd.smtp import SMTP
-
 from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
+from zonerelay.inbound.cleanup.whole_message import WholeIntake
 from zonerelay.inbound.limits.memory import TLS_COST
+from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session import commands
 from zonerelay.inbound.session.admission import Admission
@@ -61,20 +54,15 @@ MAX_LINES_AT_ONCE = 500  # then other connections are served
 _FOREIGN = frozenset(b"\x16P\r")
 """First octets of what is not SMTP: a TLS hello, PROXY headers of both versions."""
 
-# aiosmtpd logs every command line with the addresses in it (rule 7).
-logging.getLogger("mail.log").setLevel(logging.CRITICAL + 1)
-logging.getLogger("mail.debug").setLevel(logging.CRITICAL + 1)
 
-
-class Session(SMTP):
+class Session(asyncio.Protocol):
     """`intake` is the message being read or stored, `parked` one between two of its chunks (BDAT)."""
 
-    transport: Transport  # type: ignore[assignment]  # aiosmtpd assigns its own only in methods that do not run
+    transport: Transport
 
     def __init__(
         self, context: ListenerContext, admission: Admission[Session], loop: asyncio.AbstractEventLoop
     ) -> None:
-        # Not super().__init__(): nothing that it prepares is used, and it costs more than a message.
         settings = context.settings
         self.loop = loop
         self.context = context
@@ -452,7 +440,8 @@ class Session(SMTP):
         transaction, client_state = conversation.transaction, conversation.client_state
         assert transaction is not None
         origin = client_state.origin
-        if context.rewriting is not None:
+        whole = WholeMessage in context.consultants.asked
+        if context.rewriting is not None and not whole:
             context.rewriting.rewrite(transaction, origin)
         envelope = transaction.envelope(
             context.ids.next(),
@@ -460,7 +449,8 @@ class Session(SMTP):
             origin,
             client_state.priority or context.settings.priority,
         )
-        return Intake(envelope, transaction, client_state, context, self._regulate)
+        kind = WholeIntake if whole else Intake
+        return kind(envelope, transaction, client_state, context, self._regulate)
 
     def _begin_chunk(self) -> None:
         """The octets of a BDAT are next, and some of them may be here."""

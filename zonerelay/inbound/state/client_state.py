@@ -28,7 +28,18 @@ MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser tim
 class ClientState:
     """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept."""
 
-    __slots__ = ("_extended", "_origin", "_settings", "_table", "client", "grants", "helo", "tls", "user")
+    __slots__ = (
+        "_extended",
+        "_origin",
+        "_settings",
+        "_table",
+        "client",
+        "grants",
+        "helo",
+        "kept",
+        "tls",
+        "user",
+    )
 
     def __init__(
         self, settings: ListenerSettings, table: GrantTable, client: Client, tls: TlsInfo | None
@@ -41,6 +52,7 @@ class ClientState:
         self.helo = ""
         self._extended = True
         self._origin: Origin | None = None
+        self.kept: dict[str, object] | None = None  # by a policy about this client
         self.grants = self._weighed()
 
     def said_hello(self, name: str, *, extended: bool) -> None:
@@ -87,6 +99,8 @@ class ClientState:
     def info(self) -> ClientInfo:
         """The client as a policy sees it."""
         tls = self.tls
+        if self.kept is None:
+            self.kept = {}
         return ClientInfo(
             address=self.client.address,
             port=self.client.port,
@@ -95,6 +109,8 @@ class ClientState:
             tls=tls.version if tls is not None else "",
             certificate=tls.certificate if tls is not None else "",
             listener=self._settings.address,
+            extended=self._extended,
+            kept=self.kept,
         )
 
     def may_send_as(self, sender: Mailbox) -> bool:

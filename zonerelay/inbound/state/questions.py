@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.config.credentials.file import User
+from zonerelay.inbound.access.auth import AskForLogin, Login, LoginKind
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
+from zonerelay.inbound.policy.changes import PresentedLogin
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.reply import Reply
@@ -43,7 +46,9 @@ class Verdict:
 
 
 class Users(Protocol):
-    async def check(self, credentials: Credentials, client_address: str) -> Login: ...
+    async def check(
+        self, credentials: Credentials, client_address: str, ask: AskForLogin | None = None, /
+    ) -> Login: ...
 
 
 class SenderDomainCheck(Protocol):
@@ -98,11 +103,31 @@ class Consultants:
     async def _log_in(self, question: LogIn) -> Verdict:
         if self._users is None:
             return Verdict(login=Login(LoginKind.BROKEN, detail="no users"))
-        login = await self._users.check(question.credentials, question.client.address)
+        if PresentedLogin in self._by_policy:
+            ask = partial(self._presented, question)
+            login = await self._users.check(question.credentials, question.client.address, ask)
+        else:
+            login = await self._users.check(question.credentials, question.client.address)
         if login.kind is not LoginKind.OK or login.user is None:
             return Verdict(login=login)
         event = Auth(client=question.client, user=login.user.name, mechanism=question.mechanism)
         return Verdict(await self._decide(event), login)
+
+    async def _presented(self, question: LogIn) -> Login:
+        """Ask the operator's authenticator."""
+        name = question.credentials.user
+        event = PresentedLogin(
+            client=question.client,
+            user=name,
+            password=question.credentials.password,
+            mechanism=question.mechanism,
+        )
+        reply = (await self._decide(event)).reply
+        if reply is None:
+            return Login(LoginKind.OK, User(name=name, hash=""))
+        if reply.is_transient:
+            return Login(LoginKind.BROKEN, detail=f"the authenticator: {reply}")
+        return Login(LoginKind.WRONG, detail="the authenticator refuses")
 
 
 _NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))

@@ -40,6 +40,9 @@ class Edits:
 NO_EDITS = Edits()
 
 
+RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for
+
+
 class Transaction:
     """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
 

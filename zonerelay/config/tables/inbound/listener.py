@@ -138,13 +138,21 @@ class ListenerSettings:
     5.1.8 when it does not exist, 451 4.4.3 when DNS does not answer.
     """
     policy: str = text("", form=forms.function)
-    """A policy of your own in Python, "module:Class", asked at every step (docs/policy.md).
-    "zonerelay.policies.quota:Quota" comes with the relay.
+    """A policy of your own in Python, "module:Class", asked at every step, or a handler of aiosmtpd
+    (docs/policy.md). "zonerelay.policies.quota:Quota" comes with the relay.
     """
     policy_file: Path | None = optional_path()
     """A file for that policy: what is in it is the policy's business."""
     policy_timeout: float = duration(5.0, most=5 * MINUTE)
     """How long the policy may think about one step; then the client is answered 451."""
+    policy_max_size: int = size(10 * MB)
+    """The largest message of a listener whose policy is a handler of aiosmtpd with handle_DATA: that gets the
+    message whole, which takes twice its size of max_session_memory.
+    """
+    authenticator: str = text("", form=forms.function)
+    """Checks log-ins instead of the users of [auth]: an authenticator of aiosmtpd, "module:callable"
+    (docs/policy.md).
+    """
     priority: Priority = choice(Priority.NORMAL)
     """Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it another.
     Within a zone what is high goes first and what is bulk last.
@@ -323,6 +331,10 @@ def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> 
         report.refuse(
             (*path, "policy_file"),
             'is not used without a policy: say policy = "module:Class" or leave it out',
+        )
+    if listener.authenticator and listener.auth is ListenerAuth.OFF and report.sound(*path, "auth"):
+        report.refuse(
+            (*path, "authenticator"), 'is not used with auth = "off": say auth = "optional" or "required"'
         )
 
 

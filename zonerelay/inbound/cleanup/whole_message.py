@@ -1,0 +1,120 @@
+"""A message that a handler of aiosmtpd gets whole, before anything of it is stored.
+
+The body waits in memory, which the account of all sessions counts twice: pieces and the whole, then the
+whole and what goes to the store. The listener's limit on messages is `policy_max_size` at most, and a message
+beyond it is refused without asking the handler, so no handler sees a part.
+
+When the handler accepts, its changes to the envelope are checked and applied, [[rewrite]] follows, and the
+message, the client's or the handler's, goes the way of every message: size, header, loop, DKIM hash, store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zonerelay.inbound.cleanup.intake import Intake
+from zonerelay.inbound.policy.changes import Changes, WholeMessage
+from zonerelay.inbound.state import changed_envelope
+from zonerelay.inbound.state.client_state import ClientState
+from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.replies import ServerReply
+from zonerelay.inbound.state.transaction import Transaction
+from zonerelay.model.envelope import Envelope
+from zonerelay.smtp.server.bdat import ChunkReader
+from zonerelay.store.contract import CHUNK_SIZE, MessageWriter
+
+COPIES = 2
+SLICE = 4 * CHUNK_SIZE  # octets of the whole that are passed on in one turn of the event loop
+
+
+class WholeIntake(Intake):
+    def __init__(
+        self,
+        envelope: Envelope,
+        transaction: Transaction,
+        client_state: ClientState,
+        context: ListenerContext,
+        on_room: Callable[[], None],
+    ) -> None:
+        super().__init__(envelope, transaction, client_state, context, on_room)
+        self._pieces: list[bytes] = []
+        self._whole = b""
+        self._counted = 0  # octets of the pieces, then of the whole
+        # The header is looked at in what the handler accepts.
+        self._later, self._scanner = self._scanner, None
+        self._gathers = True
+
+    async def store(self) -> ServerReply:
+        try:
+            await self._ask_handler()
+        except Exception as error:  # noqa: BLE001 - rule 3
+            self._fail(error)
+        return await super().store() if self.refusal is None else self.refusal
+
+    def _pass_on(self, piece: bytes) -> None:
+        if not self._gathers:
+            super()._pass_on(piece)
+            return
+        self._pieces.append(piece)
+        self._counted += len(piece)
+        self._charge()
+
+    def _charge(self) -> None:
+        super()._charge()
+        extra = COPIES * self._counted
+        self._context.memory.used += extra
+        self.held += extra
+
+    def _refuse(self, answer: ServerReply, detail: str = "") -> None:
+        self._pieces, self._whole, self._counted = [], b"", 0
+        super()._refuse(answer, detail)
+
+    async def _ask_handler(self) -> None:
+        context, client_state, transaction = self._context, self._client_state, self.transaction
+        self._whole, self._pieces, self._gathers = b"".join(self._pieces), [], False
+        event = WholeMessage(
+            client=client_state.info,
+            mail=transaction.mail,
+            recipients=transaction.recipients,
+            content=self._whole,
+        )
+        verdict = await context.consultants.ask(event)
+        if self._refused_by(verdict):
+            return
+        changes = verdict.decision
+        if isinstance(changes, Changes):
+            failed = None
+            if changes.of_envelope:
+                failed = changed_envelope.apply(
+                    changes, transaction, client_state, context, step=WholeMessage.step
+                )
+            if failed is not None:
+                self._refuse(*failed)
+                return
+            if changes.content is not None:
+                self._whole, self._counted = changes.content, len(changes.content)
+                self._body = ChunkReader()
+                self._body.begin(len(self._whole), last=True)
+        origin = client_state.origin
+        if context.rewriting is not None:
+            context.rewriting.rewrite(transaction, origin)
+        before = self.envelope
+        self.envelope = transaction.envelope(before.id, before.created, origin, before.priority)
+        self._scanner, self._size = self._later, 0
+        self._charge()
+
+    async def _commit(self, writer: MessageWriter) -> ServerReply:
+        """Pass the whole on to the store, then commit it."""
+        for at in range(0, max(len(self._whole), 1), SLICE):
+            piece = self._whole[at : at + SLICE]
+            is_made = isinstance(self._body, ChunkReader) and not self._body.done
+            self._take(self._body.feed(piece) if is_made else piece)
+            if self.refusal is None and self._ready:
+                await self._write(writer)
+            if self.refusal is not None:
+                return self.refusal
+        if self._scanner is not None:
+            self._begin_body(self._scanner, self._scanner.finish())
+        if self.refusal is None and self._ready:
+            await self._write(writer)
+        return self.refusal or await super()._commit(writer)

@@ -1,0 +1,425 @@
+"""Asks handlers and authenticators written for aiosmtpd: the one module that knows it.
+
+A hook gets aiosmtpd's own Session and Envelope, which are filled from the relay's events before each call.
+What the hook makes of the envelope is compared afterwards, and becomes a decision: a change that the relay
+can honour takes effect after the relay's own checks, any other is a failure. `runner` does the rest, as for
+every policy: threads, the time limit, 451.
+
+Policy, where aiosmtpd leaves room or does otherwise:
+
+- A 2yz reply accepts; the words of the reply are the relay's, except for VRFY. A 4yz or 5yz reply refuses.
+  Every other reply is a failure.
+- handle_MAIL sets envelope.mail_from and handle_RCPT appends to envelope.rcpt_tos, as in aiosmtpd. A hook
+  that accepts and does not is a failure: aiosmtpd then loses the recipient after a 250.
+- handle_exception is told of an exception, and its reply is not used: a mistake is answered 451.
+- A hook that is late keeps its Session and Envelope; the next hook gets others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+from aiosmtpd.smtp import MISSING, AuthResult, Envelope, LoginPassword, Session
+
+from zonerelay.inbound.policy.api import (
+    ACCEPT,
+    ClientInfo,
+    Decision,
+    Event,
+    Helo,
+    Mail,
+    Policy,
+    PolicyContext,
+    Rcpt,
+)
+from zonerelay.inbound.policy.call import Failure, FailureKind
+from zonerelay.inbound.policy.changes import (
+    HANDLER_EVENTS,
+    Changes,
+    Noop,
+    PresentedLogin,
+    Quit,
+    Rset,
+    Vrfy,
+    WholeMessage,
+)
+from zonerelay.model.envelope import Recipient
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.server.params import MailCommand
+
+NULL = "<>"
+"""The null sender in aiosmtpd."""
+
+_KEPT = "aiosmtpd"
+_REPLY = re.compile(r"([245][0-9]{2})(?:[ ]+(?:([245])\.([0-9]{1,3}\.[0-9]{1,3})(?:[ ]+|$))?([ -~]*))?")
+_MECHANISM = re.compile(r"auth_[A-Z]")
+_FIELDS = ("mail_from", "mail_options", "smtp_utf8", "content", "rcpt_tos", "rcpt_options")
+_MAY_CHANGE: dict[type[Event], frozenset[str]] = {
+    Mail: frozenset({"mail_from", "mail_options"}),
+    Rcpt: frozenset({"mail_from", "rcpt_tos"}),
+    WholeMessage: frozenset({"mail_from", "rcpt_tos", "content"}),
+}
+_HOOKS: dict[str, type[Event]] = {
+    "handle_HELO": Helo,
+    "handle_EHLO": Helo,
+    "handle_MAIL": Mail,
+    "handle_RCPT": Rcpt,
+    **{event.step: event for event in HANDLER_EVENTS},
+}
+_NOT_ASKED = {
+    "handle_AUTH": 'log-ins are checked by authenticator = "module:callable"',
+    "handle_STARTTLS": "session.ssl is set in every later hook",
+    "handle_PROXY": "proxy_networks decides, and session.peer is the client",
+}
+
+Hook = Callable[..., Any]  # Any: an operator's code
+
+
+class UnusableError(ValueError):
+    """A hook's answer that the relay cannot honour, in words for the operator."""
+
+
+class Server:
+    """The first argument of a hook, in the place of aiosmtpd's SMTP: what of it has a meaning here."""
+
+    data_size_limit = None
+    enable_SMTPUTF8 = True  # noqa: N815 - aiosmtpd's name
+
+    def __init__(self, handler: object, hostname: str, session: Session, envelope: Envelope) -> None:
+        self.event_handler = handler
+        self.hostname = hostname
+        self.loop = session.loop
+        self.session = session
+        self.envelope = envelope
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(f"server.{name} is not there: a hook returns its reply, and the relay writes it")
+
+
+class _Dialog:
+    """The Session and the Envelope of one client. `busy` while a hook has them."""
+
+    def __init__(self) -> None:
+        self.session = Session(asyncio.get_running_loop())
+        self.envelope = Envelope()
+        self.recipients: object = None  # those of the relay's transaction that the envelope stands for
+        self.is_stale = False  # the relay has not taken what the envelope says
+        self.auth_data: Any = None  # Any: an operator's object
+        self.busy = False
+
+    def begin(self, client: ClientInfo) -> None:
+        session = self.session
+        session.loop = asyncio.get_running_loop()
+        session.peer = _peer(client)  # type: ignore[assignment]  # asyncio's address: aiosmtpd's annotation is wrong
+        session.ssl = {"version": client.tls, "certificate": client.certificate} if client.tls else None
+        session.host_name = session.host_name or client.helo or None
+        session.extended_smtp = client.extended
+        session.authenticated = True if client.user else None
+        session.auth_data = self.auth_data if client.user else None
+        session._login_data = client.user or None  # type: ignore[assignment]  # aiosmtpd's setter warns
+
+    def fill(self, recipients: object, mail: MailCommand, addresses: Callable[[], list[str]]) -> Envelope:
+        """Return the envelope of this transaction, as the relay has it."""
+        if recipients is not self.recipients:
+            self.envelope, self.recipients, self.is_stale = Envelope(), recipients, True
+            self.envelope.mail_options = _options(mail.size, mail.body, mail.smtputf8)
+        envelope = self.envelope
+        envelope.mail_from = mail.sender or NULL
+        envelope.smtp_utf8 = mail.smtputf8
+        if self.is_stale:
+            envelope.rcpt_tos, self.is_stale = addresses(), False
+        return envelope
+
+
+class HandlerPolicy(Policy):
+    """A policy whose steps are the hooks of a handler. Raises ValueError for hooks that are not asked."""
+
+    events = (*Policy.events, *HANDLER_EVENTS)
+
+    def __init__(self, handler: object, context: PolicyContext) -> None:
+        super().__init__(context)
+        for name, instead in _NOT_ASKED.items():
+            if hasattr(handler, name):
+                raise ValueError(f"{name} is not asked here: {instead}")
+        if mechanisms := [name for name in dir(handler) if _MECHANISM.match(name)]:
+            raise ValueError(f"{mechanisms[0]} is not asked here: {_NOT_ASKED['handle_AUTH']}")
+        self._handler = handler
+        self._hooks: dict[str, Hook] = {
+            name: getattr(handler, name) for name in _HOOKS if hasattr(handler, name)
+        }
+        if "handle_DATA" not in self._hooks and hasattr(handler, "process_message"):
+            raise ValueError("process_message is of aiosmtpd's past: write handle_DATA")
+        if not self._hooks:
+            raise ValueError(f"it has no hook, so nothing would ever be asked: {', '.join(_HOOKS)}")
+        self._lists_lines = "handle_EHLO" in self._hooks and _takes_lines(self._hooks["handle_EHLO"])
+        for name in self._hooks:
+            setattr(self, _HOOKS[name].step, self._asked)
+
+    async def _asked(self, event: Event) -> Decision | Failure | None:
+        name, arguments = self._named(event)
+        hook = self._hooks.get(name)
+        if hook is None:
+            return None
+        dialog = _dialog_of(event.client)
+        dialog.begin(event.client)
+        dialog.busy = True
+        try:
+            envelope = _before(dialog, event)
+            before = {field: _copied(getattr(envelope, field)) for field in _FIELDS}
+            server = Server(self._handler, self.context.hostname, dialog.session, envelope)
+            status = await _called(hook, server, dialog.session, envelope, *arguments)
+            return self._after(dialog, event, before, status)
+        except UnusableError as error:
+            dialog.is_stale = True
+            return Failure(FailureKind.BAD_DECISION, f"{name}: {error}")
+        except asyncio.CancelledError:
+            _renewed(event.client)  # a thread may still have these
+            raise
+        except Exception as error:
+            dialog.is_stale = True
+            if (told := getattr(self._handler, "handle_exception", None)) is not None:
+                await _called(told, error)
+            raise
+        finally:
+            dialog.busy = False
+
+    def _named(self, event: Event) -> tuple[str, tuple[object, ...]]:
+        """Return the name of the hook and its arguments behind the envelope."""
+        if isinstance(event, Helo):
+            if not event.extended:
+                return "handle_HELO", (event.name,)
+            return "handle_EHLO", (event.name, _numbered(event.lines)) if self._lists_lines else (event.name,)
+        if isinstance(event, Mail):
+            options = _options(event.size, event.body, event.smtputf8)
+            return "handle_MAIL", (event.sender or NULL, options)
+        if isinstance(event, Rcpt):
+            return "handle_RCPT", (event.recipient, [])
+        arguments = (event.address,) if isinstance(event, Vrfy) else ()
+        return event.step, (event.argument or None,) if isinstance(event, Noop) else arguments
+
+    def _after(
+        self, dialog: _Dialog, event: Event, before: dict[str, Any], status: object
+    ) -> Decision | None:  # Any: values of aiosmtpd's Envelope
+        envelope = dialog.envelope
+        lines: tuple[str, ...] = ()
+        if isinstance(event, Helo) and event.extended and self._lists_lines and status is not MISSING:
+            lines, reply = _lines_of(status, event.lines), None
+        else:
+            reply = None if status is MISSING else _reply(status)
+        if isinstance(event, Quit):
+            return None
+        if reply is not None and not reply.is_positive:
+            dialog.is_stale = True
+            return Decision(reply=reply)
+        if status is MISSING and isinstance(event, Mail):
+            envelope.mail_from = event.sender or NULL
+            envelope.mail_options += _options(event.size, event.body, event.smtputf8)
+        elif status is MISSING and isinstance(event, Rcpt):
+            envelope.rcpt_tos.append(event.recipient)
+        changes = _changes(event, before, envelope)
+        dialog.is_stale = changes.of_envelope
+        if isinstance(event, Vrfy) and reply is not None:
+            return Changes(told=reply)
+        return Changes(lines=lines) if lines else changes
+
+
+class AuthenticatorStep:
+    """An authenticator of aiosmtpd as a step of the runner."""
+
+    def __init__(self, check: Hook, hostname: str) -> None:
+        self._check = check
+        self._hostname = hostname
+
+    async def step(self, event: PresentedLogin) -> Decision | Failure:
+        dialog = _dialog_of(event.client)
+        dialog.begin(event.client)
+        dialog.busy = True
+        try:
+            credentials = LoginPassword(event.user.encode(), event.password.encode())
+            envelope = Envelope()
+            server = Server(None, self._hostname, dialog.session, envelope)
+            result = await _called(
+                self._check, server, dialog.session, envelope, event.mechanism, credentials
+            )
+            if not isinstance(result, AuthResult):
+                kind = type(result).__name__
+                return Failure(FailureKind.BAD_DECISION, f"answered {kind} instead of an AuthResult")
+            if result.success is True:
+                dialog.auth_data = result.auth_data
+                return ACCEPT
+            reply = _reply(result.message) if result.message else WRONG
+            return Decision(reply=reply if reply.is_transient else WRONG)
+        except UnusableError as error:
+            return Failure(FailureKind.BAD_DECISION, str(error))
+        except asyncio.CancelledError:
+            _renewed(event.client)
+            raise
+        finally:
+            dialog.busy = False
+
+
+WRONG = Reply(535, "7.8", "Authentication credentials invalid")
+
+
+def _dialog_of(client: ClientInfo) -> _Dialog:
+    """Return what is kept about this client; another one when a late hook still has it."""
+    known = client.kept.get(_KEPT)
+    return known if isinstance(known, _Dialog) and not known.busy else _renewed(client)
+
+
+def _renewed(client: ClientInfo) -> _Dialog:
+    known = client.kept.get(_KEPT)
+    fresh = client.kept[_KEPT] = _Dialog()
+    if isinstance(known, _Dialog):
+        fresh.auth_data = known.auth_data
+    return fresh
+
+
+def _before(dialog: _Dialog, event: Event) -> Envelope:
+    """Return the envelope that the hook gets."""
+    if isinstance(event, Rcpt) and event.mail is not None:
+        dialog.is_stale = dialog.is_stale or len(dialog.envelope.rcpt_tos) != len(event.recipients)
+        return dialog.fill(event.recipients, event.mail, lambda: _addresses(event.recipients))
+    if isinstance(event, WholeMessage):
+        dialog.is_stale = True
+        envelope = dialog.fill(event.recipients, event.mail, lambda: _addresses(event.recipients))
+        envelope.content = envelope.original_content = event.content
+        dialog.recipients = None  # the transaction ends with this hook
+        return envelope
+    if isinstance(event, Helo | Mail | Rset):
+        dialog.envelope, dialog.recipients = Envelope(), event.recipients if isinstance(event, Mail) else None
+        dialog.envelope.smtp_utf8 = isinstance(event, Mail) and event.smtputf8
+    if isinstance(event, Helo):
+        dialog.session.host_name, dialog.session.extended_smtp = None, event.extended
+    return dialog.envelope
+
+
+def _addresses(recipients: Mapping[str, Recipient]) -> list[str]:
+    return [each.address for each in recipients.values()]
+
+
+def _changes(event: Event, before: dict[str, Any], envelope: Envelope) -> Changes:
+    """Return what the hook has made of the envelope. Raises UnusableError."""
+    changed = [field for field in _FIELDS if getattr(envelope, field) != before[field]]
+    may_change = _MAY_CHANGE.get(type(event), frozenset())
+    for field in changed:
+        if field not in may_change:
+            raise UnusableError(f"it changed envelope.{field}, which cannot take effect here")
+    sender = _sender(event, envelope) if "mail_from" in changed or isinstance(event, Mail) else None
+    added: list[str] = []
+    removed: set[str] = set()
+    if isinstance(event, Rcpt) or "rcpt_tos" in changed:
+        added, removed = _recipients(event, before["rcpt_tos"], envelope.rcpt_tos)
+    content = _content(envelope.content) if "content" in changed else None
+    return Changes(sender=sender, added=tuple(added), removed=frozenset(removed), content=content)
+
+
+def _sender(event: Event, envelope: Envelope) -> str | None:
+    sender: object = envelope.mail_from
+    if not isinstance(sender, str) or not sender:
+        raise UnusableError("it accepted and left envelope.mail_from without a sender")
+    if isinstance(event, Mail):
+        given = _options(event.size, event.body, event.smtputf8)
+        if envelope.mail_options and envelope.mail_options != given:
+            raise UnusableError("it changed envelope.mail_options, which cannot take effect")
+        if sender == (event.sender or NULL):
+            return None
+    return "" if sender == NULL else sender
+
+
+def _recipients(event: Event, before: list[str], now: object) -> tuple[list[str], set[str]]:
+    """Return the recipients that the hook added, and those that it removed."""
+    if not isinstance(now, list) or not all(isinstance(each, str) for each in now):
+        raise UnusableError("envelope.rcpt_tos is no list of addresses any more")
+    expected = [*before, event.recipient] if isinstance(event, Rcpt) else before
+    if now == expected:
+        return [], set()
+    wanted, known = dict.fromkeys(now), set(expected)
+    added, removed = [each for each in wanted if each not in known], known - wanted.keys()
+    if isinstance(event, Rcpt) and event.recipient in removed and not added:
+        raise UnusableError("it accepted and did not append the recipient to envelope.rcpt_tos")
+    if not wanted:
+        raise UnusableError("it accepted and left no recipient in envelope.rcpt_tos")
+    return added, removed
+
+
+def _content(content: object) -> bytes:
+    """Return the message that the hook has made. Python's messages have LF line ends."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogateescape")
+    if not isinstance(content, bytes | bytearray):
+        raise UnusableError(f"envelope.content is of type {type(content).__name__}, not bytes or str")
+    return bytes(content).replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+
+
+def _reply(status: object) -> Reply:
+    """Return the reply that a hook's status stands for. Raises UnusableError."""
+    text = status.decode("ascii", "replace") if isinstance(status, bytes) else status
+    if not isinstance(text, str):
+        raise UnusableError(f"it answered {type(status).__name__} instead of a reply such as '250 OK'")
+    found = _REPLY.fullmatch(text)
+    if found is None or (found[2] and found[2] != text[0]):
+        raise UnusableError(
+            f"it answered {text[:80]!r}: a reply is one line of ASCII, '250 OK' or '550 5.7.1 No'"
+        )
+    reply = Reply(int(found[1]), found[3] or "0.0", found[4] or ("OK" if text[0] == "2" else "Refused"))
+    if not reply.is_positive:
+        try:
+            Decision(reply=reply)
+        except ValueError as error:
+            raise UnusableError(f"it answered {text[:80]!r}: {error}") from error
+    return reply
+
+
+def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines of EHLO that the hook has kept. Raises UnusableError."""
+    if not isinstance(status, list) or not all(isinstance(each, str) for each in status):
+        raise UnusableError("it did not answer the list of the lines of the reply")
+    lines = tuple(each[4:] for each in status)
+    if lines[:1] != tuple(given[:1]) or not set(lines) <= set(given):
+        raise UnusableError(
+            "it changed or added a line of the reply: lines can be taken out, behind the first"
+        )
+    return lines if lines != tuple(given) else ()
+
+
+def _numbered(lines: Sequence[str]) -> list[str]:
+    return [f"250{'-' if at < len(lines) else ' '}{line}" for at, line in enumerate(lines, 1)]
+
+
+def _takes_lines(hook: Hook) -> bool:
+    """Return whether handle_EHLO has the form with five arguments. Raises ValueError."""
+    count = len(inspect.signature(hook).parameters)
+    if count not in (4, 5):
+        raise ValueError("handle_EHLO takes (server, session, envelope, hostname, responses)")
+    return count == 5
+
+
+def _options(size: int, body: str, smtputf8: bool) -> list[str]:
+    """Return the parameters of MAIL that aiosmtpd knows."""
+    size_given = [f"SIZE={size}"] if size else []
+    return [*size_given, *([f"BODY={body}"] if body != "7BIT" else []), *(["SMTPUTF8"] if smtputf8 else [])]
+
+
+def _peer(client: ClientInfo) -> tuple[object, ...] | str:
+    if not client.address:
+        return ""
+    is_ipv6 = ip_address(client.address).version == 6
+    return (client.address, client.port, 0, 0) if is_ipv6 else (client.address, client.port)
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value
+
+
+async def _called(hook: Hook, *arguments: object) -> object:
+    """Call a hook: `async def` here, `def` in a thread, so that it does not hold up the others."""
+    if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None)):  # noqa: B004
+        return await hook(*arguments)
+    result = await asyncio.to_thread(hook, *arguments)
+    return await result if inspect.isawaitable(result) else result

@@ -1,0 +1,111 @@
+"""Applies what a handler of aiosmtpd has made of an envelope, after the relay's own checks.
+
+A handler may do no more than its client: the syntax of addresses, permission to relay, the sender's own
+addresses, the rules of [[access]] and `max_recipients` hold for what it names. When a check fails, nothing
+has changed. An address with bad syntax is the handler's mistake, so the reply is temporary (rule 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zonerelay.inbound.policy.call import FailureKind
+from zonerelay.inbound.policy.changes import Changes
+from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.client_state import ClientState
+from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.replies import ServerReply, refused
+from zonerelay.inbound.state.rewriting import renamed
+from zonerelay.inbound.state.transaction import RECIPIENT_COST, Transaction
+from zonerelay.model.address import Mailbox, recipient_key
+from zonerelay.model.envelope import Recipient
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.server.paths import CommandError, forward_path, require_ascii, reverse_path
+
+UNUSABLE = refused(Reply(451, "3.0", "Policy not available now"), Reason.POLICY)
+
+
+def apply(
+    changes: Changes,
+    transaction: Transaction,
+    client_state: ClientState,
+    context: ListenerContext,
+    *,
+    step: str,
+    given: Recipient | None = None,
+    given_address: str = "",
+) -> tuple[ServerReply, str] | None:
+    """Change the transaction, or return the refusal and its cause. `step` is the policy's.
+
+    `given` is the recipient of the RCPT that is being answered, `given_address` its address there: the
+    transaction has it only after this.
+    """
+    mail, known = transaction.mail, transaction.recipients
+    unknown = changes.removed - {each.address for each in known.values()} - {given_address}
+    if unknown:
+        return _unusable(context, step, f"it took out {min(unknown)}, which has another address here (SRS)")
+    wanted = {key: each for key, each in known.items() if each.address not in changes.removed}
+    try:
+        sender = mail.sender
+        if changes.sender is not None:
+            sender = _checked(reverse_path(f"<{changes.sender}>"), smtputf8=mail.smtputf8)
+        added = [_checked(forward_path(f"<{each}>"), smtputf8=mail.smtputf8) for each in changes.added]
+    except CommandError as error:
+        return _unusable(context, step, f"it named a wrong address: {error.reply}")
+    for mailbox in added:
+        recipient = Recipient(address=mailbox) if given is None else renamed(given, mailbox)
+        wanted.setdefault(recipient_key(mailbox), recipient)
+    stays = given is not None and given_address not in changes.removed
+    refusal = _refusal(sender, wanted, changes, client_state, context, more=int(stays))
+    if refusal is not None:
+        return refusal
+    transaction.mail = mail if sender == mail.sender else replace(mail, sender=sender)
+    cost = (len(wanted) - len(transaction.recipients)) * RECIPIENT_COST
+    transaction.recipients.clear()  # the same object: it stands for the transaction
+    transaction.recipients.update(wanted)
+    transaction.rewritten += [("recipient policy", mailbox) for mailbox in added]
+    transaction.cost += cost
+    context.memory.used += cost
+    return None
+
+
+def _unusable(context: ListenerContext, step: str, cause: str) -> tuple[ServerReply, str]:
+    context.events.policy_failed(step, FailureKind.BAD_DECISION, cause)
+    return UNUSABLE, cause
+
+
+def _refusal(
+    sender: Mailbox,
+    wanted: dict[str, Recipient],
+    changes: Changes,
+    client_state: ClientState,
+    context: ListenerContext,
+    *,
+    more: int,
+) -> tuple[ServerReply, str] | None:
+    if changes.sender is not None and not client_state.may_send_as(sender):
+        return replies.NOT_YOUR_ADDRESS, f"the handler changed the sender to {sender}"
+    if not changes.added and changes.sender is None:
+        return None
+    if changes.added and not client_state.grants.may_relay:
+        return replies.RELAYING_DENIED, f"the handler added {changes.added[0]}"
+    if len(wanted) + more > context.settings.max_recipients:
+        return replies.TOO_MANY_RECIPIENTS, "with those that the handler added"
+    if context.access is not None:
+        user = client_state.user.name if client_state.user is not None else ""
+        for recipient in wanted.values():
+            reply = context.access.decide(client_state.client.address, user, sender, recipient.address)
+            if reply is not None:
+                return refused(reply, Reason.ACCESS), f"{recipient.address} after the handler's changes"
+    return None
+
+
+def _checked(parsed: tuple[Mailbox, str], *, smtputf8: bool) -> Mailbox:
+    """Raises CommandError."""
+    mailbox, rest = parsed
+    if rest:
+        raise CommandError(Reply(501, "1.3", "Bad address syntax"))
+    if not smtputf8:
+        require_ascii(mailbox)
+    return mailbox
