@@ -11,13 +11,13 @@ database is back, and its outcomes are written again by their submitters.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.batches import in_batches
+from zonerelay.store.common.batches import BatchedUpdate, ChangeOne
 from zonerelay.store.common.body_chunks import check_own_message, split
 from zonerelay.store.common.body_writer import BodyWriter
 from zonerelay.store.common.claim_pool import Claims
@@ -43,12 +43,10 @@ from zonerelay.store.postgres.reader import PostgresReader
 from zonerelay.store.postgres.rows import identity, number
 from zonerelay.store.postgres.submissions import Submissions
 
-UPDATE_BATCH = 256
-"""Deliveries that an operator's bulk change rewrites in one transaction."""
 _RECORD_SIZE = 200
 
 
-class PostgresStore:
+class PostgresStore(BatchedUpdate):
     """Built by `open_postgres`; belongs to the event loop that was running then."""
 
     def __init__(
@@ -198,18 +196,11 @@ class PostgresStore:
 
     # --- operators
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            # Cancelled in the middle of its commit it would be in doubt.
-            existed += await self._database.finish(self._update(batch, change))
-        return existed
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
+        # Cancelled in the middle of its commit it would be in doubt.
+        return await self._database.finish(self._update(keys, change))
 
-    async def _update(
-        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         self._keeper.check_usable()
         claims = self._claims
         async with self._database.exclusive:
