@@ -102,12 +102,12 @@ class OutboxKeeper(DatabaseSession):
             self.trouble(error)
         else:
             self._begin_use()
-        self._heart = self._spawn(self._beat())
+        self._heart = self._tasks.start(self._beat())
 
     async def close(self) -> None:
         """To be called when nothing is written any more."""
         self._closed = True
-        await self._end_tasks()
+        await self._tasks.cancel()
         if self.usable and self._control is not None:
             with contextlib.suppress(StoreError):
                 await self._control.fetch(self._statements.retire, self.session)

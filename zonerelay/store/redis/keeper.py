@@ -46,7 +46,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 @dataclass(slots=True)
-class Hooks:
+class RedisHooks:
     """What the store wants to hear. All are called on the event loop."""
 
     connected: Callable[[], Coroutine[None, None, None]]
@@ -61,7 +61,7 @@ class RedisKeeper:
     `lease`. `min_free_memory` is in octets.
     """
 
-    hooks: Hooks
+    hooks: RedisHooks
 
     def __init__(
         self,

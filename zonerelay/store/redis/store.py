@@ -29,7 +29,7 @@ from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
 from zonerelay.store.redis.claims import RedisClaims
 from zonerelay.store.redis.connection import Argument, Reply, as_list
-from zonerelay.store.redis.keeper import Hooks, RedisKeeper
+from zonerelay.store.redis.keeper import RedisHooks, RedisKeeper
 from zonerelay.store.redis.reader import RedisReader
 from zonerelay.store.surroundings import Surroundings
 
@@ -51,7 +51,7 @@ class RedisStore(BatchedUpdate):
         self._on_lost = around.on_lost
         self._observe = around.observe_commit
         book = self._book = ClaimBook()
-        keeper.hooks = Hooks(
+        keeper.hooks = RedisHooks(
             connected=self._connected,
             counted=book.take_all_counts,
             busy=self._heard,
