@@ -35,13 +35,10 @@ from zonerelay.store.leveldb import in_flight, ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.postgres import reader as postgres_reader
-from zonerelay.store.postgres import store as postgres
 from zonerelay.store.postgres import submissions as postgres_submissions
 from zonerelay.store.redis import claim_book as redis_claim_book
 from zonerelay.store.redis import claims as redis_claims
 from zonerelay.store.redis import reader as redis_reader
-from zonerelay.store.redis import store as redis
-from zonerelay.store.s3 import claims as s3_claims
 from zonerelay.store.s3 import own_messages as s3_own_messages
 from zonerelay.store.s3 import reader as s3_reader
 from zonerelay.store.s3 import records as s3_records
@@ -59,15 +56,12 @@ TINY: dict[object, dict[str, int]] = {
     leveldb_claims: {"_READ_AHEAD": 1},
     in_flight: {"HOT_MESSAGES": 2},
     batches: {"UPDATE_BATCH": 2},
-    redis: {"UPDATE_BATCH": 2},
     redis_claims: {"CLAIM_BUDGET": 3},
     redis_reader: {"PAGE_ROWS": 3},
     redis_claim_book: {"HOT_MESSAGES": 2},
     claim_pool: {"POOL_LIMIT": 2},
-    postgres: {"UPDATE_BATCH": 2},
     postgres_submissions: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
-    s3_claims: {"UPDATE_BATCH": 2},
     s3_own_messages: {"HOT_MESSAGES": 4},
     s3_reader: {"GROUP": 2},
     s3_records: {"HEAD_GUESS": 1000},

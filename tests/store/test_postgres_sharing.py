@@ -88,7 +88,7 @@ def stop_heart(spool: Spool) -> None:
 def start_heart(spool: Spool) -> None:
     assert isinstance(spool.store, PostgresStore)
     keeper = spool.store._keeper
-    keeper._heart = keeper._spawn(keeper._beat())
+    keeper._heart = keeper._tasks.start(keeper._beat())
 
 
 async def test_nodes_share_a_queue_without_overlap(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ async def test_node_that_stands_still_within_a_transaction_holds_nobody_up(nodes
     (delivery,) = await store_message(first.store, 1)
     await first.store.claim("default", 1, now=NOW)
     assert isinstance(first.store, PostgresStore)
-    link = await Link.open(first.store._keeper._access)
+    link = await Link.open(first.store._keeper.access)
     stopped = asyncio.Event()
 
     async def half_done() -> None:

@@ -245,7 +245,7 @@ class TestTrouble:
         store = spool.store
         await store_message(store, 1)
         link = store._keeper  # type: ignore[attr-defined]
-        store._uploads.doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
+        store._doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
         await until(lambda: store.counts()["default"].total == 0)
@@ -260,10 +260,10 @@ class TestTrouble:
         await store_message(store, 1)
         assert await claim_ids(other.store) == [1]
         link = store._keeper  # type: ignore[attr-defined]
-        store._uploads.doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
+        store._doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
-        await until(lambda: not store._uploads.doubtful)  # type: ignore[attr-defined]
+        await until(lambda: not store._doubtful)  # type: ignore[attr-defined]
         assert await other.store.read_message(message_id(1))
 
     async def test_claims_that_nobody_heard_of_are_given_back(self, fleet: Fleet) -> None:
@@ -322,7 +322,7 @@ class TestTrouble:
     async def test_slow_upload_is_kept_while_its_relay_lives_and_for_good_when_committed(
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("zonerelay.store.redis.uploads.UPLOAD_KEPT", 800)
+        monkeypatch.setattr("zonerelay.store.redis.store.UPLOAD_KEPT", 800)
         spool = await fleet.relay()
         envelope = envelope_for(message_id(1), "a@example.net")
         body = b"x" * (20 * CHUNK_SIZE)

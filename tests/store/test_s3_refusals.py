@@ -12,7 +12,7 @@ from tests.store.spools import Spool, until
 from tests.store.test_s3_sharing import Fleet, cut_off, find_dead, fleet, healthy, inside
 from tests.store.test_s3_walks import walk
 from zonerelay.store.contract import StoreError
-from zonerelay.store.s3 import refusals as s3_refusals
+from zonerelay.store.s3 import uploads as s3_uploads
 from zonerelay.store.s3.client import ConflictError, UnsureError
 
 __all__ = ["fleet"]  # the fixture
@@ -119,7 +119,7 @@ async def test_refusals_are_removed_when_nothing_can_come_any_more(
     await give_up(spool)
     await walk(spool)
     assert fleet.keys("queue/") == [f"queue/{LATE}"]
-    monkeypatch.setattr(s3_refusals, "KEPT", 0.0)
+    monkeypatch.setattr(s3_uploads, "KEPT", 0.0)
     await walk(spool)
     assert fleet.keys("queue/") == []
 

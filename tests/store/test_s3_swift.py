@@ -21,11 +21,11 @@ from tests.store.spools import Spool, s3_settings
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.submit import Submitter, tokens
 from tests.support.swift import KEY, SECRET, SwiftServer
-from zonerelay.config.settings import Backend, S3Settings
+from zonerelay.config.settings import Addressing, Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import Store, StoreOpenError
-from zonerelay.store.s3.client import Bucket, BucketAccess
+from zonerelay.store.s3.client import Bucket
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def swift() -> Iterator[SwiftServer]:
 
 
 async def _make_bucket(server: SwiftServer) -> None:
-    place = BucketAccess(bucket="", region="us-east-1", access_key=KEY, secret_key=SECRET)
-    async with Bucket(place)._make("s3", server.url) as client:
+    place = S3Settings(region="us-east-1", addressing=Addressing.PATH, access_key=KEY)
+    async with Bucket(place, SECRET)._make("s3", server.url) as client:
         await client.create_bucket(Bucket="mail-queue")
 
 

@@ -25,18 +25,19 @@ async def walk(spool: Spool) -> None:
 def watch_reads(spool: Spool) -> list[int]:
     """How many requests for objects of the queue were under way when each began."""
     bucket = inside(spool)._objects.bucket
-    read, found, now = bucket._read, [], 0
+    ask, found, now = bucket._ask, [], 0
 
-    async def watched(key: str, part: dict[str, str]) -> Any:  # Any: as in the client
+    async def watched(verb: str, **what: Any) -> Any:  # Any: as in the client
         nonlocal now
-        now += "/queue/" in key
-        found.extend([now] if "/queue/" in key else [])
+        counts = verb == "get_object" and "/queue/" in what["Key"]
+        now += counts
+        found.extend([now] if counts else [])
         try:
-            return await read(key, part)
+            return await ask(verb, **what)
         finally:
-            now -= "/queue/" in key
+            now -= counts
 
-    bucket._read = watched  # type: ignore[method-assign]  # to count
+    bucket._ask = watched  # type: ignore[method-assign]  # to count
     return found
 
 

@@ -3,57 +3,27 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.settings import CredentialSettings, OutboxSettings, Settings, ZoneSettings
+from zonerelay.config.settings import OutboxSettings, Settings
 from zonerelay.model.clock import Clock
-from zonerelay.outbox.compose.composer import Composer
 from zonerelay.outbox.database.passwords import PasswordError, read_key
-from zonerelay.outbox.database.sql import Statements
-from zonerelay.outbox.database.tables import Names
 from zonerelay.outbox.joined import JoinedStore
-from zonerelay.outbox.keeper import OutboxKeeper
-from zonerelay.outbox.rows.claims import OutboxClaims
-from zonerelay.outbox.rows.mailboxes import Mailboxes
-from zonerelay.outbox.rows.reader import OutboxReader
-from zonerelay.outbox.rows.row import Write
-from zonerelay.outbox.rows.writer import OutboxWriter
+from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
+from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.contract import Lost, Store, StoreOpenError
 from zonerelay.store.postgres.driver import Access, load_driver
+from zonerelay.store.surroundings import secret_of
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.subsystems import OutboxFigures
 
 NAME_FILE = "outbox-{:02d}.name"
-
-_log = logging.getLogger("zonerelay.outbox")
-
-
-class ZoneHost(Protocol):
-    """The scheduler, as far as mailboxes need it."""
-
-    def provide(self, zone: ZoneSettings) -> None: ...
-
-    def dismiss(self, zone: str) -> bool: ...
-
-    def resume(self, zone: str) -> None: ...
-
-
-class LoginHost(Protocol):
-    """`delivery.logins.Logins`, likewise."""
-
-    def provide(self, credential: CredentialSettings) -> None: ...
-
-    def withdraw(self, name: str) -> None: ...
-
-    def passwords_of_mailboxes(self, read: Callable[[str], str]) -> None: ...
 
 
 class Outbox:
@@ -75,73 +45,28 @@ class Outbox:
         """For worker `index` of the relay. Raises StoreOpenError for secrets that cannot be read."""
         load_driver()
         outbox = settings.outbox
-        redact = redactor.always()
-        statements = Statements(names_of(outbox))
         self._name = _HeldName(settings.spool.path.parent / NAME_FILE.format(index))
         self._is_first = index == 0
         self.mailboxes = Mailboxes(read_keys(outbox, environment), clock.monotonic)
-        self._keeper = OutboxKeeper(
-            access_of(outbox, environment),
-            statements,
-            name=self._name.text,
-            create=outbox.create_tables,
+        around = OutboxSurroundings(
+            settings=outbox,
             clock=clock,
-            told=_told,
-            sick=lambda error: events.trouble("outbox.connect", error),
-        )
-        writer = OutboxWriter(
-            statements,
-            link=self._keeper.writing_link,
-            written=self._written,
-            trouble=self._keeper.trouble,
-            sick=lambda error: events.trouble("outbox.write", error),
-        )
-        claims = OutboxClaims(
-            self._keeper,
-            statements,
-            self.mailboxes,
-            default_zone=outbox.zone,
-            poll=outbox.poll_interval,
+            redact=redactor.always(),
+            events=events,
             known_zones=known_zones,
-            put=writer.put,
-            on_news=on_news,
-            refused=events.row_refused,
-            trouble=lambda error: events.trouble("outbox.claim", error),
-            redact=redact,
-            clock=clock,
-        )
-        reader = OutboxReader(
-            self._keeper,
-            statements,
-            default_zone=outbox.zone,
-            max_size=outbox.max_message_size,
-            known_zones=known_zones,
-        )
-        self.store = OutboxStore(
-            self._keeper,
-            claims,
-            writer,
-            reader,
-            Composer(outbox.max_message_size),
-            redact=redact,
-            clock=clock,
             on_news=on_news,
             on_lost=on_lost,
-            finished=events.metrics.outbox.finished,
-            refused=events.row_refused,
         )
+        self._keeper = OutboxKeeper(access_of(outbox, environment), self._name.text, around)
+        self.store = OutboxStore(self._keeper, self.mailboxes, around)
         events.metrics.outbox.attach(self._figures)
-
-    def _written(self, write: Write, kept: bool) -> None:
-        self.store.written(write, kept)
 
     def join(self, spool: Store) -> Store:
         return JoinedStore(spool, self.store, counts=self._is_first)
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
         """Once the scheduler runs. Raises StoreOpenError."""
-        logins.passwords_of_mailboxes(self.mailboxes.password)
-        self.mailboxes.host = _Host(zones, logins)
+        self.mailboxes.attach(zones, logins)
         await self.store.start()
 
     def problems(self) -> tuple[str, ...]:
@@ -158,30 +83,6 @@ class Outbox:
             self._keeper.reaped,
             self._keeper.usable,
         )
-
-
-class _Host:
-    """A mailbox becomes a zone and a log-in."""
-
-    def __init__(self, zones: ZoneHost, logins: LoginHost) -> None:
-        self._zones = zones
-        self._logins = logins
-
-    def provide(self, zone: ZoneSettings, credential: CredentialSettings | None, *, changed: bool) -> None:
-        if credential is None:
-            self._logins.withdraw(zone.name)
-        else:
-            self._logins.provide(credential)
-        self._zones.provide(zone)
-        if changed:
-            # What was refused before may work now.
-            self._zones.resume(zone.name)
-
-    def withdraw(self, zone: str) -> bool:
-        if not self._zones.dismiss(zone):
-            return False
-        self._logins.withdraw(zone)
-        return True
 
 
 class _HeldName:
@@ -209,26 +110,9 @@ class _HeldName:
             os.write(self._file, f"{self.text}\n".encode())
 
 
-def _told(problem: str) -> None:
-    """`status` has it, too."""
-    if problem:
-        _log.error("the outbox cannot be used: %s", problem)
-    else:
-        _log.warning("the outbox can be used again")
-
-
-def names_of(outbox: OutboxSettings) -> Names:
-    return Names(outbox.schema, outbox.table, outbox.mailbox_table)
-
-
 def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> Access:
     """Raises StoreOpenError."""
-    password = ""
-    if outbox.password:
-        try:
-            password = read_secret(outbox.password, environment)
-        except SecretError as error:
-            raise StoreOpenError(f"outbox.password: {error}") from error
+    password = secret_of("outbox.password", outbox.password, environment)
     return Access(outbox.url, password, outbox.schema, "zonerelay outbox", outbox.lease)
 
 

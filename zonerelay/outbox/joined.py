@@ -6,19 +6,18 @@ never waits for the outbox's database, and trouble of that database affects the 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone, is_outbox
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.common.reading import read_each
+from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     Change,
     Finish,
-    MessageWriter,
     Postpone,
     QueueCounts,
     Store,
@@ -45,10 +44,9 @@ class JoinedStore:
         # A table that cannot be asked has a figure of its own, and hides none of the spool's.
         self.is_counted = spool.is_counted
         self.last_message_id = spool.last_message_id
+        self.zones = spool.zones
+        self.begin = spool.begin
         self.left_over = spool.left_over
-
-    def begin(self, envelope: Envelope) -> MessageWriter:
-        return self._spool.begin(envelope)
 
     @property
     def node(self) -> int:
@@ -164,14 +162,13 @@ class JoinedStore:
                     yield delivery
 
     def counts(self) -> dict[str, QueueCounts]:
-        both: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)
-        for counts in (self._spool.counts(), self._outbox.counts() if self._counts_rows else {}):
-            for zone, each in counts.items():
-                sum_ = both[zone]
-                both[zone] = QueueCounts(
-                    sum_.ready + each.ready, sum_.deferred + each.deferred, sum_.held + each.held
-                )
-        return dict(both)
+        both = self._spool.counts()
+        for zone, rows in (self._outbox.counts() if self._counts_rows else {}).items():
+            mail = both.get(zone, QueueCounts())
+            both[zone] = QueueCounts(
+                mail.ready + rows.ready, mail.deferred + rows.deferred, mail.held + rows.held
+            )
+        return both
 
     async def oldest(self, zone: str, *, now: float) -> float | None:
         theirs = self._outbox.reader.oldest(zone)
@@ -180,14 +177,9 @@ class JoinedStore:
         ours = await self._spool.oldest(zone, now=now)
         return min((each for each in (ours, theirs) if each is not None), default=None)
 
-    async def zones(self) -> set[str]:
-        return await self._spool.zones()
-
     # --- operators, and the end
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
         theirs = [key for key in keys if is_outbox(key.message_id)]
         ours = [key for key in keys if not is_outbox(key.message_id)] if theirs else keys
         existed = await self._spool.update(ours, change) if ours else 0

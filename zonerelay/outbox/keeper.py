@@ -10,17 +10,44 @@ that cannot be used are an error at the start only.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
+from zonerelay.config.settings import OutboxSettings
 from zonerelay.model.clock import Clock
 from zonerelay.outbox.database import migrations
 from zonerelay.outbox.database.sql import Statements
-from zonerelay.outbox.database.tables import has_priority
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.outbox.database.tables import Names, has_priority
+from zonerelay.store.contract import Lost, StoreError, StoreOpenError
 from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.session import DatabaseSession
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
 
 REAP_PAGES = 100
+
+_log = logging.getLogger("zonerelay.outbox")
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSurroundings:
+    """What a worker gives to all parts of its outbox. `redact` is always on: its texts go into the database.
+
+    `on_lost(keys)`: what waits of these is to be dropped; `on_news(queue)`: there is something to be claimed.
+    """
+
+    settings: OutboxSettings
+    clock: Clock
+    redact: Redactor
+    events: Events
+    known_zones: Callable[[], Collection[str]]
+    on_news: Callable[[str], None]
+    on_lost: Lost
+
+
+def names_of(outbox: OutboxSettings) -> Names:
+    return Names(outbox.schema, outbox.table, outbox.mailbox_table)
 
 
 class OutboxKeeper(DatabaseSession):
@@ -28,22 +55,11 @@ class OutboxKeeper(DatabaseSession):
 
     `heard`: an application may have inserted rows. `paused` and `resumed(kept)` frame trouble; `kept` says
     whether what was claimed before still belongs to this relay. `regained`: the lease had lapsed, and no
-    other relay has used that. `told(problem)`: `""` when the trouble is over. `sick` hears of unexpected
-    errors, after which the keeper goes on.
+    other relay has used that.
     """
 
-    def __init__(
-        self,
-        access: Access,
-        statements: Statements,
-        *,
-        name: str,
-        create: bool,
-        clock: Clock,
-        told: Callable[[str], None],
-        sick: Callable[[Exception], None],
-    ) -> None:
-        super().__init__(access, clock)
+    def __init__(self, access: Access, name: str, around: OutboxSurroundings) -> None:
+        super().__init__(access, around.clock)
         self.session = ""
         self.usable = False
         self.problem = ""
@@ -52,11 +68,9 @@ class OutboxKeeper(DatabaseSession):
         self.paused: Callable[[], None] = lambda: None
         self.resumed: Callable[[bool], None] = lambda kept: None
         self.regained: Callable[[], None] = lambda: None
-        self._statements = statements
+        self.statements = self._statements = Statements(names_of(around.settings))
         self._name = name
-        self._create = create
-        self._told = told
-        self._sick = sick
+        self._around = around
         self._claimed_under = ""
 
     # --- may it be used?
@@ -88,12 +102,12 @@ class OutboxKeeper(DatabaseSession):
             self.trouble(error)
         else:
             self._begin_use()
-        self._heart = self._spawn(self._beat())
+        self._heart = self._tasks.start(self._beat())
 
     async def close(self) -> None:
         """To be called when nothing is written any more."""
         self._closed = True
-        await self._end_tasks()
+        await self._tasks.cancel()
         if self.usable and self._control is not None:
             with contextlib.suppress(StoreError):
                 await self._control.fetch(self._statements.retire, self.session)
@@ -104,7 +118,7 @@ class OutboxKeeper(DatabaseSession):
     # --- connecting
 
     async def _enter(self, control: Link) -> bool:
-        if self._create:
+        if self._around.settings.create_tables:
             await migrations.migrate(control, self._statements.names)
         await migrations.check(control, self._statements.names)
         self._statements.use(has_priority=await has_priority(control.fetch, self._statements.names))
@@ -167,11 +181,11 @@ class OutboxKeeper(DatabaseSession):
     def _go_on_in_trouble(self, error: StoreError) -> None:
         if str(error) != self.problem:
             self.problem = str(error)
-            self._told(self.problem)
+            _log.error("the outbox cannot be used: %s", self.problem)
 
     def _end_trouble(self) -> None:
         self._begin_use()
-        self._told("")
+        _log.warning("the outbox can be used again")
 
     def _report_bug(self, error: Exception) -> None:
-        self._sick(error)
+        self._around.events.trouble("outbox.connect", error)

@@ -11,28 +11,27 @@ A row that turns out to be wrong while its message is made is finalised as faile
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import groupby
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import message_id_of, row_of
 from zonerelay.outbox.compose.composer import Composed, Composer, read
 from zonerelay.outbox.compose.drafts import BadRowError
-from zonerelay.outbox.keeper import OutboxKeeper
+from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.claims import OutboxClaims
+from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.reader import OutboxReader
-from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Redact, Row, Write, keys_of, refused
+from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, Write, keys_of, refused
 from zonerelay.outbox.rows.writer import OutboxWriter
+from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
     Finish,
-    Lost,
     MessageNotFoundError,
     MessageSettledError,
     Postpone,
-    QueueCounts,
     StoreError,
 )
 
@@ -40,34 +39,27 @@ CLOSE_TIMEOUT = 5.0
 
 
 class OutboxStore:
-    """`on_lost(keys)`: what waits of these is to be dropped; `on_news(zone)` as of any shared store."""
+    """One per outbox."""
 
-    def __init__(
-        self,
-        keeper: OutboxKeeper,
-        claims: OutboxClaims,
-        writer: OutboxWriter,
-        reader: OutboxReader,
-        composer: Composer,
-        *,
-        redact: Redact,
-        clock: Clock,
-        on_news: Callable[[str], None],
-        on_lost: Lost,
-        finished: Callable[[str], None],
-        refused: Callable[[int, str], None],
-    ) -> None:
+    def __init__(self, keeper: OutboxKeeper, mailboxes: Mailboxes, around: OutboxSurroundings) -> None:
         self.keeper = keeper
-        self.claims = claims
-        self.reader = reader
-        self._writer = writer
-        self._composer = composer
-        self._redact = redact
-        self._clock = clock
-        self._on_news = on_news
-        self._on_lost = on_lost
-        self._finished = finished
-        self._refused = refused
+        self.reader = OutboxReader(keeper, around)
+        self.counts = self.reader.counts
+        self._writer = OutboxWriter(keeper, around, self._stored)
+        claims = self.claims = OutboxClaims(
+            keeper,
+            mailboxes,
+            around,
+            put=self._writer.put,
+            superseded=self._lose,
+            in_hand=self._has_in_hand,
+        )
+        self._composer = Composer(around.settings.max_message_size)
+        self._redact = around.redact
+        self._clock = around.clock
+        self._on_news = around.on_news
+        self._on_lost = around.on_lost
+        self._events = around.events
         self._lost: set[DeliveryKey] = set()
         self._handed: set[DeliveryKey] = set()
         self._stalled: set[MessageId] = set()
@@ -77,8 +69,6 @@ class OutboxStore:
         keeper.resumed = self._resumed
         keeper.heard = claims.look
         keeper.regained = claims.tell_all
-        claims.superseded = self._lose
-        claims.in_hand = self._has_in_hand
 
     async def start(self) -> None:
         """Raises StoreOpenError for tables that cannot be used."""
@@ -171,7 +161,7 @@ class OutboxStore:
         self._writer.put(write)
         return write
 
-    def written(self, write: Write, kept: bool) -> None:
+    def _stored(self, write: Write, kept: bool) -> None:
         """The writer says so: it is durable, or another relay has the row."""
         waiter = self._waiters.pop((write.id, write.token), None)
         if waiter is not None and not waiter.done():
@@ -185,7 +175,7 @@ class OutboxStore:
                 if write.status == QUEUED:
                     self.claims.due_in(write.delay or 0.0)
         if kept and write.status != PROCESSING:
-            self._finished(write.status)
+            self._events.metrics.outbox.finished(write.status)
 
     def _forget(self, row: Row) -> None:
         self._composer.forget(row.message_id)
@@ -282,7 +272,7 @@ class OutboxStore:
             self._handed.discard(key)
             self.claims.withdraw(key)
         row.out.clear()
-        self._refused(row.id, problem)
+        self._events.row_refused(row.id, problem)
         self._writer.put(refused(row.id, row.token, row.attempts, problem))
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
@@ -292,14 +282,9 @@ class OutboxStore:
             return []
         return [] if row is None else sorted(row.open(), key=lambda each: each.recipient)
 
-    def counts(self) -> dict[str, QueueCounts]:
-        return self.reader.counts()
-
     # --- operators
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
         existed = 0
         for message_id, some in groupby(sorted(keys, key=_message_of), key=_message_of):
             number = row_of(message_id)
@@ -318,9 +303,7 @@ class OutboxStore:
         self.claims.look()
         return existed
 
-    def _change(
-        self, row: Row, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    def _change(self, row: Row, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         existed = 0
         for key in keys:
             if row.state(key.recipient).done or key.recipient not in row.people.everybody:

@@ -15,7 +15,8 @@ from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 
 if TYPE_CHECKING:
-    from zonerelay.outbox.attach import LoginHost, Outbox, ZoneHost
+    from zonerelay.outbox.attach import Outbox
+    from zonerelay.outbox.rows.mailboxes import LoginHost, ZoneHost
 
 
 class MailQueue:

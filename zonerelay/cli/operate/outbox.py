@@ -44,8 +44,8 @@ def outbox(arguments: Namespace) -> int:
 
 
 def _schema(settings: OutboxSettings) -> int:
-    from zonerelay.outbox.attach import names_of
     from zonerelay.outbox.database.tables import script
+    from zonerelay.outbox.keeper import names_of
 
     print(script(names_of(settings)), end="")
     return OK
@@ -109,9 +109,10 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
 
 async def _ask(settings: OutboxSettings) -> OutboxStatus:
     """Raises StoreError."""
-    from zonerelay.outbox.attach import access_of, names_of
+    from zonerelay.outbox.attach import access_of
     from zonerelay.outbox.database.migrations import check
     from zonerelay.outbox.database.sql import Statements
+    from zonerelay.outbox.keeper import names_of
     from zonerelay.store.postgres.driver import Link
 
     names = names_of(settings)

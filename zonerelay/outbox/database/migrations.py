@@ -11,29 +11,11 @@ version they are taken as they are; if not, they count as version 1. `tables.che
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.tables import Names
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import Fetch, Link
-from zonerelay.store.postgres.schema import run_alone
-
-
-class Version(NamedTuple):
-    """What is there, and the oldest that can work with it; 0: nothing is written down."""
-
-    number: int
-    oldest: int
-
-    def check(self, names: Names) -> None:
-        """Raises StoreOpenError when this relay is too old for it."""
-        if self.oldest > len(tables.MIGRATIONS):
-            raise StoreOpenError(
-                f"[outbox]: {names.schema}.{names.messages} has version {self.number}, which relays must know"
-                f" at least version {self.oldest} for, and this zonerelay knows {len(tables.MIGRATIONS)}: a"
-                " newer zonerelay has been here; start that one"
-            )
+from zonerelay.store.postgres.schema import check_version, run_alone
 
 
 async def migrate(link: Link, names: Names) -> None:
@@ -48,20 +30,18 @@ async def migrate(link: Link, names: Names) -> None:
 
 async def check(link: Link, names: Names) -> None:
     """Raises StoreOpenError for tables that this relay cannot work with."""
-    (await _read(link.fetch, names)).check(names)
+    await _recorded_version(link.fetch, names)
     await tables.check(link.fetch, names)
 
 
 async def _migrate(fetch: Fetch, names: Names) -> None:
     if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", names.schema):
         await fetch(f'CREATE SCHEMA "{names.schema}"')
-    found = await _read(fetch, names)
-    found.check(names)
+    recorded = there = await _recorded_version(fetch, names)
     current = len(tables.MIGRATIONS)
-    there = found.number
     if not there and await tables.exist(fetch, names):
         there = current if not await tables.problems(fetch, names) else 1
-    if found.number >= current:
+    if recorded >= current:
         return
     steps = tables.MIGRATIONS[there:]
     if there and any(step.oldest > there for step in steps):
@@ -69,23 +49,27 @@ async def _migrate(fetch: Fetch, names: Names) -> None:
     for step in steps:
         for statement in tables.statements(step.statements, names):
             await fetch(statement)
-    for statement in tables.recorded(names, tables.MIGRATIONS[found.number :], found.number):
+    for statement in tables.recorded(names, tables.MIGRATIONS[recorded:], recorded):
         await fetch(statement)
 
 
-async def _read(fetch: Fetch, names: Names) -> Version:
-    """A role that may not see it is not hindered: the columns say enough."""
+async def _recorded_version(fetch: Fetch, names: Names) -> int:
+    """The version that is written down, 0 for none. A role that may not see it is not hindered: the columns
+    say enough. Raises StoreOpenError for tables that are too new.
+    """
     if not await fetch(
         "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1"
         " AND c.relname = $2 AND has_table_privilege(c.oid, 'SELECT')",
         names.schema,
         names.versions,
     ):
-        return Version(0, 0)
-    rows = await fetch(
+        return 0
+    ((version, oldest),) = await fetch(
         f'SELECT coalesce(max(version), 0), coalesce(max(oldest), 0) FROM "{names.schema}"."{names.versions}"'  # noqa: S608 - names are checked in the configuration
     )
-    return Version(*rows[0])
+    what = f"[outbox]: {names.schema}.{names.messages}"
+    check_version(what, version, oldest=oldest, known=len(tables.MIGRATIONS))
+    return int(version)
 
 
 async def _await_nobody(fetch: Fetch, names: Names, version: int) -> None:

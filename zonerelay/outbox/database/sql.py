@@ -7,8 +7,6 @@ A table need not have the column `priority`; the statements name it only while t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from zonerelay.outbox.database.tables import Names
 
 INLINE = 16 * 1024
@@ -42,51 +40,6 @@ _PEOPLE_COLUMNS = ", ".join(f"CASE WHEN p.ok THEN m.{name} END" for name in PEOP
 _CONTENT = ("m.subject", "m.text_body", "m.html_body", "m.headers::text")
 
 
-@dataclass(slots=True)
-class Statements:
-    names: Names
-    has_priority: bool = True
-    claim: str = field(init=False)
-    content: str = field(init=False)
-    size: str = field(init=False)
-    write: str = field(init=False)
-    one: str = field(init=False)
-    lock: str = field(init=False)
-    scan: str = field(init=False)
-    counts: str = field(init=False)
-    figures: str = field(init=False)
-    next_due: str = field(init=False)
-    mailboxes: str = field(init=False)
-    register: str = field(init=False)
-    renew: str = field(init=False)
-    retire: str = field(init=False)
-    bound: str = field(init=False)
-    bury: str = field(init=False)
-    reap: str = field(init=False)
-    sent: str = field(init=False)
-    alive: str = field(init=False)
-    mine: str = field(init=False)
-    give_back: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.use(has_priority=self.has_priority)
-
-    def use(self, *, has_priority: bool) -> None:
-        """What the tables are like, as of now."""
-        self.has_priority = has_priority
-        schema = self.names.schema
-        words = {
-            "priority": "m.priority" if has_priority else "NULL::text",
-            "table": f'"{schema}"."{self.names.messages}"',
-            "mailboxes": f'"{schema}"."{self.names.mailboxes}"',
-            "relays": f'"{schema}"."{self.names.relays}"',
-        }
-        for name, text in _TEMPLATES.items():
-            for word, value in words.items():
-                text = text.replace(f"<{word}>", value)  # noqa: PLW2901 - one word after the other
-            setattr(self, name, text)
-
-
 _ZONE = (
     "CASE WHEN m.mailbox_id IS NULL THEN coalesce(nullif(m.zone, ''), {}) ELSE 'mailbox/' || m.mailbox_id END"
 )
@@ -95,9 +48,22 @@ _QUEUE = f"{_ZONE} || CASE <priority> WHEN 'high' THEN ';high' WHEN 'bulk' THEN 
 _IS_SMALL = f"p.ok AND m.attachments IS NULL AND {_TEXTS} <= {INLINE}"
 _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
-_TEMPLATES = {
+
+class _Statement:
+    """A statement whose words in angle brackets stand for the names of one set of tables."""
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+
+    def __get__(self, statements: Statements, _owner: type[Statements]) -> str:
+        return statements.worded(self._template)
+
+
+class Statements:
+    """The statements for one set of tables. `use` says what the tables are like, as of now."""
+
     # $1 limit, $2 session, $3 queues that are full, $4 default zone, $5 due after ('-infinity': fresh too)
-    "claim": f"""
+    claim = _Statement(f"""
 WITH picked AS (
     SELECT m.id FROM <table> m
     WHERE m.status = 'queued' AND coalesce(m.next_retry_at, '-infinity'::timestamptz) <= now()
@@ -111,13 +77,17 @@ WITH picked AS (
 )
 SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS}, {_IS_SMALL} AS small,
     {", ".join(f"CASE WHEN {_IS_SMALL} THEN {column} END" for column in _CONTENT)}
-FROM m {_CHECKED} ORDER BY m.id""",
-    "size": f"SELECT {_TEXTS} + coalesce(octet_length(m.attachments::text), 0)::bigint FROM <table> m"
-    " WHERE m.id = $1",
-    "content": f"SELECT {', '.join(_CONTENT)}, convert_to(m.attachments::text, 'UTF8') FROM <table> m"
-    " WHERE m.id = $1",
+FROM m {_CHECKED} ORDER BY m.id""")
+    size = _Statement(
+        f"SELECT {_TEXTS} + coalesce(octet_length(m.attachments::text), 0)::bigint FROM <table> m"
+        " WHERE m.id = $1"
+    )
+    content = _Statement(
+        f"SELECT {', '.join(_CONTENT)}, convert_to(m.attachments::text, 'UTF8') FROM <table> m"
+        " WHERE m.id = $1"
+    )
     # A lost claim has another token, or none: then nothing is changed.
-    "write": """
+    write = _Statement("""
 UPDATE <table> m SET status = k.status, attempts = k.attempts, error_log = k.error_log,
     recipient_state = k.state::jsonb,
     next_retry_at = CASE WHEN k.delay IS NULL THEN NULL WHEN k.delay = 'infinity' THEN 'infinity'
@@ -127,74 +97,98 @@ UPDATE <table> m SET status = k.status, attempts = k.attempts, error_log = k.err
     claim_token = CASE WHEN k.status = 'processing' THEN m.claim_token END
 FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::int[], $5::text[], $6::text[], $7::float8[])
     AS k (id, token, status, attempts, error_log, state, delay)
-WHERE m.id = k.id AND m.claim_token = k.token AND m.status = 'processing' RETURNING m.id""",
-    "one": f"SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED} WHERE m.id = $1"
-    " AND m.status IN ('queued', 'processing')",
+WHERE m.id = k.id AND m.claim_token = k.token AND m.status = 'processing' RETURNING m.id""")
+    one = _Statement(
+        f"SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED} WHERE m.id = $1"
+        " AND m.status IN ('queued', 'processing')"
+    )
     # Taken as by a claim, so that what is written afterwards is fenced in the same way.
-    "lock": f"""
+    lock = _Statement(f"""
 WITH picked AS (
     SELECT id FROM <table> WHERE id = $1 AND status = 'queued' FOR UPDATE SKIP LOCKED
 ), m AS (
     UPDATE <table> t SET status = 'processing', claimed_by = $2::uuid, claim_token = gen_random_uuid()
     FROM picked WHERE t.id = picked.id RETURNING t.*
 )
-SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM m {_CHECKED}""",
-    "scan": f"""
+SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM m {_CHECKED}""")
+    scan = _Statement(f"""
 SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED}
 WHERE m.status IN ('queued', 'processing') AND m.id > $1
-    AND ($2::text IS NULL OR {_QUEUE.format("$3")} = $2) ORDER BY m.id LIMIT 200""",
-    "counts": """
+    AND ($2::text IS NULL OR {_QUEUE.format("$3")} = $2) ORDER BY m.id LIMIT 200""")
+    counts = _Statement("""
 SELECT CASE WHEN mailbox_id IS NULL THEN coalesce(nullif(left(zone, 256), ''), $1) ELSE 'mailbox' END AS z,
     count(*) FILTER (WHERE next_retry_at IS NULL),
     count(*) FILTER (WHERE next_retry_at < 'infinity'),
     count(*) FILTER (WHERE next_retry_at = 'infinity'),
     extract(epoch FROM min(created_at))::float8
-FROM <table> WHERE status IN ('queued', 'processing') GROUP BY z LIMIT 1000""",
-    "figures": """
+FROM <table> WHERE status IN ('queued', 'processing') GROUP BY z LIMIT 1000""")
+    figures = _Statement("""
 SELECT status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8,
     extract(epoch FROM clock_timestamp() - min(coalesce(next_retry_at, created_at))
         FILTER (WHERE coalesce(next_retry_at, created_at) <= clock_timestamp()))::float8
 FROM <table> WHERE status IN ('queued', 'processing') GROUP BY status
-UNION ALL SELECT 'failed', count(*), NULL, NULL FROM <table> WHERE status = 'failed'""",
-    "sent": "SELECT count(*) FROM <table> WHERE status = 'sent'",
-    "alive": "SELECT count(*) FROM <relays> WHERE expires > clock_timestamp()",
-    "next_due": """
+UNION ALL SELECT 'failed', count(*), NULL, NULL FROM <table> WHERE status = 'failed'""")
+    sent = _Statement("SELECT count(*) FROM <table> WHERE status = 'sent'")
+    alive = _Statement("SELECT count(*) FROM <relays> WHERE expires > clock_timestamp()")
+    next_due = _Statement("""
 SELECT extract(epoch FROM next_retry_at - clock_timestamp())::float8 FROM <table>
 WHERE status = 'queued' AND coalesce(next_retry_at, '-infinity'::timestamptz) > now()
     AND next_retry_at < 'infinity'
-ORDER BY coalesce(next_retry_at, '-infinity'::timestamptz) LIMIT 1""",
-    "mailboxes": """
+ORDER BY coalesce(next_retry_at, '-infinity'::timestamptz) LIMIT 1""")
+    mailboxes = _Statement("""
 SELECT id, from_address, smtp_host, smtp_port, smtp_tls, smtp_verify, smtp_username,
     smtp_password_encrypted
-FROM <mailboxes> WHERE id = ANY($1::bigint[])""",
-    "register": """
+FROM <mailboxes> WHERE id = ANY($1::bigint[])""")
+    register = _Statement("""
 INSERT INTO <relays> (session, name, expires)
-VALUES (gen_random_uuid(), $1, clock_timestamp() + $2 * interval '1 second') RETURNING session::text""",
-    "renew": """
+VALUES (gen_random_uuid(), $1, clock_timestamp() + $2 * interval '1 second') RETURNING session::text""")
+    renew = _Statement("""
 UPDATE <relays> SET expires = clock_timestamp() + $2 * interval '1 second'
-WHERE session = $1::uuid RETURNING 1""",
-    "retire": "DELETE FROM <relays> WHERE session = $1::uuid",
+WHERE session = $1::uuid RETURNING 1""")
+    retire = _Statement("DELETE FROM <relays> WHERE session = $1::uuid")
     # As BOUND of the spool's: a lease from before the server's clock was set back ends in time all the same.
-    "bound": """
+    bound = _Statement("""
 UPDATE <relays> SET expires = clock_timestamp() + $1 * interval '1 second'
-WHERE expires > clock_timestamp() + $1 * interval '1 second'""",
+WHERE expires > clock_timestamp() + $1 * interval '1 second'""")
     # $2: our own name, whose earlier session has ended with its process
-    "bury": """
+    bury = _Statement("""
 DELETE FROM <relays> WHERE session IN (
     SELECT session FROM <relays> WHERE (expires < clock_timestamp() OR name = $2) AND session <> $1::uuid
     FOR UPDATE SKIP LOCKED
-) RETURNING name""",
-    "mine": """
-SELECT id, claim_token::text FROM <table> WHERE claimed_by = $1::uuid AND status = 'processing'""",
-    "give_back": """
+) RETURNING name""")
+    mine = _Statement("""
+SELECT id, claim_token::text FROM <table> WHERE claimed_by = $1::uuid AND status = 'processing'""")
+    give_back = _Statement("""
 UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL
 FROM unnest($1::bigint[], $2::uuid[]) AS k (id, token)
 WHERE m.id = k.id AND m.claim_token IS NOT DISTINCT FROM k.token AND m.status = 'processing'
-RETURNING m.id""",
-    "reap": """
+RETURNING m.id""")
+    reap = _Statement("""
 UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL WHERE id IN (
     SELECT id FROM <table> o WHERE o.status = 'processing'
         AND NOT EXISTS (SELECT 1 FROM <relays> r WHERE r.session = o.claimed_by)
     LIMIT 1000 FOR UPDATE SKIP LOCKED
-) RETURNING id""",
-}
+) RETURNING id""")
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.use(has_priority=True)
+
+    def use(self, *, has_priority: bool) -> None:
+        schema = self.names.schema
+        self._words = {
+            "<priority>": "m.priority" if has_priority else "NULL::text",
+            "<table>": f'"{schema}"."{self.names.messages}"',
+            "<mailboxes>": f'"{schema}"."{self.names.mailboxes}"',
+            "<relays>": f'"{schema}"."{self.names.relays}"',
+        }
+        self._worded: dict[str, str] = {}
+
+    def worded(self, template: str) -> str:
+        text = self._worded.get(template)
+        if text is None:
+            text = template
+            for word, value in self._words.items():
+                text = text.replace(word, value)
+            self._worded[template] = text
+        return text

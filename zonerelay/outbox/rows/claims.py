@@ -16,17 +16,16 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import MAX_ROW, mailbox_zone, message_id_of
 from zonerelay.model.priority import zone_of
 from zonerelay.outbox.compose.drafts import BadRowError
-from zonerelay.outbox.database.sql import Statements
-from zonerelay.outbox.keeper import OutboxKeeper
+from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows.row import Redact, Row, Write, keys_of, put_off, read_row, refused
+from zonerelay.outbox.rows.row import Row, Write, keys_of, put_off, read_row, refused
 from zonerelay.outbox.rows.window import Window
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.claims.pool import ZonePool
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
@@ -35,42 +34,35 @@ TROUBLE_PAUSE = 1.0
 
 
 class OutboxClaims:
-    """`put(write)` finalises; `on_news(queue)`: there is something to be claimed from the pool. `superseded`
-    is told of a row that was queued again under our hands; `in_hand` knows claims that are not in `rows`.
+    """`put(write)` finalises a row. `superseded` is told of a row that was queued again under our hands;
+    `in_hand` knows claims that are not in `rows`.
     """
 
     def __init__(
         self,
         keeper: OutboxKeeper,
-        statements: Statements,
         mailboxes: Mailboxes,
+        around: OutboxSurroundings,
         *,
-        default_zone: str,
-        poll: float,
-        known_zones: Callable[[], Collection[str]],
         put: Callable[[Write], None],
-        on_news: Callable[[str], None],
-        refused: Callable[[int, str], None],
-        trouble: Callable[[Exception], None],
-        redact: Redact,
-        clock: Clock,
+        superseded: Callable[[Row], None],
+        in_hand: Callable[[int, str], bool],
     ) -> None:
         self.rows: dict[MessageId, Row] = {}
         self.claimed = 0
-        self.superseded: Callable[[Row], None] = lambda row: None
-        self.in_hand: Callable[[int, str], bool] = lambda row, token: False
+        self._superseded = superseded
+        self._in_hand = in_hand
         self._keeper = keeper
-        self._statements = statements
+        self._statements = keeper.statements
         self._mailboxes = mailboxes
-        self._default = default_zone
-        self._poll = poll
-        self._known_zones = known_zones
+        self._default = around.settings.zone
+        self._poll = around.settings.poll_interval
+        self._known_zones = around.known_zones
         self._put = put
-        self._on_news = on_news
-        self._refused = refused
-        self._trouble = trouble
-        self._redact = redact
-        self._clock = clock
+        self._on_news = around.on_news
+        self._events = around.events
+        self._redact = around.redact
+        self._clock = around.clock
         self._pools: dict[str, ZonePool] = {}
         self._window = Window()
         self._parked: dict[str, dict[DeliveryKey, Delivery]] = {}
@@ -88,9 +80,7 @@ class OutboxClaims:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
 
     def look(self) -> None:
         """There may be something to claim."""
@@ -127,7 +117,7 @@ class OutboxClaims:
             except StoreError as error:
                 self._keeper.trouble(error)
             except Exception as error:  # noqa: BLE001 - a bug must not end the claims
-                self._trouble(error)
+                self._events.trouble("outbox.claim", error)
                 await asyncio.sleep(TROUBLE_PAUSE)
 
     async def _give_back_strays(self) -> None:
@@ -142,9 +132,9 @@ class OutboxClaims:
 
     def _is_known(self, row: int, token: str) -> bool:
         if not 0 <= row <= MAX_ROW:
-            return self.in_hand(row, token)
+            return self._in_hand(row, token)
         known = self.rows.get(message_id_of(row))
-        return (known is not None and known.token == token) or self.in_hand(row, token)
+        return (known is not None and known.token == token) or self._in_hand(row, token)
 
     async def _claim_all(self) -> None:
         while limit := self._window.room():
@@ -199,9 +189,8 @@ class OutboxClaims:
         try:
             return self._admit(columns)
         except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
-            self._trouble(error)
-            text = "waits: temporary trouble in this relay"
-            self._put(put_off(columns, text))
+            self._events.trouble("outbox.claim", error)
+            self._put(put_off(columns, "waits: temporary trouble in this relay"))
             return ""
 
     def _admit(self, columns: Columns) -> str:
@@ -212,14 +201,14 @@ class OutboxClaims:
             if mailbox is None and row.zone not in self._known_zones():
                 raise BadRowError("the relay has no zone of this name")
         except BadRowError as error:
-            self._refused(columns[0], str(error))
+            self._events.row_refused(columns[0], str(error))
             self._put(refused(columns[0], columns[1], columns[4], str(error)))
             return ""
         if mailbox is not None and (problem := mailbox.problem()):
             self._put(put_off(columns, f"waits: {problem}"))
             return ""
         if (before := self.rows.get(row.message_id)) is not None:
-            self.superseded(before)
+            self._superseded(before)
         self.rows[row.message_id] = row
         self._window.add(row.queue)
         deliveries = row.take_due(self._clock.now())

@@ -97,26 +97,43 @@ class Mailbox:
             raise SecretError(f"smtp_password_encrypted of mailbox {self.id} {error}") from None
 
 
-class Host(Protocol):
-    """What a zone and its log-in are given to; `outbox/attach.py` has it."""
+class ZoneHost(Protocol):
+    """The scheduler, as far as mailboxes need it. `dismiss` is false while something is under way."""
 
-    def provide(
-        self, zone: ZoneSettings, credential: CredentialSettings | None, *, changed: bool
-    ) -> None: ...
+    def provide(self, zone: ZoneSettings) -> None: ...
 
-    def withdraw(self, zone: str) -> bool:
-        """False while something of it is under way."""
+    def dismiss(self, zone: str) -> bool: ...
+
+    def resume(self, zone: str) -> None: ...
+
+
+class LoginHost(Protocol):
+    """`delivery.logins.Logins`, likewise."""
+
+    def provide(self, credential: CredentialSettings) -> None: ...
+
+    def withdraw(self, name: str) -> None: ...
+
+    def passwords_of_mailboxes(self, read: Callable[[str], str]) -> None: ...
 
 
 class Mailboxes:
-    """Those in use, by their zones. `keys`: the first seals, all open."""
+    """Those in use, by their zones: each is a zone and a log-in of the relay. `attach` comes first. `keys`:
+    the first seals, all open.
+    """
+
+    _zones: ZoneHost
+    _logins: LoginHost
 
     def __init__(self, keys: Sequence[bytes], monotonic: Callable[[], float]) -> None:
         self._keys = keys
         self._monotonic = monotonic
         self._known: dict[str, Mailbox] = {}
         self._used: dict[str, float] = {}
-        self.host: Host | None = None
+
+    def attach(self, zones: ZoneHost, logins: LoginHost) -> None:
+        self._zones, self._logins = zones, logins
+        logins.passwords_of_mailboxes(self.password)
 
     @property
     def ids(self) -> list[int]:
@@ -130,8 +147,16 @@ class Mailboxes:
                 continue
             self._known[mailbox.zone] = mailbox
             self._used.setdefault(mailbox.zone, self._monotonic())
-            if self.host is not None and not mailbox.problem():
-                self.host.provide(mailbox.settings(), mailbox.credential(), changed=old is not None)
+            if mailbox.problem():
+                continue
+            if (credential := mailbox.credential()) is not None:
+                self._logins.provide(credential)
+            else:
+                self._logins.withdraw(mailbox.zone)
+            self._zones.provide(mailbox.settings())
+            if old is not None:
+                # What was refused before may work now.
+                self._zones.resume(mailbox.zone)
 
     def gone(self, ids: Collection[int]) -> None:
         """No longer in the table: they serve no log-in, and rows that name them are wrong."""
@@ -151,7 +176,8 @@ class Mailboxes:
         for zone, used in list(self._used.items()):
             if used > limit or zone in busy:
                 continue
-            if self.host is None or self.host.withdraw(zone):
+            if self._zones.dismiss(zone):
+                self._logins.withdraw(zone)
                 del self._used[zone]
                 self._known.pop(zone, None)
 

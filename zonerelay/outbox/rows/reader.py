@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outbox import MAILBOXES
 from zonerelay.outbox.compose.drafts import BadRowError, Content
-from zonerelay.outbox.database.sql import Statements
-from zonerelay.outbox.keeper import OutboxKeeper
+from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox
 from zonerelay.outbox.rows.row import Row, read_row
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
 from zonerelay.store.postgres.driver import Columns
 
@@ -31,21 +31,13 @@ class Figures:
 class OutboxReader:
     """One per outbox."""
 
-    def __init__(
-        self,
-        keeper: OutboxKeeper,
-        statements: Statements,
-        *,
-        default_zone: str,
-        max_size: int,
-        known_zones: Callable[[], Collection[str]],
-    ) -> None:
+    def __init__(self, keeper: OutboxKeeper, around: OutboxSurroundings) -> None:
         self.figures = Figures()
         self._keeper = keeper
-        self._statements = statements
-        self._default = default_zone
-        self._max_size = max_size
-        self._known_zones = known_zones
+        self._statements = keeper.statements
+        self._default = around.settings.zone
+        self._max_size = around.settings.max_message_size
+        self._known_zones = around.known_zones
         self._counts: dict[str, QueueCounts] = {}
         self._oldest: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -54,9 +46,7 @@ class OutboxReader:
         self._task = asyncio.get_running_loop().create_task(self._count())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
 
     # --- one row
 

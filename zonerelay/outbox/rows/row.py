@@ -13,7 +13,7 @@ finalised.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from zonerelay.outbox.compose.drafts import BadRowError, Content, Recipients, re
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
 from zonerelay.outbox.rows.mailboxes import Mailbox as TableMailbox
 from zonerelay.store.postgres.driver import Columns
+from zonerelay.telemetry.logs.redact import Redactor
 
 QUEUED, PROCESSING, SENT, FAILED = "queued", "processing", "sent", "failed"
 FOREVER = float("inf")
@@ -70,18 +71,6 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _States = dict[str, State]
-
-
-class Redact(Protocol):
-    """The only way in which a text of others comes into the database."""
-
-    def text(self, text: str) -> str: ...
-
-    def about(self, text: str, mailbox: Mailbox) -> str: ...
-
-    def mailbox(self, mailbox: Mailbox) -> str: ...
-
-    def stored(self, text: str) -> str: ...
 
 
 class Write(NamedTuple):
@@ -180,7 +169,7 @@ class Row:
 
     # --- what happened
 
-    def finish(self, delivery: Delivery, failure: Outcome | None, now: float, redact: Redact) -> None:
+    def finish(self, delivery: Delivery, failure: Outcome | None, now: float, redact: Redactor) -> None:
         attempts = delivery.attempts + (1 if failure is None or failure.counts else 0)
         if failure is None:
             state = State(done=SENT, attempts=attempts, at=now)
@@ -188,7 +177,7 @@ class Row:
             state = _with_reply(failure.attempt(now), attempts, redact, delivery.recipient, done=FAILED)
         self._settle(delivery.recipient, state)
 
-    def postpone(self, delivery: Delivery, redact: Redact) -> None:
+    def postpone(self, delivery: Delivery, redact: Redactor) -> None:
         last = delivery.last
         to = delivery.recipient
         state = State() if last is None else _with_reply(last, delivery.attempts, redact, to)
@@ -216,7 +205,7 @@ class Row:
         """No recipient is out: what is written now lets go of the row."""
         return not self.out
 
-    def write(self, now: float, redact: Redact) -> Write:
+    def write(self, now: float, redact: Redactor) -> Write:
         states = {each: self.state(each) for each in self.people.everybody}
         waiting = [state for state in states.values() if not state.done]
         error_log = _error_log(states, redact) or None
@@ -288,7 +277,7 @@ def _shown(people: Recipients) -> Iterable[str]:
 
 
 def _with_reply(
-    attempt: Attempt, attempts: int, redact: Redact, recipient: Mailbox, *, done: str = ""
+    attempt: Attempt, attempts: int, redact: Redactor, recipient: Mailbox, *, done: str = ""
 ) -> State:
     reply = attempt.reply
     return State(
@@ -303,7 +292,7 @@ def _with_reply(
     )
 
 
-def _error_log(states: dict[Mailbox, State], redact: Redact) -> str:
+def _error_log(states: dict[Mailbox, State], redact: Redactor) -> str:
     troubled = [(each, state) for each, state in states.items() if state.code]
     lines = [
         f"{redact.mailbox(each)} {state.done or 'waits'} after {state.attempts} attempts:"

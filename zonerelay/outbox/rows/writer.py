@@ -11,37 +11,27 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
-from zonerelay.outbox.database.sql import Statements
+from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.row import Write
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import ClashError, ConnectionLostError, Link, SickError
+from zonerelay.store.postgres.driver import ClashError, SickError
 
 MAX_TOGETHER = 500
 GATHERING = 0.005
 """Seconds that outcomes wait for company."""
 PAUSE = 0.5
 
-Written = Callable[[Write, bool], None]
-"""`written(write, kept)`: it is durable, or (`kept` false) the claim was lost."""
-
 
 class OutboxWriter:
-    """`link` raises StoreError while the database cannot be used."""
+    """`written(write, kept)`: it is durable, or (`kept` false) the claim was lost."""
 
     def __init__(
-        self,
-        statements: Statements,
-        *,
-        link: Callable[[], Link],
-        written: Written,
-        trouble: Callable[[StoreError], None],
-        sick: Callable[[Exception], None],
+        self, keeper: OutboxKeeper, around: OutboxSurroundings, written: Callable[[Write, bool], None]
     ) -> None:
-        self._statement = statements.write
-        self._link = link
+        self._keeper = keeper
+        self._events = around.events
         self._written = written
-        self._trouble = trouble
-        self._sick = sick
         self._waiting: dict[tuple[int, str], Write] = {}
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -76,9 +66,7 @@ class OutboxWriter:
         """Write what is left, within the time; the rest is attempted again by the relay that reaps it."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -99,7 +87,7 @@ class OutboxWriter:
         try:
             return await self._write(batch)
         except Exception as error:  # noqa: BLE001 - a bug must not end the writing
-            self._sick(error)
+            self._events.trouble("outbox.write", error)
             return False
 
     async def _write(self, batch: Sequence[Write]) -> bool:
@@ -109,28 +97,24 @@ class OutboxWriter:
         except SickError as error:
             if len(batch) > 1:
                 return all([await self._write([each]) for each in batch])
-            self._sick(error)
+            self._events.trouble("outbox.write", error)
             kept = set()
             if batch[0].error_log is not None:
-                self._replace(batch[0])
+                key = batch[0].id, batch[0].token
+                self._waiting[key] = batch[0]._replace(error_log=None, state=None)
                 return False
-        except ConnectionLostError as error:
-            self._trouble(error)
-            return False
         except ClashError:
             return False
         except StoreError as error:
-            self._trouble(error)
+            self._keeper.trouble(error)
             return False
         self._done(batch, kept)
         return True
 
-    def _replace(self, write: Write) -> None:
-        self._waiting[write.id, write.token] = write._replace(error_log=None, state=None)
-
     async def _update(self, batch: Sequence[Write]) -> set[int]:
         columns: Iterable[Sequence[object]] = zip(*batch, strict=True)
-        return {row[0] for row in await self._link().fetch(self._statement, *map(list, columns))}
+        link, statement = self._keeper.writing_link(), self._keeper.statements.write
+        return {row[0] for row in await link.fetch(statement, *map(list, columns))}
 
     def _done(self, batch: Sequence[Write], kept: set[int]) -> None:
         for write in batch:

@@ -18,6 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.store.common import records
+from zonerelay.store.common.write.batches import ChangeOne, changed
 from zonerelay.store.common.write.writer_thread import Failed
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres import sql
@@ -270,7 +271,7 @@ class Changed:
 async def change_deliveries(
     fetch: Fetch,
     keys: Sequence[DeliveryKey],
-    change: Callable[[Delivery], Delivery | None],
+    change: ChangeOne,
     *,
     session: int,
     keeps: Callable[[DeliveryKey], bool],
@@ -287,9 +288,7 @@ async def change_deliveries(
             continue
         found.existed += 1
         old = delivery_of(row)
-        new = change(old)
-        if new is not None and new.key != old.key:
-            raise StoreError("a change may not turn a delivery into another one")
+        new = changed(old, change)
         if new == old:
             found.same[old.key] = old
             continue

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.claims.pool import NEVER, Claims, ZonePool
 from zonerelay.store.contract import Lost, StoreCorruptError
 from zonerelay.store.postgres import sql
@@ -47,19 +48,19 @@ _by_message = attrgetter("message_id")
 class PostgresClaims:
     """All zones of one relay."""
 
-    def __init__(self, keeper: PostgresKeeper, claims: Claims, on_lost: Lost) -> None:
-        self.claims = claims
+    def __init__(self, keeper: PostgresKeeper, on_lost: Lost) -> None:
+        self.claims = Claims()
         self.exclusive = asyncio.Lock()
         self._keeper = keeper
         self._on_lost = on_lost
         self._locks: dict[str, asyncio.Lock] = {}
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = Tasks()
         self._unreadable: set[DeliveryKey] = set()
 
-    def doubt(self, zone: str) -> None:
-        self.claims.zone(zone).doubt()
-
-    async def claim(self, zone: str, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        skip = skip_domains
         pool = self.claims.zone(zone)
 
         async def fill(room: int) -> int:
@@ -74,8 +75,9 @@ class PostgresClaims:
         return self._still_handed_out(found)
 
     async def claim_new(
-        self, zone: str, limit: int, since: MessageId, skip: Collection[str]
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
+        skip = skip_domains
         pool = self.claims.zone(zone)
 
         async def fill(room: int) -> int:
@@ -104,7 +106,8 @@ class PostgresClaims:
             elif not came:
                 return
 
-    async def claim_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        del now  # they were due when they were passed over
         async with self._alone(zone):
             found = await self._taken(self._take_parked(zone, word(domain), limit))
         return self._still_handed_out(found)
@@ -121,6 +124,10 @@ class PostgresClaims:
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
             self.claims.release(key)
+
+    def has_ready(self, zone: str) -> bool:
+        pool = self.claims.zone(zone)
+        return pool.more or pool.has_fresh
 
     async def next_due(self, zone: str) -> float | None:
         pool = self.claims.zone(zone)
@@ -171,10 +178,10 @@ class PostgresClaims:
 
     @contextlib.asynccontextmanager
     async def _alone(self, zone: str) -> AsyncIterator[None]:
-        """With nothing under way for the zone, not even for a caller that has left."""
+        """With nothing under way for the zone, not even for a caller that has left. Raises StoreError."""
+        self._keeper.check_usable()
         async with self._locks.setdefault(zone, asyncio.Lock()):
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            await self._tasks.wait()
             yield
 
     @contextlib.asynccontextmanager
@@ -286,11 +293,11 @@ class PostgresClaims:
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is its business
         """Carries the work out to its end, also when its caller leaves."""
-        return await asyncio.shield(self._start(work))
+        return await asyncio.shield(self._tasks.start(work))
 
     async def _taken(self, work: Coroutine[Any, Any, list[Delivery]]) -> list[Delivery]:  # Any: as above
         """The work's claims; they are given back when the caller has left meanwhile."""
-        task = self._start(work)
+        task = self._tasks.start(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -301,19 +308,8 @@ class PostgresClaims:
         if not task.cancelled() and task.exception() is None:
             self.release([delivery.key for delivery in task.result()])
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:  # Any: as above
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:  # Any: any result
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # a caller that waited has seen it
-
     async def close(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
 
 
 @contextlib.contextmanager

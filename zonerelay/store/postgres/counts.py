@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
 from zonerelay.model.delivery import Delivery
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.contract import QueueCounts, StoreError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import Access, Fetch, Link
+from zonerelay.store.postgres.driver import Fetch, Link
+from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import unword
 
 RECOUNT = 60.0
@@ -27,10 +28,8 @@ _log = logging.getLogger("zonerelay.store")
 class QueueCounter:
     """One per store; changed only on the event loop."""
 
-    def __init__(self, access: Access, has_company: Callable[[], bool]) -> None:
-        """`has_company`: there are other nodes."""
-        self._access = access
-        self._has_company = has_company
+    def __init__(self, keeper: PostgresKeeper) -> None:
+        self._keeper = keeper
         self._again: asyncio.Task[None] | None = None
         self._counts = Counts()
         self._since: Counts | None = None
@@ -45,7 +44,6 @@ class QueueCounter:
     def current(self) -> dict[str, QueueCounts]:
         return {zone: counts for zone, counts in self._counts.current().items() if counts.total}
 
-    @property
     def is_counted(self) -> bool:
         return self._counts.is_whole
 
@@ -56,7 +54,7 @@ class QueueCounter:
             self._again = asyncio.get_running_loop().create_task(self._count_again())
         stack = contextlib.AsyncExitStack()
         try:
-            link = self._link = await Link.open(self._access, reads=True)
+            link = self._link = await Link.open(self._keeper.access, reads=True)
             stack.push_async_callback(link.close)
             fetch = await stack.enter_async_context(link.transaction(one_moment=True))
             await fetch("SELECT txid_current_snapshot()")
@@ -89,7 +87,7 @@ class QueueCounter:
         had_company = False
         while True:
             await asyncio.sleep(RECOUNT)
-            has_company = self._has_company()
+            has_company = self._keeper.has_company
             if (has_company or had_company) and self._since is None:
                 try:
                     await self.start()
@@ -98,17 +96,13 @@ class QueueCounter:
             had_company = has_company
 
     async def stop(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            await asyncio.gather(self._again, return_exceptions=True)
-            self._again = None
+        again, self._again = self._again, None
+        await cancel_all(again)
         await self._give_up()
 
     async def _give_up(self) -> None:
-        if self._counting is not None:
-            self._counting.cancel()
-            await asyncio.gather(self._counting, return_exceptions=True)
-            self._counting = None
+        counting, self._counting = self._counting, None
+        await cancel_all(counting)
         if self._link is not None and not self._link.is_closed:
             # A task that is cancelled before its first step does not clean up.
             self._link.cut()

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.common.keeper import health
@@ -44,8 +45,26 @@ class UnsafeError(StoreOpenError):
     """The server would lose what it has acknowledged."""
 
 
+@dataclass(frozen=True, slots=True)
+class PostgresHooks:
+    """The calls by which the store hears of news and trouble, on the event loop.
+
+    `failed`: everything that was submitted has failed. `resync`: anything may have changed, true under a new
+    session. `reconcile`: compare the claims with the database. `on_news(zone)` and `all_zones`: others have
+    left something there.
+    """
+
+    failed: Callable[[StoreError], None]
+    resync: Callable[[bool], Awaitable[None]]
+    reconcile: Callable[[], Awaitable[None]]
+    on_news: Callable[[str], None]
+    all_zones: Callable[[], None]
+
+
 class PostgresKeeper(DatabaseSession):
-    """One relay's place in one database. `node` is its number."""
+    """One relay's place in one database. `node` is its number. `hooks` are set before `start`."""
+
+    hooks: PostgresHooks
 
     def __init__(self, access: Access, *, node: int, around: Surroundings, mark: QueueMark) -> None:
         super().__init__(access, around.clock)
@@ -53,12 +72,6 @@ class PostgresKeeper(DatabaseSession):
         self.session = 0
         self.last_id = 0
         self.channel = f"{access.schema}_news"
-        self.on_failure: Callable[[StoreError], None] = _ignore
-        self.resync: Callable[[bool], Awaitable[None]] | None = None
-        """What the store does when everything may have changed; true: under a new session."""
-        self.reconcile: Callable[[], Awaitable[None]] | None = None
-        self.all_zones: Callable[[], None] = lambda: None
-        self.on_news = around.on_news
         self._mark = mark
         self._health = Health(around.on_health)
         self.unhealthy = self._health.unhealthy
@@ -115,8 +128,8 @@ class PostgresKeeper(DatabaseSession):
             self._cut()
             self.committer.stop()
             raise
-        self._heart = self._spawn(self._beat())
-        self._spawn(self._go_round())
+        self._heart = self._tasks.start(self._beat())
+        self._tasks.start(self._go_round())
 
     async def close(self) -> None:
         """Finishes what was submitted, gives every claim back and ends the session."""
@@ -124,7 +137,7 @@ class PostgresKeeper(DatabaseSession):
             return
         self._closed = True
         self._health.close()
-        await self._end_tasks()
+        await self._tasks.cancel()
         was_usable = self._health.refusal is None
         closed = StoreError(health.CLOSED)
         self._health.refusal = self._health.refusal or closed
@@ -149,9 +162,9 @@ class PostgresKeeper(DatabaseSession):
         return is_new
 
     async def _enter(self, control: Link) -> bool:
-        await check_server(control, accepts_loss=self._access.accepts_loss)
+        await check_server(control, accepts_loss=self.access.accepts_loss)
         await self._prepare(control)
-        ((taken,),) = await control.fetch(sql.TAKE_NUMBER, f"zonerelay node {self._access.schema}", self.node)
+        ((taken,),) = await control.fetch(sql.TAKE_NUMBER, f"zonerelay node {self.access.schema}", self.node)
         if not taken:
             raise StoreOpenError(
                 f"another relay is connected to the database as node {self.node}: give every relay that"
@@ -162,7 +175,7 @@ class PostgresKeeper(DatabaseSession):
             return False
         ((self.session,),) = await self._take_lease(control, sql.REGISTER, self.node, self._lease)
         try:
-            await check_schema(control, self._access.schema)
+            await check_schema(control, self.access.schema)
         except StoreOpenError:
             await control.fetch(sql.RETIRE, self.session, self.last_id)
             self.session = 0
@@ -174,7 +187,7 @@ class PostgresKeeper(DatabaseSession):
         ((is_there,),) = await control.fetch(sql.HAS_MARK)
         rows = await control.fetch(sql.MARK) if is_there else ()
         await self._mark.check(rows[0][0] if rows else None)
-        await migrate(control, self._access.schema)
+        await migrate(control, self.access.schema)
         if not rows:
             await control.fetch(sql.SET_MARK, new_mark(self._clock))  # or it is another relay's
             rows = await control.fetch(sql.MARK)
@@ -188,16 +201,16 @@ class PostgresKeeper(DatabaseSession):
         return bool(await self._take_lease(control, sql.RENEW, *values, timeout=self._renew_timeout))
 
     async def _after_beat(self) -> None:
-        await check_server(self._connected(self._control), accepts_loss=self._access.accepts_loss)
+        await check_server(self._connected(self._control), accepts_loss=self.access.accepts_loss)
         await self.reap()
 
     async def _go_round(self) -> None:
         """Runs apart from the heart, which no claim or update that takes long may hold up."""
         while True:
             await asyncio.sleep(index_claims.RECONCILE)
-            if not self._recovering and self.reconcile is not None:
+            if not self._recovering:
                 try:
-                    await self.reconcile()
+                    await self.hooks.reconcile()
                 except StoreError as error:
                     _log.warning("claims could not be compared with the database this time: %s", error)
 
@@ -218,10 +231,10 @@ class PostgresKeeper(DatabaseSession):
         if told:
             await control.fetch(sql.TELL, self.channel, told)
         for zone in zones:
-            self.on_news(unword(zone))
+            self.hooks.on_news(unword(zone))
         if dead:
             # No relay waits for what the dead ones had deferred, either.
-            self.all_zones()
+            self.hooks.all_zones()
 
     async def _leave(self, control: Link) -> None:
         """Ends this relay's own session in good order."""
@@ -235,16 +248,16 @@ class PostgresKeeper(DatabaseSession):
         if session == str(self.session) or self._closed:
             return
         if zone:
-            self.on_news(unword(zone))
+            self.hooks.on_news(unword(zone))
         else:
-            self.all_zones()
+            self.hooks.all_zones()
 
     # --- trouble
 
     def _batch_failed(self, error: StoreError) -> None:
         """Everything that was submitted fails with it."""
         self.trouble(error)
-        self.on_failure(error)
+        self.hooks.failed(error)
 
     def _begin_trouble(self, error: StoreError) -> None:
         _log.error("the database cannot be used: %s", error)
@@ -256,8 +269,7 @@ class PostgresKeeper(DatabaseSession):
     async def _return(self) -> None:
         await self.committer.drain()
         is_new = await self._connect()
-        assert self.resync is not None
-        await self.resync(is_new)
+        await self.hooks.resync(is_new)
         await self.reap()
 
     def _go_on_in_trouble(self, error: StoreError) -> None:
@@ -271,7 +283,7 @@ class PostgresKeeper(DatabaseSession):
         self._health.refusal = None
         self._health.set("database", None)
         _log.warning("the database is back")
-        self.all_zones()
+        self.hooks.all_zones()
 
     def _report_bug(self, error: Exception) -> None:
         _log.error("unexpected in the keeper of the database", exc_info=error)
@@ -317,7 +329,3 @@ def _reason(error: StoreError) -> str:
     if isinstance(error, StrangeStoreError):
         return STRANGE
     return UNSAFE if isinstance(error, UnsafeError) else UNREACHABLE
-
-
-def _ignore(_error: StoreError) -> None:
-    """Until the store listens."""

@@ -8,9 +8,9 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
+from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import Access, Link
+from zonerelay.store.postgres.driver import Link
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import delivery_of, number, unword, word, words
 
@@ -22,9 +22,8 @@ CHUNKS_AT_ONCE = 4
 class PostgresReader:
     """Over the keeper's links; a walk over the whole queue has one of its own."""
 
-    def __init__(self, keeper: PostgresKeeper, access: Access) -> None:
+    def __init__(self, keeper: PostgresKeeper) -> None:
         self._keeper = keeper
-        self._access = access
 
     async def message(self, message_id: MessageId) -> tuple[Message, bytes | None]:
         """With its body when that is one chunk at most."""
@@ -58,16 +57,18 @@ class PostgresReader:
             raise MessageNotFoundError(f"no message {message_id}")
         raise StoreCorruptError(f"message {message_id}: chunks are missing from number {first}")
 
-    async def scan(self, zone: str | None) -> AsyncIterator[Delivery]:
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         """From one snapshot."""
-        link = await Link.open(self._access, reads=True)
+        self._keeper.check_usable()
+        link = await Link.open(self._keeper.access, reads=True)
         try:
             async with link.transaction(one_moment=True) as fetch:
                 place: tuple[object, ...] = ("" if zone is None else word(zone), -1, "")
                 statement = sql.SCAN if zone is None else sql.SCAN_ZONE
                 while rows := await fetch(statement, *place, PAGE_ROWS):
-                    for row in rows:
-                        yield delivery_of(row)
+                    for delivery in map(delivery_of, rows):
+                        if wanted(delivery.recipient):
+                            yield delivery
                     place = tuple(rows[-1])[:3]
         finally:
             await link.close()
@@ -83,7 +84,7 @@ class PostgresReader:
     async def zones(self) -> set[str]:
         return {unword(row[0]) for row in await self._keeper.fetch(sql.ZONES)}
 
-    async def oldest(self, zone: str, now: float) -> float | None:
+    async def oldest(self, zone: str, *, now: float) -> float | None:
         rows = await self._keeper.fetch(sql.OLDEST, word(zone), now)
         return float(rows[0][0]) if rows else None
 

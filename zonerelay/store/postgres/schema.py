@@ -118,20 +118,13 @@ MIGRATIONS: tuple[Migration, ...] = (
 VERSION = len(MIGRATIONS)
 
 
-class Schema(NamedTuple):
-    """What is there: its version, and the oldest that can work with it."""
-
-    version: int
-    oldest: int
-
-    def check(self, name: str) -> None:
-        """Raises StoreOpenError when this relay is too old for it."""
-        if self.oldest > VERSION:
-            raise StoreOpenError(
-                f"schema {name} of the database has version {self.version}, which relays must know at least"
-                f" version {self.oldest} for, and this zonerelay knows {VERSION}: a newer zonerelay has been"
-                " here; start that one"
-            )
+def check_version(what: str, version: int, *, oldest: int, known: int) -> None:
+    """Raises StoreOpenError when this relay knows no version that can work with these tables."""
+    if oldest > known:
+        raise StoreOpenError(
+            f"{what} has version {version}, which relays must know at least version {oldest} for, and this"
+            f" zonerelay knows {known}: a newer zonerelay has been here; start that one"
+        )
 
 
 async def migrate(link: Link, name: str) -> None:
@@ -165,14 +158,19 @@ async def run_alone(link: Link, lock: str, work: Callable[[Fetch], Awaitable[Non
 
 async def check_schema(link: Link, name: str) -> None:
     """Checks again after the registration: a relay that changes the schema sees it, or we see the change."""
-    ((version, oldest),) = await link.fetch(_SCHEMA)
-    Schema(version, oldest).check(name)
+    await _read_version(link.fetch, name)
+
+
+async def _read_version(fetch: Fetch, name: str) -> tuple[int, int]:
+    """The version, and the oldest that can work with it. Raises StoreOpenError."""
+    ((version, oldest),) = await fetch(_SCHEMA)
+    check_version(f"schema {name} of the database", version, oldest=oldest, known=VERSION)
+    return version, oldest
 
 
 async def _migrate(fetch: Fetch, name: str) -> None:
     await _prepare(fetch, name)
-    ((version, oldest),) = await fetch(_SCHEMA)
-    Schema(version, oldest).check(name)
+    version, oldest = await _read_version(fetch, name)
     steps = MIGRATIONS[version:]
     if version and any(step.oldest > version for step in steps):
         await _await_nobody(fetch, name, version)

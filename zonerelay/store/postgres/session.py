@@ -15,9 +15,10 @@ import asyncio
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import Tasks
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import (
     Access,
@@ -47,7 +48,7 @@ class DatabaseSession(ABC):
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self.links = Links(access)
-        self._access = access
+        self.access = access
         self._lease = access.lease
         self._clock = clock
         self._control: Link | None = None
@@ -59,7 +60,7 @@ class DatabaseSession(ABC):
         self._renew_timeout = max(1.0, self._beat_every)
         self._held_until = float("-inf")
         self._heart: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     @property
     def holds_lease(self) -> bool:
@@ -106,9 +107,9 @@ class DatabaseSession(ABC):
 
     async def _connect(self) -> bool:
         """Connects anew. Returns true when the claims of the session before are void. Raises StoreError."""
-        control = self._control = await Link.open(self._access)
+        control = self._control = await Link.open(self.access)
         is_new = await self._enter(control)
-        writer = self._writer = await Link.open(self._access)
+        writer = self._writer = await Link.open(self.access)
         for link in (control, writer):
             link.on_end(functools.partial(self._ended, link))
         return is_new
@@ -138,17 +139,6 @@ class DatabaseSession(ABC):
             if link is not None:
                 await link.close()
         await self.links.close()
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _end_tasks(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- the lease
 
@@ -207,7 +197,7 @@ class DatabaseSession(ABC):
             return
         self._recovering = True
         self._begin_trouble(error)
-        self._spawn(self._recover())
+        self._tasks.start(self._recover())
 
     async def _recover(self) -> None:
         while True:

@@ -11,7 +11,8 @@ database is back, and its outcomes are written again by their submitters.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -21,58 +22,71 @@ from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.common.reading import read_each
-from zonerelay.store.common.write.batches import in_batches
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     SHARED,
     Change,
     Finish,
     Postpone,
-    QueueCounts,
     StoreError,
     Submit,
-    Wanted,
-    everybody,
 )
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.batch import MessageRows, Submission, change_deliveries
 from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.postgres.counts import QueueCounter
-from zonerelay.store.postgres.keeper import PostgresKeeper
+from zonerelay.store.postgres.keeper import PostgresHooks, PostgresKeeper
 from zonerelay.store.postgres.reader import PostgresReader
-from zonerelay.store.postgres.rows import identity, number
+from zonerelay.store.postgres.rows import identity, number, unword
 from zonerelay.store.postgres.submissions import Submissions
+from zonerelay.store.surroundings import Surroundings
 
-UPDATE_BATCH = 256
-"""Deliveries that an operator's bulk change rewrites in one transaction."""
 _RECORD_SIZE = 200
 
 
-class PostgresStore:
+class PostgresStore(BatchedUpdate):
     """Built by `open_postgres`; belongs to the event loop that was running then."""
 
-    def __init__(
-        self,
-        keeper: PostgresKeeper,
-        claims: PostgresClaims,
-        reader: PostgresReader,
-        counter: QueueCounter,
-    ) -> None:
+    def __init__(self, keeper: PostgresKeeper, around: Surroundings) -> None:
         self.uploads = 0
+        self.node = keeper.node
         self._keeper = keeper
-        self._database = claims
+        self._on_news = around.on_news
+        self._now = around.clock.now
+        claims = self._database = PostgresClaims(keeper, around.on_lost)
+        reader = self._reader = PostgresReader(keeper)
+        counter = self._counter = QueueCounter(keeper)
         self._claims: Claims = claims.claims
-        self._reader = reader
-        self._counter = counter
         self._submissions = Submissions(keeper, claims.claims, counter)
         self._bodies = self._submissions.bodies
-        keeper.on_failure = self._submissions.batch_failed
-        keeper.resync = self._resync
+        self._asking: asyncio.Task[None] | None = None
+        keeper.hooks = PostgresHooks(
+            failed=self._submissions.batch_failed,
+            resync=self._resync,
+            reconcile=self._reconcile,
+            on_news=self._news_of,
+            all_zones=self._news_of_all,
+        )
+        self.claim, self.claim_new = claims.claim, claims.claim_new
+        self.claim_domain, self.release = claims.claim_domain, claims.release
+        self.next_due, self.has_ready = claims.next_due, claims.has_ready
+        self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
+        self.oldest, self.zones = reader.oldest, reader.zones
+        self.counts, self.is_counted = counter.current, counter.is_counted
         self.check_writable = keeper.check_usable
         self.unhealthy = keeper.unhealthy
         self.problems = keeper.problems
         self.usable = keeper.usable
         self.probe = keeper.probe
+
+    async def start(self) -> None:
+        """Raises StoreError. Counting goes on behind it."""
+        await self._keeper.start()
+        await self._keeper.reap()
+        ((last,),) = await self._keeper.ask(sql.LAST_ID)
+        self._keeper.last_id = last or 0
+        await self._counter.start()
 
     # --- taking mail
 
@@ -118,36 +132,6 @@ class PostgresStore:
         else:
             self._bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
 
-    # --- handing out
-
-    async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        self._keeper.check_usable()
-        return await self._database.claim(zone, limit, skip_domains, now)
-
-    async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        self._keeper.check_usable()
-        return await self._database.claim_new(zone, limit, since, skip_domains)
-
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        del now  # they were due when they were passed over
-        self._keeper.check_usable()
-        return await self._database.claim_domain(zone, domain, limit)
-
-    def release(self, keys: Collection[DeliveryKey]) -> None:
-        self._database.release(keys)
-
-    async def next_due(self, zone: str) -> float | None:
-        self._keeper.check_usable()
-        return await self._database.next_due(zone)
-
-    def has_ready(self, zone: str) -> bool:
-        pool = self._claims.zone(zone)
-        return pool.more or pool.has_fresh
-
     # --- settling
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
@@ -189,27 +173,35 @@ class PostgresStore:
             await self._database.resync(new_session=new_session)
             await self._counter.start()
 
-    async def reconcile(self) -> None:
+    async def _reconcile(self) -> None:
         """Gives back what the database holds for this relay without its knowing: claims, parts of bodies."""
         await self._database.give_back_strays(self._submissions.arriving)
         uploads = await self._keeper.ask(sql.UPLOADS, self._keeper.session)
         if given_up := [number for (number,) in uploads if not self._submissions.has_upload(number)]:
             await self._keeper.ask(sql.DROP_UPLOADS, given_up, self._keeper.session)
+        for (zone,) in await self._keeper.ask(sql.BUSY, self._now()):
+            self._news_of(unword(zone))
+
+    def _news_of(self, zone: str) -> None:
+        """Others have left something there: the claims hear of it first, then the scheduler."""
+        self._claims.zone(zone).doubt()
+        self._on_news(zone)
+
+    def _news_of_all(self) -> None:
+        self._asking = asyncio.get_running_loop().create_task(self._tell_all())
+
+    async def _tell_all(self) -> None:
+        with contextlib.suppress(StoreError):  # once the database is back, all zones hear of it
+            for zone in await self._reader.zones():
+                self._news_of(zone)
 
     # --- operators
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            # Cancelled in the middle of its commit it would be in doubt.
-            existed += await self._database.finish(self._update(batch, change))
-        return existed
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
+        # Cancelled in the middle of its commit it would be in doubt.
+        return await self._database.finish(self._update(keys, change))
 
-    async def _update(
-        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         self._keeper.check_usable()
         claims = self._claims
         async with self._database.exclusive:
@@ -281,33 +273,8 @@ class PostgresStore:
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
-        self._keeper.check_usable()
-        async for delivery in self._reader.scan(zone):
-            if wanted(delivery.recipient):
-                yield delivery
-
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await self._reader.deliveries_of(message_id)
-
-    async def oldest(self, zone: str, *, now: float) -> float | None:
-        return await self._reader.oldest(zone, now)
-
-    async def zones(self) -> set[str]:
-        return await self._reader.zones()
-
-    def counts(self) -> dict[str, QueueCounts]:
-        return self._counter.current()
-
-    def is_counted(self) -> bool:
-        return self._counter.is_counted
-
     async def left_over(self) -> str:
         return SHARED
-
-    @property
-    def node(self) -> int:
-        return self._keeper.node
 
     def last_message_id(self) -> MessageId | None:
         return identity(self._keeper.last_id) if self._keeper.last_id else None

@@ -1,19 +1,26 @@
-"""What this relay has claimed on a shared server, under which fencing token, and what of it is in memory.
+"""What this relay knows without asking the server: its claims, messages and bodies in memory, the counts.
 
-Messages and small bodies that were just stored or read are served from memory only while this relay has
-claimed one of their deliveries: until the claim ends, no other relay can remove them.
+Each claim has the fencing token of the lease that it was made under. Messages and small bodies that were
+just stored or read are served from memory only while this relay has claimed one of their deliveries: until
+the claim ends, no other relay can remove them. Every answer that changes a zone's counts tells the new ones,
+and each renewal of the lease tells all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.contract import QueueCounts
+from zonerelay.store.redis.connection import Reply, as_list, pairs
 
 HOT_MESSAGES = 4096
+_KINDS = {b"r": "ready", b"d": "deferred", b"h": "held"}
 NO_TOKEN = b""
 
 
@@ -26,6 +33,10 @@ class ClaimBook:
         self._last_token: dict[MessageId, bytes] = {}
         self._hot: dict[MessageId, Message] = {}
         self._bodies = BodyCache()
+        self.last_id: MessageId | None = None
+        # Zones of which the last claim has left nothing, and nothing was heard since.
+        self.quiet: set[str] = set()
+        self._counts: dict[str, QueueCounts] = {}
 
     # --- claims
 
@@ -91,6 +102,36 @@ class ClaimBook:
 
     def body(self, message: Message) -> Sequence[bytes] | None:
         return self._bodies.get(message.id, message.chunks) if message.id in self._claimed else None
+
+    # --- figures
+
+    def note_id(self, message_id: MessageId) -> None:
+        self.last_id = max(self.last_id or message_id, message_id)
+
+    def counts(self) -> dict[str, QueueCounts]:
+        return {zone: replace(counts) for zone, counts in self._counts.items()}
+
+    def zones(self) -> list[str]:
+        return list(self._counts)
+
+    def take_counts(self, reply: Reply) -> None:
+        """Of the zones that were changed: name, ready, deferred, held."""
+        answer = as_list(reply)
+        for at in range(0, len(answer), 4):
+            zone, *numbers = answer[at : at + 4]
+            assert isinstance(zone, bytes)
+            name = records.unfield(zone)
+            self.quiet.discard(name)
+            self._counts[name] = QueueCounts(
+                *(int(number) for number in numbers if isinstance(number, bytes))
+            )
+
+    def take_all_counts(self, reply: list[Reply]) -> None:
+        counts: dict[str, QueueCounts] = {name: QueueCounts() for name in self._counts}
+        for name, number in pairs(reply):
+            zone = counts.setdefault(records.unfield(name[2:]), QueueCounts())
+            setattr(zone, _KINDS[name[:1]], int(number))
+        self._counts = counts
 
     def clear(self) -> None:
         self._tokens.clear()

@@ -20,7 +20,6 @@ from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
 from zonerelay.store.redis.connection import Argument, Reply, as_list
-from zonerelay.store.redis.counts import RedisCounts
 from zonerelay.store.redis.keeper import RedisKeeper
 
 CLAIM_BUDGET = 500
@@ -33,11 +32,10 @@ _log = logging.getLogger("zonerelay.store")
 class RedisClaims:
     """The claims of one relay."""
 
-    def __init__(self, keeper: RedisKeeper, book: ClaimBook, figures: RedisCounts, clock: Clock) -> None:
+    def __init__(self, keeper: RedisKeeper, book: ClaimBook, clock: Clock) -> None:
         self._keeper = keeper
         self._clock = clock
         self._book = book
-        self._figures = figures
         self._turns: dict[str, int] = {}
         # What the claims that go on have found so far; what is given back meanwhile leaves them.
         self._finding: list[dict[DeliveryKey, Delivery]] = []
@@ -50,11 +48,11 @@ class RedisClaims:
     async def claim(
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        due = repr(now).encode("ascii")
-        self._figures.quiet.add(zone)  # unless something is heard from here on
-        found = await self._claim_all(zone, limit, self._command(zone, due, b"", skip_domains))
+        self._book.quiet.add(zone)  # unless something is heard from here on
+        command = self._command(zone, repr(now).encode("ascii"), b"", skip_domains)
+        found = await self._claim_all(zone, limit, command)
         if len(found) >= limit:
-            self._figures.quiet.discard(zone)
+            self._book.quiet.discard(zone)
         return found
 
     async def claim_new(
@@ -70,8 +68,7 @@ class RedisClaims:
         queue = rows.zone_field(zone)
 
         def command(left: int) -> tuple[Argument, ...]:
-            turn = self._turns.get(zone, 0)
-            return ("claim", self._keeper.lease.token, queue, left, CLAIM_BUDGET, due, turn, since, *skip)
+            return ("claim", queue, left, CLAIM_BUDGET, due, self._turns.get(zone, 0), since, *skip)
 
         return command
 
@@ -79,13 +76,7 @@ class RedisClaims:
         del now  # they were due when they were passed over
 
         def command(left: int) -> tuple[Argument, ...]:
-            return (
-                "claim_domain",
-                self._keeper.lease.token,
-                rows.zone_field(zone),
-                records.field(domain),
-                min(left, CLAIM_BUDGET),
-            )
+            return ("claim_domain", rows.zone_field(zone), records.field(domain), min(left, CLAIM_BUDGET))
 
         return await self._claim_all(zone, limit, command)
 
@@ -100,7 +91,7 @@ class RedisClaims:
                 if is_last:
                     break
         except BaseException:
-            self._figures.quiet.discard(zone)
+            self._book.quiet.discard(zone)
             self.release(list(found))
             raise
         finally:
@@ -110,9 +101,9 @@ class RedisClaims:
     def _claim_once(
         self, zone: str, command: tuple[Argument, ...], found: dict[DeliveryKey, Delivery]
     ) -> asyncio.Future[tuple[bool, list[Delivery]]]:
-        name, token, *arguments = command
+        name, *arguments = command
         assert isinstance(name, str)
-        assert isinstance(token, bytes)
+        token = self._keeper.lease.token
 
         def claimed(reply: Reply) -> tuple[bool, list[Delivery]]:
             answer = as_list(reply)
@@ -126,13 +117,13 @@ class RedisClaims:
             found.update((delivery.key, delivery) for delivery in some)
             return bool(is_last), some
 
-        def failed(_: StoreError) -> None:
-            self.is_unsure = True
-
         def unwanted(result: tuple[bool, list[Delivery]]) -> None:
             self.release([delivery.key for delivery in result[1]])
 
-        return then(self._keeper.run(name, token, *arguments), claimed, failed, unwanted)
+        return then(self._keeper.run(name, token, *arguments), claimed, self._doubt, unwanted)
+
+    def _doubt(self, _: StoreError) -> None:
+        self.is_unsure = True
 
     def _note_claims(self, zone: bytes, token: bytes, found: list[Reply]) -> list[Delivery]:
         claimed = []
@@ -159,19 +150,16 @@ class RedisClaims:
             return
         self._book.drop(tokens)
         for key, _ in tokens:
-            self._figures.quiet.discard(key.queue)
-
-        def failed(_: StoreError) -> None:
-            self.is_unsure = True
+            self._book.quiet.discard(key.queue)
 
         arguments = [part for key, token in tokens for part in (*rows.address(key), token)]
         try:
-            then(self._keeper.run("release", self._keeper.lease.token, *arguments), _nothing, failed)
+            then(self._keeper.run("release", self._keeper.lease.token, *arguments), _nothing, self._doubt)
         except StoreError as error:
-            failed(error)
+            self._doubt(error)
 
     def has_ready(self, zone: str) -> bool:
-        return zone not in self._figures.quiet
+        return zone not in self._book.quiet
 
     async def go_round(self) -> None:
         """Raises StoreError."""
@@ -184,7 +172,7 @@ class RedisClaims:
         """Give back claims that hang on this relay's lease without its knowing."""
         self.is_unsure = False
         token = self._keeper.lease.token
-        claims = self._keeper.terms.prefix + b"claims"
+        claims = self._keeper.prefix + b"claims"
         # In the turn of the answer: the book has what was claimed or ended before, and nothing of what came
         # after.
         unknown = await then(

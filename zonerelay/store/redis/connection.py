@@ -16,9 +16,10 @@ replaced. Whether a command without an answer was carried out is not known.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -293,18 +294,25 @@ async def _hang_up(connection: AbstractConnection) -> None:
             writer.transport.abort()
 
 
-async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
-    """Raises StoreError."""
+@contextlib.asynccontextmanager
+async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
+    """A new connection, which ends when the block fails. Raises StoreError."""
     connection = server.connection()
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
+        yield connection
     except (RedisError, OSError) as error:
         await _hang_up(connection)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
     except asyncio.CancelledError:
         await _hang_up(connection)
         raise
-    return Wire(connection, timeout=server.timeout, on_broken=on_broken)
+
+
+async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
+    """Raises StoreError."""
+    async with _connected(server) as connection:
+        return Wire(connection, timeout=server.timeout, on_broken=on_broken)
 
 
 async def load_scripts(wire: Wire) -> None:
@@ -337,19 +345,10 @@ class Channel:
 
 async def open_channel(server: Server, name: bytes) -> Channel:
     """Raises StoreError."""
-    connection = server.connection()
-    try:
-        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
+    async with _connected(server) as connection:
         await connection.send_command("SUBSCRIBE", name)
-        await connection.read_response()
-    except (RedisError, OSError) as error:
-        # It may be connected and not allowed to listen.
-        await _hang_up(connection)
-        raise StoreError(f"{UNREACHABLE}: {error}") from error
-    except asyncio.CancelledError:
-        await _hang_up(connection)
-        raise
-    return Channel(connection)
+        await connection.read_response()  # an error when it is connected and not allowed to listen
+        return Channel(connection)
 
 
 def _answer(future: asyncio.Future[Reply], reply: Reply | StoreError) -> None:
@@ -366,6 +365,15 @@ def _fail(future: asyncio.Future[Reply], error: StoreError) -> None:
         future.set_exception(type(error)(str(error)))
         # Without a caller the loop must not complain.
         future.exception()
+
+
+def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:
+    """A flat list of names and values."""
+    return [
+        (name, value)
+        for name, value in zip(reply[::2], reply[1::2], strict=True)
+        if isinstance(name, bytes) and isinstance(value, bytes)
+    ]
 
 
 def as_list(reply: Reply) -> list[Reply]:

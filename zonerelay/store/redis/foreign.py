@@ -22,7 +22,7 @@ async def tell_foreign_queue(keeper: RedisKeeper, url: str) -> None:
     """Raises StoreError."""
     if not await _is_there(keeper):
         return
-    prefix = keeper.terms.prefix.decode()
+    prefix = keeper.prefix.decode()
     text = (
         f"[redis] prefix {prefix}: there is mail of python-slimta, which the relay does not send;"
         f" zonerelay spool import --from slimta-redis '{url}?prefix={prefix}' takes it over"
@@ -32,7 +32,7 @@ async def tell_foreign_queue(keeper: RedisKeeper, url: str) -> None:
 
 
 async def _is_there(keeper: RedisKeeper) -> bool:
-    message = re.compile(re.escape(keeper.terms.prefix) + rb"[0-9a-f]{32}")
+    message = re.compile(re.escape(keeper.prefix) + rb"[0-9a-f]{32}")
     cursor: Argument = "0"
     for _ in range(LOOKED_AT // _PAGE):
         found = as_list(await keeper.call("SCAN", cursor, "COUNT", _PAGE))

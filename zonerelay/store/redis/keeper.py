@@ -14,8 +14,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
+from zonerelay.config.settings import LOSS_WORDS, RedisSettings
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.common.keeper.recovery import recover
 from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
 from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis.connection import (
@@ -42,19 +45,8 @@ LONGEST_PAUSE = 5.0
 _log = logging.getLogger("zonerelay.store")
 
 
-@dataclass(frozen=True, slots=True)
-class RedisTerms:
-    """How the server is used."""
-
-    prefix: bytes
-    lease: float
-    replicas: int
-    accept_loss: bool
-    min_free_memory: int
-
-
 @dataclass(slots=True)
-class Hooks:
+class RedisHooks:
     """What the store wants to hear. All are called on the event loop."""
 
     connected: Callable[[], Coroutine[None, None, None]]
@@ -65,14 +57,27 @@ class Hooks:
 
 
 class RedisKeeper:
-    """`open` first. `lease` is what makes claims ours."""
+    """`hooks` are set before `connect`, and `connect` comes before `start`. The claims of this relay hang on
+    `lease`. `min_free_memory` is in octets.
+    """
 
-    def __init__(self, server: Server, terms: RedisTerms, around: Surroundings, mark: QueueMark) -> None:
-        self.terms = terms
+    hooks: RedisHooks
+
+    def __init__(
+        self,
+        server: Server,
+        settings: RedisSettings,
+        around: Surroundings,
+        mark: QueueMark,
+        *,
+        min_free_memory: int,
+    ) -> None:
+        self.prefix = settings.prefix.encode()
+        self.lease = RedisLease(self.prefix, settings.lease, around.clock)
+        self._settings = settings
+        self._min_free_memory = min_free_memory
         self._mark = mark
         self._clock = around.clock
-        self.lease = RedisLease(terms.prefix, terms.lease, around.clock)
-        self.hooks: Hooks | None = None
         self._server = server
         self._health = Health(around.on_health)
         self._health.refusal = StoreError(UNREACHABLE)
@@ -94,14 +99,14 @@ class RedisKeeper:
 
     def run(self, script: str, *arguments: Argument) -> asyncio.Future[Reply]:
         """On the wire for records."""
-        return self._usable(self._records).run(script, self.terms.prefix, *arguments)
+        return self._usable(self._records).run(script, self.prefix, *arguments)
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
         return self._usable(self._records).call(*command)
 
     def run_body(self, script: str, *arguments: Argument) -> asyncio.Future[Reply]:
         """On the wire for bodies."""
-        return self._usable(self._bodies).run(script, self.terms.prefix, *arguments)
+        return self._usable(self._bodies).run(script, self.prefix, *arguments)
 
     def call_body(self, *command: Argument) -> asyncio.Future[Reply]:
         return self._usable(self._bodies).call(*command)
@@ -130,17 +135,6 @@ class RedisKeeper:
 
     # --- life
 
-    async def open(self) -> None:
-        """Raises StoreOpenError."""
-        try:
-            await self._connect()
-        except StoreOpenError:
-            await self._disconnect()
-            raise
-        except StoreError as error:
-            await self._disconnect()
-            raise StoreOpenError(f"[redis] url {self._server.url}: {error}") from error
-
     def start(self) -> None:
         """From here on `hooks` are called."""
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
@@ -151,9 +145,7 @@ class RedisKeeper:
         self._closing = True
         self._up.set()  # no reader waits for what does not come back
         self._health.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
         if self._health.refusal is None:
             with contextlib.suppress(StoreError):
                 await self.lease.leave(self._usable(self._records))
@@ -162,8 +154,8 @@ class RedisKeeper:
 
     # --- connecting
 
-    async def _connect(self) -> None:
-        """Raises StoreError."""
+    async def connect(self) -> None:
+        """Connects and takes a lease. Raises StoreError; `close` ends what is half open then."""
         self._broken.clear()
         self._records = await open_wire(self._server, self._on_broken)
         self._bodies = await open_wire(self._server, self._on_broken)
@@ -172,7 +164,7 @@ class RedisKeeper:
         await self._recognise(self._records)
         await load_scripts(self._records)
         self._records.confirm = self._bodies.confirm = self._confirmations(facts)
-        self._channel = await open_channel(self._server, self.terms.prefix + b"news")
+        self._channel = await open_channel(self._server, self.prefix + b"news")
         await self._renew(self._records)
         self.lease.connected()
         self._health.refusal = None
@@ -185,13 +177,13 @@ class RedisKeeper:
             raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old: 7.0 or newer is needed")
         if not facts.is_primary:
             raise StoreError("the server is a replica and cannot be written")
-        if facts.flaws and not self.terms.accept_loss:
+        if facts.flaws and self._settings.accept_loss != LOSS_WORDS:
             _log.error("%s: %s", UNSAFE, "; ".join(facts.flaws))
             raise StoreOpenError(f"[redis] url: {UNSAFE}: {'; '.join(facts.flaws)}")
 
     async def _recognise(self, wire: Wire) -> None:
         """Raises StrangeStoreError, before anything is written."""
-        key = self.terms.prefix + b"mark"
+        key = self.prefix + b"mark"
         stored = _text(await wire.call("GET", key))
         await self._mark.check(stored)
         if stored is None:
@@ -204,8 +196,8 @@ class RedisKeeper:
         asked = []
         if facts.can_wait_for_log:
             asked.append(Confirmation(("WAITAOF", 1, 0, patience), (1, 0)))
-        if self.terms.replicas:
-            asked.append(Confirmation(("WAIT", self.terms.replicas, patience), (self.terms.replicas,)))
+        if replicas := self._settings.replicas:
+            asked.append(Confirmation(("WAIT", replicas, patience), (replicas,)))
         return tuple(asked)
 
     async def _disconnect(self) -> None:
@@ -234,45 +226,40 @@ class RedisKeeper:
         while True:
             await self._work()
             await self._disconnect()
-            await self._reconnect()
+            await recover(self._reconnect, self._not_yet, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+            self._health.set("reach", None)
 
     async def _reconnect(self) -> None:
-        pause = FIRST_PAUSE
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                await self._connect()
-                break
-            except StoreError as error:
-                self._health.set("reach", _reason(error))
-                _log.warning("the spool's server cannot be used yet: %s", error)
-                await self._disconnect()
-                pause = min(pause * 2, LONGEST_PAUSE)
-        self._health.set("reach", None)
+        try:
+            await self.connect()
+        except StoreError:
+            await self._disconnect()
+            raise
+
+    def _not_yet(self, error: StoreError) -> None:
+        self._health.set("reach", _reason(error))
+        _log.warning("the spool's server cannot be used yet: %s", error)
 
     async def _work(self) -> None:
         """While connected."""
         tasks = [asyncio.create_task(work) for work in (self._listen(), self._beat(), self._broken.wait())]
         try:
-            if self.hooks is not None:
-                await self.hooks.connected()
+            await self.hooks.connected()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except StoreError as error:
             self._on_broken(str(error))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(*tasks)
         self._on_broken("the connection for news ended")
 
     async def _listen(self) -> None:
-        channel, hooks = self._channel, self.hooks
+        channel = self._channel
         assert channel is not None
         with contextlib.suppress(StoreError):
             while True:
                 teller, _, zone = (await channel.next()).partition(b" ")
-                if teller != self.lease.token and hooks is not None:
-                    hooks.busy(zone)
+                if teller != self.lease.token:
+                    self.hooks.busy(zone)
 
     # --- the lease
 
@@ -284,8 +271,7 @@ class RedisKeeper:
                 await self._recognise(wire)
                 await self._renew(wire)
                 await self.lease.reap(wire)
-                if self.hooks is not None:
-                    await self.hooks.beating()
+                await self.hooks.beating()
                 facts = await ask(self._usable(self._bodies))
                 self._check(facts)
                 self._note_memory(facts)
@@ -295,8 +281,6 @@ class RedisKeeper:
     async def _renew(self, wire: Wire) -> None:
         """Raises StoreError."""
         renewal = await self.lease.renew(wire)
-        if self.hooks is None:
-            return
         if renewal.was_lost:
             self.hooks.lease_lost()
             return
@@ -309,7 +293,7 @@ class RedisKeeper:
 
     def _note_memory(self, facts: ServerFacts) -> None:
         free = facts.free_memory
-        short = free is not None and free < self.terms.min_free_memory
+        short = free is not None and free < self._min_free_memory
         self._health.set("memory", NO_SPACE if short else None)
 
     def full(self) -> None:

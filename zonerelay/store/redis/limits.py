@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import Channel, Reply, Server, Wire, as_list, open_channel, open_wire
@@ -79,10 +80,8 @@ class RedisShelf:
         await self._broken.wait()
 
     async def close(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
-            self._listening = None
+        listening, self._listening = self._listening, None
+        await cancel_all(listening)
         wire, self._wire = self._wire, None
         channel, self._channel = self._channel, None
         if wire is not None:

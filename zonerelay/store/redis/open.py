@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zonerelay.config.settings import LOSS_WORDS, RedisSettings, SpoolSettings
+from zonerelay.config.settings import RedisSettings, SpoolSettings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.redis.connection import Server
 from zonerelay.store.redis.foreign import tell_foreign_queue
-from zonerelay.store.redis.keeper import RedisKeeper, RedisTerms
+from zonerelay.store.redis.keeper import RedisKeeper
 from zonerelay.store.redis.store import RedisStore
 from zonerelay.store.surroundings import Surroundings, secret_of
 
@@ -21,22 +21,15 @@ async def open_redis(
     mark: QueueMark,
 ) -> RedisStore:
     """Raises StoreOpenError."""
-    terms = RedisTerms(
-        prefix=settings.prefix.encode(),
-        lease=settings.lease,
-        replicas=settings.replicas,
-        accept_loss=settings.accept_loss == LOSS_WORDS,
-        min_free_memory=spool.min_free_space,
-    )
-    keeper = RedisKeeper(server_of(settings, around.environment), terms, around, mark)
-    await keeper.open()
+    server = server_of(settings, around.environment)
+    keeper = RedisKeeper(server, settings, around, mark, min_free_memory=spool.min_free_space)
     store = RedisStore(keeper, around)
     try:
         await store.start()
         await tell_foreign_queue(keeper, settings.url)
     except BaseException as error:
         await store.close()
-        if isinstance(error, StoreError):
+        if isinstance(error, StoreError) and not isinstance(error, StoreOpenError):
             raise StoreOpenError(f"[redis] url {settings.url}: {error}") from error
         raise
     return store

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -19,14 +18,12 @@ from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, StoreError, Wanted, everybody
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
-from zonerelay.store.redis.connection import Reply, as_list
+from zonerelay.store.redis.connection import Reply, as_list, pairs
 from zonerelay.store.redis.keeper import RedisKeeper
 
 PAGE_ROWS = 200
 OLDEST_LOOKS = 5000
 """Deliveries held back by their senders that are passed over in search of the oldest."""
-
-T = TypeVar("T")
 
 
 class RedisReader:
@@ -35,7 +32,7 @@ class RedisReader:
     def __init__(self, keeper: RedisKeeper, book: ClaimBook) -> None:
         self._keeper = keeper
         self._book = book
-        self._prefix = keeper.terms.prefix
+        self._prefix = keeper.prefix
 
     # --- messages
 
@@ -173,12 +170,3 @@ class RedisReader:
         when = repr(now).encode("ascii")
         found = await self._keeper.run("oldest", rows.zone_field(zone), when, OLDEST_LOOKS)
         return float(found) if isinstance(found, bytes) else None
-
-
-def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:
-    """A flat list of names and values."""
-    return [
-        (name, value)
-        for name, value in zip(reply[::2], reply[1::2], strict=True)
-        if isinstance(name, bytes) and isinstance(value, bytes)
-    ]

@@ -12,52 +12,57 @@ Claims that this relay does not know of, because an answer was lost, are given b
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope
+from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter
-from zonerelay.store.common.write.batches import in_batches
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.write.replies import then
-from zonerelay.store.contract import SHARED, Change, Finish, Postpone, StoreError, Submit
+from zonerelay.store.contract import SHARED, Change, Finish, Postpone, StoreError, StoreFullError, Submit
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
 from zonerelay.store.redis.claims import RedisClaims
 from zonerelay.store.redis.connection import Argument, Reply, as_list
-from zonerelay.store.redis.counts import RedisCounts
-from zonerelay.store.redis.keeper import Hooks, RedisKeeper
+from zonerelay.store.redis.keeper import RedisHooks, RedisKeeper
 from zonerelay.store.redis.reader import RedisReader
-from zonerelay.store.redis.uploads import RedisUploads, delivery_rows, head
 from zonerelay.store.surroundings import Surroundings
 
-UPDATE_BATCH = 256
+UPLOAD_KEPT = 15 * 60_000
+"""Milliseconds after which the server forgets an upload that no relay goes on with."""
 
 _log = logging.getLogger("zonerelay.store")
 
 
-class RedisStore:
+class RedisStore(BatchedUpdate):
     """Built by `open_redis`; belongs to the event loop that was running then."""
 
-    def __init__(
-        self,
-        keeper: RedisKeeper,
-        around: Surroundings,
-    ) -> None:
+    def __init__(self, keeper: RedisKeeper, around: Surroundings) -> None:
+        self.uploads = 0
         self._keeper = keeper
-        self._prefix = keeper.terms.prefix
+        self._prefix = keeper.prefix
         self._clock = around.clock
         self._on_news = around.on_news
         self._on_lost = around.on_lost
-        book, figures = self._book, self._figures = ClaimBook(), RedisCounts()
-        reader = self._reader = RedisReader(keeper, book)
-        claims = self._claims = RedisClaims(keeper, book, figures, around.clock)
-        self._uploads = RedisUploads(
-            keeper, book, figures, clock=around.clock, observe_commit=around.observe_commit
+        self._observe = around.observe_commit
+        book = self._book = ClaimBook()
+        keeper.hooks = RedisHooks(
+            connected=self._connected,
+            counted=book.take_all_counts,
+            busy=self._heard,
+            lease_lost=self._lease_lost,
+            beating=self._beating,
         )
+        reader = self._reader = RedisReader(keeper, book)
+        claims = self._claims = RedisClaims(keeper, book, around.clock)
+        # Uploads under way and commits without an answer, with the token they were begun under.
+        self._owners: dict[MessageId, bytes] = {}
+        self._doubtful: dict[MessageId, bytes] = {}
         self._doubtful_submits: set[MessageId] = set()
         self.claim, self.claim_new = claims.claim, claims.claim_new
         self.claim_domain, self.release = claims.claim_domain, claims.release
@@ -66,31 +71,95 @@ class RedisStore:
         self.read_messages = reader.read_messages
         self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
-        self.counts = figures.counts
+        self.counts = book.counts
+        self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
         self.problems = keeper.problems
         self.usable = keeper.usable
 
     async def start(self) -> None:
         """Raises StoreError."""
-        self._figures.take_all(as_list(await self._keeper.call("HGETALL", self._prefix + b"counts")))
+        await self._keeper.connect()
+        self._book.take_all_counts(as_list(await self._keeper.call("HGETALL", self._prefix + b"counts")))
         last = await self._keeper.call("GET", self._prefix + b"last-id")
         if isinstance(last, bytes):
-            self._figures.note_id(MessageId(last.decode("ascii")))
-        self._keeper.hooks = Hooks(
-            connected=self._connected,
-            counted=self._figures.take_all,
-            busy=self._heard,
-            lease_lost=self._lease_lost,
-            beating=self._beating,
-        )
+            self._book.note_id(MessageId(last.decode("ascii")))
         self._keeper.start()
 
     def is_counted(self) -> bool:
         return True  # the server counts
 
     def begin(self, envelope: Envelope) -> BodyWriter:
-        return BodyWriter(self._uploads, envelope)
+        return BodyWriter(self, envelope)
+
+    def submit_chunks(
+        self, message_id: MessageId, first: int, chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        owner = self._owners.setdefault(message_id, self._keeper.lease.token)
+        asked = self._keeper.run_body("chunks", owner, message_id, UPLOAD_KEPT, first, *chunks)
+        self._book.remember_body(message_id, first, chunks)
+        return then(asked, _check_upload)
+
+    def submit_message(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        owner = self._owners.get(message.id, self._keeper.lease.token)
+        stored = message.chunks - len(chunks)
+        asked = self._keeper.run(
+            "commit", owner, *_head(message), stored, len(chunks), *chunks, *_delivery_rows(deliveries)
+        )
+        self._owners.pop(message.id, None)
+        self._book.remember(message)
+        self._book.remember_body(message.id, stored + 1, chunks)
+        started = self._clock.monotonic()
+
+        def committed(reply: Reply) -> None:
+            self._observe(self._clock.monotonic() - started)
+            _check_upload(as_list(reply)[0])
+            self._book.note_id(message.id)
+            self._book.take_counts(as_list(reply)[1])
+
+        def failed(error: StoreError) -> None:
+            if isinstance(error, StoreFullError):
+                self._keeper.full()
+            else:
+                self._doubtful[message.id] = owner
+
+        return then(asked, committed, failed)
+
+    def remove_chunks(self, message_id: MessageId, count: int) -> None:
+        del count  # all of it is under one key
+        owner = self._owners.pop(message_id, self._keeper.lease.token)
+        self._book.forget_body(message_id)
+        try:
+            self._abort(message_id, owner)
+        except StoreError:
+            self._doubtful[message_id] = owner
+
+    def _abort(self, message_id: MessageId, owner: bytes) -> asyncio.Future[None]:
+        # Behind what was sent of the body.
+        asked = self._keeper.run_body("abort", owner, message_id)
+
+        def aborted(reply: Reply) -> None:
+            if len(as_list(reply)) > 1:
+                self._book.take_counts(as_list(reply)[1])
+
+        def failed(_: StoreError) -> None:
+            self._doubtful[message_id] = owner
+
+        return then(asked, aborted, failed)
+
+    async def _keep_uploads(self) -> None:
+        """Those under way are not to be forgotten. Raises StoreError."""
+        if self._owners:
+            arguments = [part for upload, owner in self._owners.items() for part in (owner, upload)]
+            await self._keeper.run_body("keep", UPLOAD_KEPT, *arguments)
+
+    async def _take_back(self) -> None:
+        """What is doubtful, now that the server is there again. Raises StoreError."""
+        for message_id, owner in list(self._doubtful.items()):
+            await self._abort(message_id, owner)
+            del self._doubtful[message_id]
 
     # --- settling
 
@@ -125,9 +194,9 @@ class RedisStore:
 
     def _submit_arguments(self, change: Submit) -> list[Argument]:
         chunks = split(change.body)
-        parts = delivery_rows(change.deliveries)
+        parts = _delivery_rows(change.deliveries)
         doubtful = int(change.message.id in self._doubtful_submits)
-        return ["S", *head(change.message), doubtful, len(chunks), *chunks, len(parts) // 3, *parts]
+        return ["S", *_head(change.message), doubtful, len(chunks), *chunks, len(parts) // 3, *parts]
 
     def _settled(
         self, answer: list[Reply], tokens: list[tuple[DeliveryKey, bytes]], submitted: list[MessageId]
@@ -140,22 +209,18 @@ class RedisStore:
         self._book.drop(tokens)
         for message_id in submitted:
             self._doubtful_submits.discard(message_id)
-            self._figures.note_id(message_id)
-        self._figures.take(counts)
+            self._book.note_id(message_id)
+        self._book.take_counts(counts)
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            left = batch
-            while left:
-                done, left = await self._update_batch(left, change)
-                existed += done
+        while keys:
+            done, keys = await self._update_once(keys, change)
+            existed += done
         return existed
 
-    async def _update_batch(
-        self, keys: list[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    async def _update_once(
+        self, keys: Sequence[DeliveryKey], change: ChangeOne
     ) -> tuple[int, list[DeliveryKey]]:
         """How many existed, and which must be looked at again because they changed meanwhile."""
         arguments: list[Argument] = []
@@ -164,9 +229,7 @@ class RedisStore:
         for key, raw in await self._reader.read_records(keys):
             place = rows.address(key)
             old = rows.decode(*place, raw)
-            new = change(old)
-            if new is not None and new.key != key:
-                raise StoreError("a change may not turn a delivery into another one")
+            new = changed(old, change)
             if new == old:
                 unchanged += 1
                 continue
@@ -177,7 +240,7 @@ class RedisStore:
 
         def updated(reply: Reply) -> list[Reply]:
             _, counts, answers = as_list(reply)
-            self._figures.take(counts)
+            self._book.take_counts(counts)
             return as_list(answers)
 
         answers = await then(self._keeper.run("update", self._keeper.lease.token, *arguments), updated)
@@ -188,14 +251,14 @@ class RedisStore:
 
     async def _connected(self) -> None:
         """Once more or for the first time: put right what got lost on the way."""
-        await self._uploads.take_back()
+        await self._take_back()
         await self._claims.reconcile()
-        for zone in self._figures.zones():
+        for zone in self._book.zones():
             self._on_news(zone)
 
     def _heard(self, zone: bytes) -> None:
         name = records.unfield(zone)
-        self._figures.quiet.discard(name)
+        self._book.quiet.discard(name)
         self._on_news(name)
 
     def _lease_lost(self) -> None:
@@ -206,13 +269,13 @@ class RedisStore:
         self._on_lost(keys)
 
     async def _beating(self) -> None:
-        await self._uploads.keep()
+        await self._keep_uploads()
         await self._claims.go_round()
 
     # --- about the store
 
     def last_message_id(self) -> MessageId | None:
-        return self._figures.last_id
+        return self._book.last_id
 
     async def left_over(self) -> str:
         return SHARED
@@ -227,3 +290,22 @@ class RedisStore:
     async def close(self) -> None:
         await self._keeper.close()
         self._book.clear()
+
+
+def _head(message: Message) -> tuple[Argument, ...]:
+    return (message.id, int(message.envelope.created), records.encode_message(message))
+
+
+def _delivery_rows(deliveries: Sequence[Delivery]) -> list[Argument]:
+    found: list[Argument] = []
+    for delivery in deliveries:
+        place = rows.address(delivery.key)
+        found += (place.zone, place.recipient, rows.encode(delivery))
+    return found
+
+
+def _check_upload(status: Reply) -> None:
+    if status == b"TAKEN":
+        raise StoreError("the message id is another message's")
+    if status != b"OK":
+        raise StoreError("the body took so long that the spool's server has given it up")

@@ -28,7 +28,7 @@ from zonerelay.store.s3.client import ConflictError, MissingError
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects, Version
 from zonerelay.store.s3.own_messages import MessageJob, OwnMessages
-from zonerelay.store.s3.refusals import Refusals
+from zonerelay.store.s3.uploads import Refusals
 from zonerelay.store.s3.writer import ObjectWriter
 
 READS_AT_ONCE = 32
@@ -45,7 +45,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Walks:
-    """One per store. `alone`: all mail is this relay's."""
+    """One per store."""
 
     def __init__(
         self,
@@ -55,7 +55,6 @@ class Walks:
         writer: ObjectWriter,
         refusals: Refusals,
         *,
-        alone: bool,
         has_room: Callable[[], bool],
         on_news: News,
     ) -> None:
@@ -64,7 +63,6 @@ class Walks:
         self._nodes = nodes
         self._writer = writer
         self._refusals = refusals
-        self._alone = alone
         self._has_room = has_room
         self._on_news = on_news
         self._over: set[str] = set()
@@ -72,11 +70,9 @@ class Walks:
         self._others: dict[MessageId, str] = {}
         """Owners of messages that are other relays', as the last walk has found them."""
         self._at_once = asyncio.Semaphore(READS_AT_ONCE)
-        self.unreadable = 0
 
     async def walk(self, *, shares: bool = False) -> None:
         """Raises StoreError. `shares`: leave to other relays their part of what is left."""
-        self.unreadable = 0
         present: dict[MessageId, str] = {}
         async for page in self._objects.bucket.pages(self._objects.keys.queue):
             names = [self._objects.keys.message_of(listed.key) for listed in page]
@@ -99,7 +95,7 @@ class Walks:
             # What was decided with it concerns messages with higher ids: they are seen as it leaves them.
             await self._take([(message_id, versions[message_id])], shares=shares)
             if message_id in self._mine.ids:
-                await self._writer.submit(message_id, MessageJob((), lambda _: {}))
+                await self._writer.submit(message_id, MessageJob(()))
         if decided:
             versions = await self._read_all([each for each in versions if each not in decided])
         await self._take(list(versions.items()), shares=shares)
@@ -107,7 +103,7 @@ class Walks:
     async def _read_all(self, ids: Sequence[MessageId]) -> dict[MessageId, Version]:
         found = await asyncio.gather(*(self._bounded(self._read(each)) for each in ids))
         versions = {each: version for each, version in zip(ids, found, strict=True) if version is not None}
-        if not self._alone:
+        if not self._nodes.alone:
             for owner in {version.head.owner for version in versions.values()} - {""}:
                 await self._is_over(owner)
         return versions
@@ -135,7 +131,6 @@ class Walks:
         except MissingError:
             return None
         except StoreCorruptError as error:
-            self.unreadable += 1
             _log.error("left for the operator: %s", error)
             return None
 
@@ -149,7 +144,7 @@ class Walks:
             return set()
         if await self._refusals.came_late(message_id, version):
             return set()
-        if self._alone or head.owner == self._nodes.session:
+        if self._nodes.alone or head.owner == self._nodes.session:
             return self._take_in(message_id, version)
         if head.owner in self._nodes.live():
             if len(self._others) < KNOWN_OTHERS or message_id in self._others:
@@ -181,7 +176,6 @@ class Walks:
         try:
             zones = self._mine.take_in(message_id, version)
         except StoreCorruptError as error:
-            self.unreadable += 1
             _log.error("left for the operator: %s", error)
             return set()
         self._others.pop(message_id, None)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import StoreError
 from zonerelay.store.s3.client import Bucket
 
@@ -117,6 +118,4 @@ class Alerts:
             await self._bucket.give_back(receipt)
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(*self._tasks)

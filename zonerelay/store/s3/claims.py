@@ -13,24 +13,22 @@ a delivery that was lost with the lease is dropped, because another relay decide
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.chunks import check_own_message
 from zonerelay.store.common.claims.index_claims import IndexClaims
-from zonerelay.store.common.write.batches import in_batches
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import Change, Finish, StoreError, Submit
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.keeper import S3Keeper
 from zonerelay.store.s3.own_messages import Decide, MessageJob, OpenDeliveries, OwnMessage, OwnMessages
 from zonerelay.store.s3.writer import APART, ObjectWriter
 
-UPDATE_BATCH = 256
 
-
-class S3Claims(IndexClaims[OwnMessage]):
+class S3Claims(IndexClaims[OwnMessage], BatchedUpdate):
     """The claims of one relay, from handing out to settling."""
 
     def __init__(self, mine: OwnMessages, writer: ObjectWriter, keeper: S3Keeper, walks: Walks) -> None:
@@ -46,9 +44,7 @@ class S3Claims(IndexClaims[OwnMessage]):
         try:
             unknown = [stored.id for stored in held.values() if not stored.etag]
             if unknown:
-                await asyncio.gather(
-                    *(self._writer.submit(each, MessageJob((), _nothing)) for each in unknown)
-                )
+                await asyncio.gather(*(self._writer.submit(each, MessageJob(())) for each in unknown))
             if epoch != mine.epoch:
                 raise StoreError("the lease on the queue was lost meanwhile")
         except BaseException:
@@ -81,12 +77,7 @@ class S3Claims(IndexClaims[OwnMessage]):
                 check_own_message(change)
         groups = [group for group in groups_of(changes) if self._is_ours(group)]
         written = [self._submit(group) for group in groups]
-        if len(written) == 1:
-            await asyncio.shield(written[0])
-            return
-        for outcome in await asyncio.gather(*map(asyncio.shield, written), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await _all_of(written)
 
     def _is_ours(self, group: Group) -> bool:
         """Without what was lost: what became of our attempt is no longer ours to tell."""
@@ -116,17 +107,7 @@ class S3Claims(IndexClaims[OwnMessage]):
 
     # --- operators
 
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            existed += await self._update(batch, change)
-        return existed
-
-    async def _update(
-        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
         self._keeper.check_usable()
         by_message: dict[MessageId, list[DeliveryKey]] = {}
         for key in keys:
@@ -140,34 +121,23 @@ class S3Claims(IndexClaims[OwnMessage]):
             for message_id, some in by_message.items()
             if message_id in self._own.ids
         ]
-        written = [self._writer.submit(message_id, job) for message_id, job in jobs]
-        for outcome in await asyncio.gather(*map(asyncio.shield, written), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await _all_of([self._writer.submit(message_id, job) for message_id, job in jobs])
         return sum(existed.values())
 
 
-def _nothing(_: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
-    """Nothing changes: the message is only read, if it has to be."""
-    return {}
-
-
-def _changer(
-    keys: Sequence[DeliveryKey],
-    change: Callable[[Delivery], Delivery | None],
-    existed: dict[DeliveryKey, bool],
-) -> Callable[[OpenDeliveries], dict[DeliveryKey, Delivery | None]]:
+def _changer(keys: Sequence[DeliveryKey], change: ChangeOne, existed: dict[DeliveryKey, bool]) -> Decide:
     def decide(state: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
-        found: dict[DeliveryKey, Delivery | None] = {}
-        for key in keys:
-            existed[key] = key in state
-            if key in state:
-                new = found[key] = change(state[key])
-                if new is not None and new.key != key:
-                    raise StoreError("a change may not turn a delivery into another one")
-        return found
+        existed.update((key, key in state) for key in keys)
+        return {key: changed(state[key], change) for key in keys if key in state}
 
     return decide
+
+
+async def _all_of(written: Sequence[asyncio.Future[None]]) -> None:
+    """Waits for all of them, and raises the first error."""
+    for outcome in await asyncio.gather(*map(asyncio.shield, written), return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 @dataclass(slots=True)

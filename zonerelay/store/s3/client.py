@@ -22,12 +22,15 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
-from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.config.settings import Addressing, S3Settings
+from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError
 
 ATTEMPTS = 3
 """How often something is asked for that the service says it has not done."""
 PAUSE = 0.1
 PAGE_KEYS = 1000
+WINDOW = 16 * CHUNK_SIZE
+"""Octets of a body that are read together."""
 SLOWEST = 256 * 1024
 """Octets a second of the slowest way to a service: large requests may take that much longer."""
 
@@ -35,7 +38,7 @@ _BUSY = frozenset(
     {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "RequestLimitExceeded"}
 )
 _NOT_DONE = frozenset({"ConditionalRequestConflict", "OperationAborted"})
-_QUESTIONS = frozenset({"list_objects_v2", "list_multipart_uploads"})
+_QUESTIONS = frozenset({"get_object", "list_objects_v2", "list_multipart_uploads"})
 _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 
@@ -53,23 +56,6 @@ class ConflictError(StoreError):
 
 class MissingError(StoreError):
     """There is no such object."""
-
-
-@dataclass(frozen=True, slots=True)
-class BucketAccess:
-    """Where the bucket is and how to get in. Without keys the client looks for them where it always does."""
-
-    bucket: str
-    endpoint_url: str = ""
-    region: str = ""
-    virtual: bool = False
-    access_key: str = ""
-    secret_key: str = ""
-    ca_file: str = ""
-    timeout: float = 10.0
-    connections: int = 50
-    queue_url: str = ""
-    queue_endpoint_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,45 +82,49 @@ def _session() -> AioSession:
     session = AioSession()
     # No caller uses the time of a write, and parsing it for each row is two thirds of the cost of a listing.
     # The end of credentials is a text then, which the client takes, too.
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_as_it_is)
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
     return session
 
 
-def _as_it_is(value: str) -> str:
-    return value
-
-
 class Bucket:
-    """`trouble` hears of every UnsureError and RefusedError."""
+    """`trouble` hears of every UnsureError and RefusedError. Without an access key the client looks for one
+    where the tools of AWS do.
+    """
 
-    def __init__(self, place: BucketAccess, trouble: Callable[[StoreError], None] = lambda _: None) -> None:
-        self.place = place
-        self.trouble = trouble
+    def __init__(self, settings: S3Settings, secret_key: str) -> None:
+        self.trouble: Callable[[StoreError], None] = lambda _: None
+        self._settings = settings
+        self._secret_key = secret_key
         self._stack = contextlib.AsyncExitStack()
         self._client: Any = None  # Any: a client's methods are made when it is
         self._queue: Any = None  # Any: as above
-        self._slots = asyncio.Semaphore(place.connections)
+        self._slots = asyncio.Semaphore(settings.max_requests)
 
     async def open(self) -> None:
         """Makes no request. Raises RefusedError."""
         try:
-            self._client = await self._stack.enter_async_context(self._make("s3", self.place.endpoint_url))
+            self._client = await self._stack.enter_async_context(
+                self._make("s3", self._settings.endpoint_url)
+            )
             self._client.meta.events.register_last("before-call.s3", _without_expect)
-            if self.place.queue_url:
-                made = self._make("sqs", self.place.queue_endpoint_url)
+            if self._settings.queue_url:
+                made = self._make("sqs", self._settings.queue_endpoint_url)
                 self._queue = await self._stack.enter_async_context(made)
         except (BotoCoreError, ValueError) as error:
             raise RefusedError(f"the object store's client: {error}") from error
 
     def _make(self, service: str, url: str) -> contextlib.AbstractAsyncContextManager[Any]:  # Any: as above
-        place = self.place
+        settings = self._settings
+        addressing = settings.addressing
+        if addressing is Addressing.AUTO:
+            addressing = Addressing.PATH if settings.endpoint_url else Addressing.VIRTUAL
         config = AioConfig(
-            s3={"addressing_style": "virtual" if place.virtual else "path"},
+            s3={"addressing_style": addressing.value},
             # What may be asked again is decided here: a condition must not be answered twice.
             retries={"total_max_attempts": 1},
-            connect_timeout=place.timeout,
-            read_timeout=place.timeout + (20.0 if service == "sqs" else 0.0),
-            max_pool_connections=place.connections,
+            connect_timeout=settings.timeout,
+            read_timeout=settings.timeout + (20.0 if service == "sqs" else 0.0),
+            max_pool_connections=settings.max_requests,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             # What costs time for each request and says nothing.
@@ -143,11 +133,11 @@ class Bucket:
         )
         return _session().create_client(
             service,
-            region_name=place.region or None,
+            region_name=settings.region or ("us-east-1" if settings.endpoint_url else None),
             endpoint_url=url or None,
-            verify=place.ca_file or None,
-            aws_access_key_id=place.access_key or None,
-            aws_secret_access_key=place.secret_key or None,
+            verify=str(settings.ca_file) if settings.ca_file else None,
+            aws_access_key_id=settings.access_key or None,
+            aws_secret_access_key=self._secret_key or None,
             config=config,
         )
 
@@ -165,7 +155,10 @@ class Bucket:
     async def get(self, key: str, first: int = 0, length: int = 0) -> Fetched:
         """`length` octets from `first`; none: all of it. Raises MissingError."""
         part = {"Range": f"bytes={first}-{first + length - 1}"} if length else {}
-        return await self._read(key, part)
+        answer = await self._ask("get_object", Key=key, **part)
+        data: bytes = answer["Body"]
+        whole = str(answer.get("ContentRange", "")).rpartition("/")[2]
+        return Fetched(data, answer["ETag"], int(whole) if whole else len(data))
 
     async def delete(self, key: str, *, match: str = "") -> None:
         """No matter whether it is there; with `match` raises ConflictError or MissingError."""
@@ -208,60 +201,48 @@ class Bucket:
     # --- the queue that alerts others
 
     async def send(self, text: str) -> None:
-        async with self._errors(quiet=True):
-            await self._queue.send_message(QueueUrl=self.place.queue_url, MessageBody=text)
+        await self._ask_queue("send_message", MessageBody=text)
 
     async def receive(self, count: int, wait: int) -> list[tuple[str, str]]:
         """Texts, each with what `forget` wants."""
-        async with self._errors(quiet=True):
-            answer = await self._queue.receive_message(
-                QueueUrl=self.place.queue_url, MaxNumberOfMessages=count, WaitTimeSeconds=wait
-            )
+        answer = await self._ask_queue("receive_message", MaxNumberOfMessages=count, WaitTimeSeconds=wait)
         return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
 
     async def give_back(self, receipt: str) -> None:
         """Let others have it at once."""
-        async with self._errors(quiet=True):
-            await self._queue.change_message_visibility(
-                QueueUrl=self.place.queue_url, ReceiptHandle=receipt, VisibilityTimeout=0
-            )
+        await self._ask_queue("change_message_visibility", ReceiptHandle=receipt, VisibilityTimeout=0)
 
     async def forget(self, receipt: str) -> None:
-        async with self._errors(quiet=True):
-            await self._queue.delete_message(QueueUrl=self.place.queue_url, ReceiptHandle=receipt)
+        await self._ask_queue("delete_message", ReceiptHandle=receipt)
 
     # --- inside
 
     async def _ask(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
         body = what.get("Body", b"")
+        octets = WINDOW if verb == "get_object" else len(body) if isinstance(body, bytes) else 0
         # The client's own limits are on single reads and do not count while it waits to write.
-        seconds = self.place.timeout + (len(body) / SLOWEST if isinstance(body, bytes) else 0.0)
+        seconds = self._settings.timeout + octets / SLOWEST
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)
                 async with self._slots, errors, asyncio.timeout(seconds):
                     answer: dict[str, Any] = await getattr(self._client, verb)(
-                        Bucket=self.place.bucket, **what
+                        Bucket=self._settings.bucket, **what
                     )
+                    if verb == "get_object":
+                        async with answer["Body"] as stream:
+                            answer["Body"] = await stream.read()
                     return answer
             except _NotDoneError:
                 await asyncio.sleep(PAUSE * attempt)
         raise AssertionError("the last attempt raises")
 
-    async def _read(self, key: str, part: dict[str, str]) -> Fetched:
-        seconds = self.place.timeout + 1024 * 1024 / SLOWEST
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                errors = self._errors(last=attempt == ATTEMPTS, asks=True)
-                async with self._slots, errors, asyncio.timeout(seconds):
-                    answer = await self._client.get_object(Bucket=self.place.bucket, Key=key, **part)
-                    async with answer["Body"] as stream:
-                        data = await stream.read()
-                    whole = str(answer.get("ContentRange", "")).rpartition("/")[2]
-                    return Fetched(data, answer["ETag"], int(whole) if whole else len(data))
-            except _NotDoneError:
-                await asyncio.sleep(PAUSE * attempt)
-        raise AssertionError("the last attempt raises")
+    async def _ask_queue(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
+        async with self._errors(quiet=True):
+            answer: dict[str, Any] = await getattr(self._queue, verb)(
+                QueueUrl=self._settings.queue_url, **what
+            )
+            return answer
 
     @contextlib.asynccontextmanager
     async def _errors(

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.queue_mark import STRANGE, StrangeStoreError
@@ -44,7 +45,7 @@ class S3Keeper:
         ended: Callable[[Collection[str]], Awaitable[None]],
         tick: Callable[[], Awaitable[None]],
     ) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         self._health = Health(on_health)
         self._recovered = recovered
         self._lost = lost
@@ -60,7 +61,7 @@ class S3Keeper:
 
     def _reason(self) -> str | None:
         reason = self._health.reason
-        return reason if reason is not None or self._nodes.holds_lease else NO_LEASE
+        return reason if reason is not None or self.nodes.holds_lease else NO_LEASE
 
     def problems(self) -> tuple[str, ...]:
         reason = self._reason()
@@ -117,7 +118,7 @@ class S3Keeper:
                 pause = FIRST_PAUSE
             except StoreError as error:
                 self.trouble(error)
-                pause = min(2 * pause, LONGEST_PAUSE, self._nodes.lease / BEATS)
+                pause = min(2 * pause, LONGEST_PAUSE, self.nodes.lease / BEATS)
             except Exception as error:  # noqa: BLE001 - a bug must not end the beat: the lease would go with it
                 _log.exception("unexpected in the beat of the lease")
                 self.trouble(StoreError(repr(error)))
@@ -125,12 +126,12 @@ class S3Keeper:
     async def _beat(self) -> None:
         async with self._beating:
             try:
-                await self._nodes.renew()
+                await self.nodes.renew()
             except LeaseLostError as error:
                 _log.warning("%s", error)
                 self._health.set("lease", NO_LEASE)
                 await self._lost()
-            ended = await self._nodes.look()
+            ended = await self.nodes.look()
             if self._in_trouble:
                 await self._recovered()
                 self._in_trouble = False
@@ -142,9 +143,7 @@ class S3Keeper:
 
     async def close(self) -> None:
         """No more beats; the lease is still there."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
 
     def closed(self) -> None:
         self._closed = True

@@ -21,13 +21,15 @@ from dataclasses import dataclass
 
 import msgspec
 
+from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MAX_WORKERS
 from zonerelay.store.common.queue_mark import QueueMark, new_mark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3 import records as spelled
-from zonerelay.store.s3.client import Bucket, ConflictError, MissingError
-from zonerelay.store.s3.records import Keys, LeaseRecord
+from zonerelay.store.s3.client import ConflictError, MissingError
+from zonerelay.store.s3.objects import Objects
+from zonerelay.store.s3.records import LeaseRecord
 
 SETTLING = 0.2
 """Seconds after which a lease without conditions is looked at once more: who wrote last has it."""
@@ -54,24 +56,22 @@ class Nodes:
 
     def __init__(
         self,
-        bucket: Bucket,
-        keys: Keys,
-        *,
-        lease: float,
-        alone: bool,
+        objects: Objects,
+        settings: S3Settings,
+        mark: QueueMark,
         clock: Clock,
         tell: Callable[[], LeaseRecord],
-        mark: QueueMark,
     ) -> None:
         """`tell` says what stands in the lease besides session, state and beat."""
         self.number = 0
         self.session = ""
         self.others: dict[int, SeenLease] = {}
         self.held_until = float("-inf")
-        self.lease = lease
-        self._alone = alone
-        self._bucket = bucket
-        self._keys = keys
+        self.lease = settings.lease
+        self.alone = not settings.shared
+        """No other relay shares the queue."""
+        self._bucket = objects.bucket
+        self._keys = objects.keys
         self._clock = clock
         self._tell = tell
         self._mark = mark
@@ -98,7 +98,7 @@ class Nodes:
         """Take a number and a session. Raises StoreError, or StoreOpenError."""
         await self._recognise()
         self.session, self._etag = "", ""
-        if self._alone:
+        if self.alone:
             await self._join_alone()
             return
         while True:
@@ -114,7 +114,7 @@ class Nodes:
         await self._mark.check(stored)
         if stored is None:
             with contextlib.suppress(ConflictError):  # another relay's, made just now
-                await self._bucket.put(self._keys.mark, new_mark(self._clock).encode(), new=not self._alone)
+                await self._bucket.put(self._keys.mark, new_mark(self._clock).encode(), new=not self.alone)
             stored = await self._stored_mark()
         await self._mark.adopt(stored or "")
 
@@ -191,7 +191,7 @@ class Nodes:
         """Raises LeaseLostError when the lease is another's, or over; StoreError when that is unknown."""
         started = self._clock.monotonic()
         lease = self._worded(self.session, self._mine.beat + 1)
-        if self._alone:
+        if self.alone:
             found = await self._read(0)
             if found is None or found.lease.session != self.session:
                 self.held_until = float("-inf")
@@ -214,7 +214,7 @@ class Nodes:
 
     async def look(self) -> set[str]:
         """Reads the other leases, and marks silent ones dead. Returns the sessions that have ended since."""
-        if self._alone:
+        if self.alone:
             return set()
         before = self.live()
         names: dict[int, str] = {}
@@ -258,8 +258,8 @@ class Nodes:
         return msgspec.structs.replace(self._tell(), session=session, state="live", beat=beat)
 
     async def _write(self, number: int, lease: LeaseRecord, etag: str) -> str:
-        new = not etag and not self._alone
-        match = "" if self._alone else etag
+        new = not etag and not self.alone
+        match = "" if self.alone else etag
         return await self._bucket.put(
             self._keys.node(number), spelled.encode_lease(lease), match=match, new=new
         )

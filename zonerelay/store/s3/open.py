@@ -7,22 +7,14 @@ service refuses a write or a removal that the condition does not allow, and the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
-from zonerelay.config.settings import Addressing, S3Settings
+from zonerelay.config.settings import S3Settings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.s3.client import (
-    Bucket,
-    BucketAccess,
-    ConflictError,
-    MissingError,
-    RefusedError,
-    UnsureError,
-)
+from zonerelay.store.s3.client import Bucket, ConflictError, MissingError, RefusedError, UnsureError
 from zonerelay.store.s3.objects import Abilities, Objects
 from zonerelay.store.s3.records import Keys
-from zonerelay.store.s3.store import S3Store, S3Terms
+from zonerelay.store.s3.store import S3Store
 from zonerelay.store.surroundings import Surroundings, secret_of
 
 _WRONG = '"00000000000000000000000000000000"'
@@ -34,7 +26,7 @@ async def open_s3(
     mark: QueueMark,
 ) -> S3Store:
     """Raises StoreOpenError."""
-    bucket = Bucket(_access(settings, around.environment))
+    bucket = Bucket(settings, secret_of("s3.secret_key", settings.secret_key, around.environment))
     keys = Keys(settings.prefix)
     try:
         await bucket.open()
@@ -43,12 +35,7 @@ async def open_s3(
             bucket, keys, f"{around.clock.now():.6f}-{around.clock.monotonic():.6f}-{os.getpid()}"
         )
         objects = Objects(bucket, keys, _checked(settings, abilities))
-        store = S3Store(
-            objects,
-            S3Terms(lease=settings.lease, alone=not settings.shared, alerts=bool(settings.queue_url)),
-            around,
-            mark,
-        )
+        store = S3Store(objects, settings, around, mark)
         await store.start()
     except BaseException as error:
         await bucket.close()
@@ -68,25 +55,6 @@ def _checked(settings: S3Settings, abilities: Abilities) -> Abilities:
             "share a queue on it: with shared = false one relay alone can use it"
         )
     return abilities
-
-
-def _access(settings: S3Settings, environment: Mapping[str, str]) -> BucketAccess:
-    virtual = settings.addressing is Addressing.VIRTUAL
-    if settings.addressing is Addressing.AUTO:
-        virtual = not settings.endpoint_url
-    return BucketAccess(
-        bucket=settings.bucket,
-        endpoint_url=settings.endpoint_url,
-        region=settings.region or ("us-east-1" if settings.endpoint_url else ""),
-        virtual=virtual,
-        access_key=settings.access_key,
-        secret_key=secret_of("s3.secret_key", settings.secret_key, environment),
-        ca_file=str(settings.ca_file) if settings.ca_file else "",
-        timeout=settings.timeout,
-        connections=settings.max_requests,
-        queue_url=settings.queue_url,
-        queue_endpoint_url=settings.queue_endpoint_url,
-    )
 
 
 async def probe(bucket: Bucket, keys: Keys, name: str) -> Abilities:

@@ -26,6 +26,11 @@ Decide = Callable[[OpenDeliveries], dict[DeliveryKey, Delivery | None]]
 """From the deliveries as they are to those that change, `None` for what leaves."""
 
 
+def _nothing(_: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
+    """Nothing changes: the message is only read, if it has to be, and what was decided with it is done."""
+    return {}
+
+
 @dataclass(slots=True, eq=False)
 class MessageJob:
     """`keys` is what it may change. `settles`: it ends the claims on them. `reports` and `others` (changes of
@@ -33,7 +38,7 @@ class MessageJob:
     """
 
     keys: Sequence[DeliveryKey]
-    decide: Decide
+    decide: Decide = _nothing
     settles: bool = False
     reports: Sequence[Submit] = ()
     others: Mapping[DeliveryKey, Delivery | None] = field(default_factory=dict)
@@ -111,6 +116,11 @@ class OwnMessages:
 
     def get(self, message_id: MessageId) -> OwnMessage | None:
         return self._hot.get(message_id)
+
+    def message(self, message_id: MessageId) -> Message | None:
+        """The metadata of an open message whose state is in memory."""
+        stored = self._hot.get(message_id)
+        return stored.message if stored is not None and stored.etag and stored.deliveries else None
 
     def use(self, message_id: MessageId) -> OwnMessage:
         """It stays until `drop`."""

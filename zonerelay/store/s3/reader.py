@@ -1,4 +1,4 @@
-"""Reads messages, bodies and the whole queue from a bucket. Changes nothing.
+"""Reads messages, bodies and the whole queue from a bucket, and counts the queue. Changes nothing.
 
 A message that this relay has claimed and has in memory is read without a request, as long as the lease
 lasts. Afterwards another relay may be sending it, so reading it raises StoreError: no attempt begins, and
@@ -6,6 +6,10 @@ none goes on. A large body is read in windows, so that a slow receiver keeps no 
 
 A scan takes the keys at once, from the index for this relay's mail and by listing for that of other relays.
 It reads the states in groups, each as it is then, so memory holds a key for each delivery but few states.
+
+The counts cost no request: this relay's come from its index, those of other relays from their leases and are
+as old as their last beat. Mail that is left to a relay with room is not counted until a relay has taken it
+over.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
-    CHUNK_SIZE,
     MessageNotFoundError,
+    QueueCounts,
     StoreCorruptError,
     StoreError,
     Wanted,
@@ -29,13 +33,12 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.adopt import READS_AT_ONCE
-from zonerelay.store.s3.client import MissingError, UnsureError
+from zonerelay.store.s3.client import WINDOW, MissingError, UnsureError
 from zonerelay.store.s3.keeper import S3Keeper
-from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects, Version
 from zonerelay.store.s3.own_messages import OwnMessages
+from zonerelay.store.s3.records import LeaseRecord
 
-WINDOW = 16 * CHUNK_SIZE
 PATIENCE = 4
 """How often a window is asked for in the middle of a body."""
 PAUSE = 0.5
@@ -48,39 +51,34 @@ _log = logging.getLogger("zonerelay.store")
 class S3Reader:
     """One per store."""
 
-    def __init__(self, objects: Objects, mine: OwnMessages, nodes: Nodes, keeper: S3Keeper) -> None:
+    def __init__(self, objects: Objects, mine: OwnMessages, keeper: S3Keeper) -> None:
         self._objects = objects
         self._mine = mine
-        self._nodes = nodes
+        self._nodes = keeper.nodes
         self._keeper = keeper
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check(message_id)
-        stored = self._mine.get(message_id)
-        if stored is not None and stored.etag and stored.message is not None and stored.deliveries:
-            return stored.message
+        if (known := self._mine.message(message_id)) is not None:
+            return known
         version = await self._objects.find(message_id)
         self._check(message_id)
         return _message(message_id, version)
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         self._check(message_id)
-        stored = self._mine.get(message_id)
-        if stored is not None and stored.etag and stored.message is not None and stored.deliveries:
-            known = self._mine.bodies.get(message_id, stored.message.chunks)
-            if known is not None:
-                for chunk in known:
-                    self._check(message_id)
+        known = self._mine.message(message_id)
+        chunks = None if known is None else self._mine.bodies.get(message_id, known.chunks)
+        if chunks is None:
+            version = await self._objects.find(message_id)
+            message = _message(message_id, version)
+            assert version is not None
+            if version.head.body:
+                async for chunk in self._windows(message, version.head.body):
                     yield chunk
                 return
-        version = await self._objects.find(message_id)
-        message = _message(message_id, version)
-        assert version is not None
-        if version.head.body:
-            async for chunk in self._windows(message, version.head.body):
-                yield chunk
-            return
-        for chunk in await self._behind_head(message, version):
+            chunks = await self._behind_head(message, version)
+        for chunk in chunks:
             self._check(message_id)
             yield chunk
 
@@ -195,6 +193,56 @@ class S3Reader:
         except StoreCorruptError as error:
             _log.error("left for the operator: %s", error)
             return {}
+
+    # --- figures, without a request
+
+    @property
+    def ready(self) -> int:
+        """Deliveries of this relay that have not been tried yet."""
+        return sum(zone.counts.ready for zone in self._mine.index.values())
+
+    def counts(self) -> dict[str, QueueCounts]:
+        found = dict(self._mine.index.counts())
+        for lease in self._nodes.company():
+            for name, (ready, deferred, held) in lease.counts.items():
+                counts = found.setdefault(name, QueueCounts())
+                counts.ready += ready
+                counts.deferred += deferred
+                counts.held += held
+        return found
+
+    async def zones(self) -> set[str]:
+        self._keeper.check_usable()
+        return self.known_zones()
+
+    def known_zones(self) -> set[str]:
+        others = {name for lease in self._nodes.company() for name in lease.counts}
+        return self._mine.index.zones() | others
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        self._keeper.check_usable()
+        mine = self._mine.index[zone].oldest(now)
+        others = [lease.oldest[zone] for lease in self._nodes.company() if zone in lease.oldest]
+        return min((when for when in (mine, *others) if when is not None and when <= now), default=None)
+
+    def lease(self, offers: int, now: float) -> LeaseRecord:
+        """The record that this relay writes into its lease."""
+        index = self._mine.index
+        named = {name: counts for name, counts in index.counts() if counts.total}
+        oldest = {name: index[name].oldest(now) for name in named}
+        return LeaseRecord(
+            offers=offers,
+            last_id=self._mine.last_id or "",
+            counts={name: (c.ready, c.deferred, c.held) for name, c in named.items()},
+            oldest={name: when for name, when in oldest.items() if when is not None},
+        )
+
+    def heard_ids(self) -> None:
+        """Takes note of other relays' ids: ids never go backwards, in any relay."""
+        for name in self._nodes.last_ids:
+            if is_message_id(name):
+                self._mine.note_id(MessageId(name))
+        self._nodes.last_ids.clear()
 
 
 def _message(message_id: MessageId, version: Version | None) -> Message:

@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from zonerelay.config.settings import S3Settings
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.common.queue_mark import QueueMark
@@ -23,14 +24,12 @@ from zonerelay.store.contract import SHARED, StoreError
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.alerts import Alerts
 from zonerelay.store.s3.claims import S3Claims
-from zonerelay.store.s3.counts import S3Counts
 from zonerelay.store.s3.keeper import S3Keeper
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects
 from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.reader import S3Reader
 from zonerelay.store.s3.records import LeaseRecord
-from zonerelay.store.s3.refusals import Refusals
 from zonerelay.store.s3.uploads import S3Uploads
 from zonerelay.store.s3.writer import ObjectWriter
 from zonerelay.store.surroundings import Surroundings
@@ -47,41 +46,16 @@ LOAD_PATIENCE = 2.0
 _log = logging.getLogger("zonerelay.store")
 
 
-@dataclass(frozen=True, slots=True)
-class S3Terms:
-    """`alone`: no other relay shares the queue. `lease` in seconds."""
-
-    lease: float
-    alone: bool = False
-    alerts: bool = False
-
-
 class S3Store:
     """Built by `open_s3`; belongs to the event loop that was running then."""
 
-    def __init__(
-        self,
-        objects: Objects,
-        terms: S3Terms,
-        around: Surroundings,
-        mark: QueueMark,
-    ) -> None:
+    def __init__(self, objects: Objects, settings: S3Settings, around: Surroundings, mark: QueueMark) -> None:
         self._objects = objects
-        self._terms = terms
         clock = self._clock = around.clock
         self._on_news = around.on_news
         self._on_lost = around.on_lost
         mine = self._mine = OwnMessages()
-        nodes = self._nodes = Nodes(
-            objects.bucket,
-            objects.keys,
-            lease=terms.lease,
-            alone=terms.alone,
-            clock=clock,
-            tell=self._tell,
-            mark=mark,
-        )
-        self._figures = S3Counts(mine, nodes)
+        nodes = self._nodes = Nodes(objects, settings, mark, clock, self._tell)
         keeper = self._keeper = S3Keeper(
             nodes,
             on_health=around.on_health,
@@ -91,48 +65,23 @@ class S3Store:
             tick=self._tick,
         )
         objects.bucket.trouble = keeper.trouble
-        self._writer = ObjectWriter(
-            objects,
-            mine,
-            session=lambda: nodes.session,
-            alone=terms.alone,
-            check=keeper.check_usable,
-            lost=around.on_lost,
-            clock=clock,
-            observe=around.observe_commit,
-        )
-        refusals = self._refusals = Refusals(objects, mine, throw_away=self._writer.throw_away, clock=clock)
-        self._walks = Walks(
-            objects,
-            mine,
-            nodes,
-            self._writer,
-            refusals,
-            alone=terms.alone,
-            has_room=self._has_room,
-            on_news=around.on_news,
-        )
+        writer = self._writer = ObjectWriter(objects, mine, keeper, around)
         self._uploads = S3Uploads(
-            objects,
-            mine,
-            refusals,
-            session=lambda: nodes.session,
-            check=keeper.check_usable,
-            owner=self._next_owner,
-            offered=self._offered,
-            throw_away=self._writer.throw_away,
-            clock=clock,
-            observe=around.observe_commit,
+            objects, mine, keeper, writer, around, owner=self._next_owner, offered=self._offered
         )
-        reader = S3Reader(objects, mine, nodes, keeper)
-        claims = S3Claims(mine, self._writer, keeper, self._walks)
+        refusals = self._refusals = self._uploads.refusals
+        self._walks = Walks(
+            objects, mine, nodes, writer, refusals, has_room=self._has_room, on_news=around.on_news
+        )
+        reader = self._reader = S3Reader(objects, mine, keeper)
+        claims = S3Claims(mine, writer, keeper, self._walks)
         self.claim, self.claim_new = claims.claim, claims.claim_new
         self.claim_domain, self.release = claims.claim_domain, claims.release
         self.next_due, self.has_ready = claims.next_due, claims.has_ready
         self.settle, self.update = claims.settle, claims.update
-        self._alerts = (
-            Alerts(objects.bucket, heard=self._heard, has_room=self._has_room) if terms.alerts else None
-        )
+        self._alerts: Alerts | None = None
+        if settings.queue_url:
+            self._alerts = Alerts(objects.bucket, heard=self._heard, has_room=self._has_room)
         self._offers = 0
         self._left: set[MessageId] = set()
         self._heard_offers: dict[str, int] = {}
@@ -141,20 +90,19 @@ class S3Store:
         self._walking: asyncio.Task[None] | None = None
         self._is_read = False
         self._is_closing = False
-        self._closed = False
         self.read_message, self.read_body = reader.read_message, reader.read_body
         self.read_messages, self.scan = reader.read_messages, reader.scan
         self.deliveries_of = reader.deliveries_of
         self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe
         self.problems = keeper.problems
-        self.counts = self._figures.counts
+        self.counts, self.zones, self.oldest = reader.counts, reader.zones, reader.oldest
 
     # --- start and end
 
     async def start(self) -> None:
         """Raises StoreError, or StoreOpenError."""
         await self._nodes.join()
-        self._figures.heard_ids()
+        self._reader.heard_ids()
         self._keeper.start()
         self._begin_walk()
         if self._walking is not None:
@@ -168,9 +116,7 @@ class S3Store:
         self._is_closing = True
         if self._alerts is not None:
             await self._alerts.stop()
-        if self._walking is not None:
-            self._walking.cancel()
-            await asyncio.gather(self._walking, return_exceptions=True)
+        await cancel_all(self._walking)
         await self._uploads.close()
         await self._refuse_last()
         await self._writer.drain()
@@ -178,7 +124,6 @@ class S3Store:
         was_usable = self._keeper.unhealthy() is None
         session = self._nodes.session
         self._keeper.closed()
-        self._closed = True
         if was_usable:
             with contextlib.suppress(StoreError):
                 await self._nodes.leave()
@@ -200,7 +145,7 @@ class S3Store:
         return BodyWriter(self._uploads, envelope)
 
     def _has_room(self) -> bool:
-        return self._figures.ready < CROWDED
+        return self._reader.ready < CROWDED
 
     def _next_owner(self) -> str:
         return self._nodes.session if self._has_room() or not self._nodes.company() else ""
@@ -212,14 +157,6 @@ class S3Store:
             self._alerts.offer(message_id)
 
     # --- figures
-
-    async def oldest(self, zone: str, *, now: float) -> float | None:
-        self._keeper.check_usable()
-        return self._figures.oldest(zone, now)
-
-    async def zones(self) -> set[str]:
-        self._keeper.check_usable()
-        return self._figures.zones()
 
     async def left_over(self) -> str:
         return SHARED
@@ -234,13 +171,13 @@ class S3Store:
     # --- what the keeper tells
 
     def _tell(self) -> LeaseRecord:
-        return self._figures.lease(self._offers, self._clock.now())
+        return self._reader.lease(self._offers, self._clock.now())
 
     async def _recovered(self) -> None:
         """The service is there again: put right what got lost on the way."""
         await self._refusals.settle()
         await self._writer.clean()
-        for zone in self._figures.zones():
+        for zone in self._reader.known_zones():
             self._on_news(zone)
 
     async def _lease_lost(self) -> None:
@@ -259,7 +196,7 @@ class S3Store:
         self._begin_walk(shares=bool(self._nodes.company()))
 
     async def _tick(self) -> None:
-        self._figures.heard_ids()
+        self._reader.heard_ids()
         if self._refusals.open:
             # Given up without trouble, or after what was put right.
             await self._refusals.settle()
@@ -280,7 +217,7 @@ class S3Store:
             self._writer.finish_left()
         if now >= self._next_round:
             self._next_round = now + index_claims.RECONCILE
-            for zone in self._figures.zones():
+            for zone in self._reader.known_zones():
                 due = await self.next_due(zone)
                 if self.has_ready(zone) or (due is not None and due <= self._clock.now()):
                     self._on_news(zone)
@@ -302,7 +239,7 @@ class S3Store:
 
     def _begin_walk(self, *, shares: bool = False) -> None:
         # A share now, and what others have left of theirs a while later.
-        pause = 2 * self._terms.lease if shares else LOOK_AGAIN
+        pause = 2 * self._nodes.lease if shares else LOOK_AGAIN
         self._next_walk = self._clock.monotonic() + pause
         if self._is_closing:
             return

@@ -5,30 +5,128 @@ the message. A body that outgrows a part is uploaded in parts while it arrives. 
 so that many octets of each upload are in memory; `UPLOADS` of them go on at a time, and further ones wait.
 
 A commit whose answer was lost is in doubt: its client has heard 451, so the message is refused when the
-service is reachable again (`refusals`). The next walk through the bucket removes what a crash leaves.
+service is reachable again (`Refusals`). The next walk through the bucket removes what a crash leaves.
+
+The service may carry out a write without an answer later, even after a restart of this relay. So a
+*refusal* is written under the message's name, on the condition that no object is there. The message was
+written on the same condition, so the later of the two fails. If the message came first, the refusal
+replaces it. A refusal stays for `KEPT` seconds; a later walk through the bucket removes it.
+
+A service without conditions lets a late write through. There the ids are remembered for `KEPT` seconds, not
+over a restart, and the next walk through the bucket removes what has come.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.contract import StoreError
+from zonerelay.process.tasks import Tasks
+from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.s3 import records as spelled
-from zonerelay.store.s3.client import ConflictError, UnsureError
+from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
+from zonerelay.store.s3.keeper import S3Keeper
 from zonerelay.store.s3.objects import Objects, Version
 from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.records import INLINE_LIMIT, Head
-from zonerelay.store.s3.refusals import Refusals
+from zonerelay.store.s3.writer import ObjectWriter
+from zonerelay.store.surroundings import Surroundings
 
 PART = 5 * 1024 * 1024
 """The smallest part that the services take."""
 UPLOADS = 16
 """Large bodies that are taken at the same time."""
+KEPT = 3600.0
+"""Seconds after which no service carries out what it was asked."""
+MOST = 10_000
+"""Ids that are remembered where there are no conditions."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Refusals:
+    """Messages that were given up: their clients have heard 451 and come again, so they are not delivered."""
+
+    def __init__(self, objects: Objects, mine: OwnMessages, writer: ObjectWriter, clock: Clock) -> None:
+        self.open: dict[MessageId, str] = {}
+        """In doubt, and nothing has been done about it yet; the session that each was written under."""
+        self._objects = objects
+        self._mine = mine
+        self._throw_away = writer.throw_away
+        self._clock = clock
+        self._remembered: dict[MessageId, float] = {}
+
+    def note(self, message_id: MessageId, session: str) -> None:
+        """It may have been stored, or may be yet."""
+        self.open[message_id] = session
+        if not self._objects.abilities.conditional_put:
+            self._remembered[message_id] = self._clock.monotonic() + KEPT
+            while len(self._remembered) > MOST:
+                del self._remembered[next(iter(self._remembered))]
+
+    async def settle(self) -> None:
+        """The service is there (again): refuse what is in doubt. Raises StoreError."""
+        for message_id, session in list(self.open.items()):
+            try:
+                if await self._refuse(message_id, session):
+                    self._throw_away(self._objects.keys.body(message_id, session))
+            except (ConflictError, MissingError):
+                continue  # another relay was faster: the next beat looks at it again
+            except StoreCorruptError as error:
+                _log.error("left for the operator: %s", error)
+            self.open.pop(message_id, None)
+
+    async def _refuse(self, message_id: MessageId, session: str) -> bool:
+        """True when nothing is left of it, and nothing will come; false when a relay has it now."""
+        if message_id in self._mine.ids:
+            return False
+        has_conditions = self._objects.abilities.conditional_put
+        refusal = Head(format=spelled.FORMAT, owner=session, rev=1, refused=self._clock.now())
+        if has_conditions:
+            try:
+                await self._objects.create(message_id, refusal, b"")
+            except ConflictError:
+                _log.info("message %s: what was given up has been stored", message_id)
+            else:
+                return True
+        try:
+            found = await self._objects.read_head(message_id)
+        except MissingError:
+            if has_conditions:
+                raise
+            return True
+        if found.head.is_over:
+            return True  # our own refusal, the answer to which was lost
+        if found.head.owner not in (session, ""):
+            return False
+        if has_conditions:
+            # Not removed: a client may have sent its request twice.
+            await self._objects.replace(message_id, refusal, b"", etag=found.etag)
+        else:
+            await self._objects.remove(message_id, found.head, etag=found.etag)
+        return True
+
+    # --- what a walk through the bucket finds
+
+    def stands(self, head: Head) -> bool:
+        """A refusal that is still needed. A clock that was far off must not keep it for years."""
+        return bool(head.refused) and abs(self._clock.now() - head.refused) < KEPT
+
+    async def came_late(self, message_id: MessageId, version: Version) -> bool:
+        """It was given up: not to be delivered. Raises StoreError."""
+        if message_id in self.open:
+            return True  # `settle` sees to it
+        until = self._remembered.get(message_id)
+        if until is None or self._clock.monotonic() > until:
+            return False
+        await self._objects.remove(message_id, version.head, etag=version.etag)
+        return True
 
 
 class _Upload:
@@ -52,35 +150,31 @@ class S3Uploads:
         self,
         objects: Objects,
         mine: OwnMessages,
-        refusals: Refusals,
+        keeper: S3Keeper,
+        writer: ObjectWriter,
+        around: Surroundings,
         *,
-        session: Callable[[], str],
-        check: Callable[[], None],
         owner: Callable[[], str],
         offered: Callable[[MessageId], None],
-        throw_away: Callable[[str], None],
-        clock: Clock,
-        observe: Callable[[float], None],
     ) -> None:
-        """`check` raises StoreError when no mail may be taken now, or what was taken may be lost. `owner` is
-        whose the next message will be, "" to leave it to others, of which `offered` is told. `throw_away`
-        removes a body that no message names.
+        """`owner` returns the session that the next message belongs to, "" to leave it to other relays, of
+        which `offered` is told.
         """
         self.uploads = 0
-        self.check_writable = check
+        self.check_writable = keeper.check_usable
+        self.refusals = Refusals(objects, mine, writer, around.clock)
         self._objects = objects
         self._bucket = objects.bucket
         self._mine = mine
-        self._refusals = refusals
-        self._throw_away = throw_away
-        self._session = session
+        self._nodes = keeper.nodes
+        self._throw_away = writer.throw_away
         self._owner = owner
         self._offered = offered
-        self._clock = clock
-        self._observe = observe
+        self._clock = around.clock
+        self._observe = around.observe_commit
         self._slots = asyncio.Semaphore(UPLOADS)
         self._open: dict[MessageId, _Upload] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     # --- bodies
 
@@ -89,9 +183,12 @@ class S3Uploads:
     ) -> asyncio.Future[None]:
         upload = self._open.get(message_id)
         if upload is None:
-            upload = self._open[message_id] = _Upload(self._objects.keys.body(message_id, self._session()))
+            upload = self._open[message_id] = self._new_upload(message_id)
         self._mine.bodies.extend(message_id, first, chunks)
-        return self._start(self._take(upload, list(chunks)))
+        return asyncio.shield(self._tasks.start(self._take(upload, list(chunks))))
+
+    def _new_upload(self, message_id: MessageId) -> _Upload:
+        return _Upload(self._objects.keys.body(message_id, self._nodes.session))
 
     async def _take(self, upload: _Upload, chunks: list[bytes]) -> None:
         async with upload.lock:
@@ -129,7 +226,7 @@ class S3Uploads:
         self._mine.bodies.drop(message_id)
         upload = self._open.pop(message_id, None)
         if upload is not None:
-            self._start(self._abort(upload))
+            self._tasks.start(self._abort(upload))
 
     async def _abort(self, upload: _Upload) -> None:
         async with upload.lock:
@@ -137,8 +234,8 @@ class S3Uploads:
             upload.waiting = []
             self._free(upload)
             if upload.id:
-                # Should it fail, it is found as what a crash leaves.
-                await self._bucket.abort_upload(upload.key, upload.id)
+                with contextlib.suppress(StoreError):  # a walk finds it as what a crash leaves
+                    await self._bucket.abort_upload(upload.key, upload.id)
 
     def _free(self, upload: _Upload) -> None:
         if upload.has_slot:
@@ -152,7 +249,7 @@ class S3Uploads:
     ) -> asyncio.Future[None]:
         upload = self._open.pop(message.id, None)
         if upload is None and message.size > INLINE_LIMIT:
-            upload = _Upload(self._objects.keys.body(message.id, self._session()))
+            upload = self._new_upload(message.id)
         head = Head(
             format=spelled.FORMAT,
             owner=self._owner(),
@@ -163,12 +260,13 @@ class S3Uploads:
             body=upload.key if upload is not None else "",
         )
         self._mine.bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
-        return self._start(self._commit(message, head, list(chunks), upload))
+        work = self._commit(message, head, list(chunks), upload)
+        return asyncio.shield(self._tasks.start(work))
 
     async def _commit(
         self, message: Message, head: Head, chunks: list[bytes], upload: _Upload | None
     ) -> None:
-        session, started = self._session(), self._clock.monotonic()
+        session, started = self._nodes.session, self._clock.monotonic()
         version: Version | None = None
         is_sent = False
         try:
@@ -176,13 +274,13 @@ class S3Uploads:
                 await self._finish_body(upload, chunks)
             is_sent = True
             version = await self._create(message.id, head, b"" if upload is not None else b"".join(chunks))
-            if session != self._session():
+            if session != self._nodes.session:
                 raise UnsureError("the lease of this relay has ended meanwhile")
             self.check_writable()
         except StoreError as error:
             self._mine.bodies.drop(message.id)
             if is_sent and (version is not None or isinstance(error, UnsureError)):
-                self._refusals.note(message.id, session)
+                self.refusals.note(message.id, session)
             elif upload is not None:
                 self._give_up(upload)
             raise
@@ -209,28 +307,13 @@ class S3Uploads:
     def _give_up(self, upload: _Upload) -> None:
         """Nothing names it."""
         if upload.id:
-            self._start(self._abort(upload))
+            self._tasks.start(self._abort(upload))
         else:
             self._throw_away(upload.key)
-
-    # --- inside
-
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Future[None]:
-        """Carries the work out to its end, also when its caller leaves."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return asyncio.shield(task)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # a caller that waits has seen it
 
     async def close(self) -> None:
         """Let commits end; what is only half here goes."""
         for upload in list(self._open.values()):
-            self._start(self._abort(upload))
+            self._tasks.start(self._abort(upload))
         self._open.clear()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.drain()

@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import Tasks
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.contract import StoreCorruptError, StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
+from zonerelay.store.s3.keeper import S3Keeper
 from zonerelay.store.s3.objects import Objects
 from zonerelay.store.s3.own_messages import MessageJob, OpenDeliveries, OwnMessage, OwnMessages
 from zonerelay.store.s3.records import INLINE_LIMIT, Head, HeadIntent, Report, Step
+from zonerelay.store.surroundings import Surroundings
 
 RACES = 8
 """How often a write is tried again because another writer was faster."""
@@ -37,36 +39,24 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class ObjectWriter:
-    """One per store. `session` names the owner of new writes; `alone`: every message is this relay's."""
+    """One per store."""
 
-    def __init__(
-        self,
-        objects: Objects,
-        mine: OwnMessages,
-        *,
-        session: Callable[[], str],
-        alone: bool,
-        check: Callable[[], None],
-        lost: Callable[[Collection[DeliveryKey]], None],
-        clock: Clock,
-        observe: Callable[[float], None],
-    ) -> None:
-        """`check` raises StoreError when nothing may be written now."""
+    def __init__(self, objects: Objects, mine: OwnMessages, keeper: S3Keeper, around: Surroundings) -> None:
         self._objects = objects
         self._mine = mine
-        self._session = session
-        self._alone = alone
-        self._check = check
-        self._lost = lost
-        self._now = clock.monotonic
-        self._observe = observe
+        self._nodes = keeper.nodes
+        self._check = keeper.check_usable
+        self._lost = around.on_lost
+        self._now = around.clock.monotonic
+        self._observe = around.observe_commit
         self.litter: set[str] = set()
         """Bodies that no message names any more and that could not be removed yet."""
         self.unfinished: set[MessageId] = set()
         """Messages with an intent that is not carried out to its end."""
         self._doubtful: set[MessageId] = set()
         self._made: set[MessageId] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self.drain = self._tasks.drain
 
     def submit(self, message_id: MessageId, job: MessageJob) -> asyncio.Future[None]:
         """Done when it is durable; carried out to its end whether waited for or not."""
@@ -76,19 +66,10 @@ class ObjectWriter:
         stored.jobs.append(job)
         if not stored.busy:
             stored.busy = True
-            self.start(self._work(stored))
+            self._tasks.start(self._work(stored))
         else:
             self._mine.drop(stored)
         return job.done
-
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def drain(self) -> None:
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _work(self, stored: OwnMessage) -> None:
         try:
@@ -142,7 +123,7 @@ class ObjectWriter:
         version = await self._objects.find(stored.id)
         if version is None:
             return False
-        if not self._alone and version.head.owner != self._session():
+        if not self._nodes.alone and version.head.owner != self._nodes.session:
             return False
         stored.take(version)
         return True
@@ -173,7 +154,7 @@ class ObjectWriter:
     ) -> None:
         head = Head(
             format=spelled.FORMAT,
-            owner=self._session(),
+            owner=self._nodes.session,
             rev=stored.rev + 1,
             message=stored.message,
             deliveries=spelled.rows(left.values()),
@@ -239,11 +220,11 @@ class ObjectWriter:
         """What could not be done to its end is tried once more."""
         for message_id in list(self.unfinished):
             self.unfinished.discard(message_id)
-            self.submit(message_id, MessageJob((), lambda _: {}))
+            self.submit(message_id, MessageJob(()))
 
     def submit_apart(self, reports: Sequence[Submit]) -> asyncio.Future[None]:
         """Messages that belong to nothing."""
-        job = MessageJob((), lambda _: {})
+        job = MessageJob(())
 
         async def make() -> None:
             try:
@@ -253,7 +234,7 @@ class ObjectWriter:
             else:
                 job.end()
 
-        self.start(make())
+        self._tasks.start(make())
         return job.done
 
     async def _word_intent(
@@ -270,7 +251,7 @@ class ObjectWriter:
         message = msgspec.Raw(records.encode_message(report.message))
         if len(report.body) <= INLINE_LIMIT:
             return Report(message=message, deliveries=found, inline=report.body)
-        key = self._objects.keys.body(report.message.id, self._session())
+        key = self._objects.keys.body(report.message.id, self._nodes.session)
         await self._objects.bucket.put(key, report.body)
         return Report(message=message, deliveries=found, body=key)
 
@@ -304,10 +285,10 @@ class ObjectWriter:
         if message_id in self._mine.ids:
             return
         try:
-            version = await self._objects.create(message_id, report.head(self._session()), report.inline)
+            version = await self._objects.create(message_id, report.head(self._nodes.session), report.inline)
         except ConflictError:
             found = await self._objects.find(message_id)
-            if found is None or found.head.owner != self._session():
+            if found is None or found.head.owner != self._nodes.session:
                 return
             version = found
         if not report.body:
@@ -396,7 +377,7 @@ class ObjectWriter:
     def throw_away(self, key: str) -> None:
         """Removes a body that no message names any more."""
         self.litter.add(key)
-        self.start(self._remove(key))
+        self._tasks.start(self._remove(key))
 
     async def _remove(self, key: str) -> None:
         try:
