@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from zonerelay.config.settings import Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import Lost, News, Store
-from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.open import open_store
 from zonerelay.store.spool_paths import node_of, spool_of
 from zonerelay.store.surroundings import Surroundings
@@ -34,6 +33,8 @@ class MailQueue:
 
     async def acknowledge(self, loss: str) -> bool:
         """The operator has dealt with it; false when the spool tells of no such loss. Raises StoreError."""
+        from zonerelay.store.leveldb.store import LevelDbStore  # noqa: PLC0415 - an engine: see store/open.py
+
         return isinstance(self._spool, LevelDbStore) and await self._spool.acknowledge(loss)
 
     def problems(self) -> tuple[str, ...]:
