@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml locks/build.lock locks/base.lock
 
 $(DEVELOPMENT): $(STAMP) locks/dev.lock
 	@echo "Adding what tests and checks need, once."
-	@$(BIN)/pip install $(LOCKED) -r locks/dev.lock
+	@$(BIN)/pip install $(LOCKED) --use-pep517 --no-build-isolation -r locks/dev.lock
 	@touch $@
 
 run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var
