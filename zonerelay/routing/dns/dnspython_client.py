@@ -23,10 +23,10 @@ import dns.rdatatype
 import dns.rdtypes.ANY.TLSA
 import dns.resolver
 
-from zonerelay.config.endpoints import NameServer, parse_name_server
+from zonerelay.config.endpoints import parse_name_server
 from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
-from zonerelay.routing.dns.name_servers import TRY_TIMEOUT
+from zonerelay.routing.dns.name_servers import LOCAL_SERVER, RESOLV_CONF, TRY_TIMEOUT
 from zonerelay.routing.dns.packets import EDNS_PAYLOAD, Reading
 from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind
 
@@ -51,27 +51,16 @@ class ThoroughDns:
     """Asks the configured name servers, or the system's, or one on this machine, as libc does."""
 
     def __init__(self, settings: DnsSettings) -> None:
-        self._settings = settings
+        """Raises ValueError when resolv.conf names a server in an unknown form."""
         self._backend = dns.asyncbackend.get_backend("asyncio")
         self._dns = _dns_resolver(settings)
 
-    @property
-    def servers(self) -> list[NameServer]:
-        """Returns the name servers; none if one of them speaks another protocol than DNS over UDP and TCP."""
-        found = []
-        for server in self._dns.nameservers:
-            if isinstance(server, str):
-                found.append(NameServer(server, self._dns.nameserver_ports.get(server, self._dns.port)))
-            elif isinstance(server, dns.nameserver.Do53Nameserver):
-                found.append(NameServer(server.address, server.port))
-            else:
-                return []
-        return found
-
     async def ask(
-        self, name: str, kind: Kind[Record], *, lifetime: float, tcp: bool = False
+        self, name: str, kind: Kind[Record], *, lifetime: float, tcp: bool, search: bool
     ) -> Reading[Record]:
-        """Returns what the answer says. `lifetime` is in seconds; `tcp`: do not use UDP."""
+        """Returns what the answer says. `lifetime` is in seconds. `tcp`: do not use UDP. `search`: the
+        system's search list applies.
+        """
         try:
             answer = await self._dns.resolve(
                 name,
@@ -79,7 +68,7 @@ class ThoroughDns:
                 raise_on_no_answer=False,
                 lifetime=lifetime,
                 tcp=tcp,
-                search=self.searches(name, kind.name),
+                search=search,
                 backend=self._backend,
             )
         except dns.resolver.NXDOMAIN as error:
@@ -94,10 +83,6 @@ class ThoroughDns:
             return Reading(DnsStatus.BAD, (), 0.0)
         return _understand(answer, tuple(_READERS[kind](answer)))
 
-    def searches(self, name: str, kind: str) -> bool:
-        """True when the system's search list applies to the question."""
-        return kind in ("A", "AAAA") and "." not in name and not self._settings.servers
-
 
 def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
     """Returns a resolver with the configured servers, the system's, or 127.0.0.1."""
@@ -107,9 +92,9 @@ def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
         resolver.nameservers = [dns.nameserver.Do53Nameserver(s.address, s.port) for s in servers]
     else:
         try:
-            resolver.read_resolv_conf("/etc/resolv.conf")
+            resolver.read_resolv_conf(RESOLV_CONF)
         except dns.resolver.NoResolverConfiguration:
-            resolver.nameservers = ["127.0.0.1"]
+            resolver.nameservers = [LOCAL_SERVER]
     # AD in a query asks for AD in the answer (RFC 6840 5.7); resolvers older than that want DO.
     resolver.use_edns(0, dns.flags.DO if settings.trust_ad else 0, EDNS_PAYLOAD)
     if settings.trust_ad:

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import ipaddress
+import re
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 
-from zonerelay.config.endpoints import NameServer
+from zonerelay.config.endpoints import NameServer, parse_name_server
+from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, Record
 from zonerelay.routing.dns.packets import Reading, is_truncated, question, read_answer
 from zonerelay.routing.dns.records import Kind
@@ -33,6 +37,11 @@ LONGEST = 4096
 """Octets. A longer packet is cut off and therefore not plain."""
 IDS = 1 << 16
 
+RESOLV_CONF = "/etc/resolv.conf"
+LOCAL_SERVER = "127.0.0.1"
+"""Is asked when no name server is named, as libc does."""
+
+_NAME_SERVER = re.compile(r"\s*nameserver\s+(\S+)")
 _UNREACHABLE = b""
 
 
@@ -41,6 +50,23 @@ class NotPlain(enum.Enum):
 
     TRUNCATED = "truncated"
     OTHER = "other"
+
+
+def servers_of(settings: DnsSettings, resolv_conf: str = RESOLV_CONF) -> list[NameServer]:
+    """Returns the configured name servers, or the system's, or the one on this machine. Returns none if the
+    system names one by anything but its address: dnspython knows other protocols than DNS over UDP and TCP.
+    """
+    if settings.servers:
+        return [parse_name_server(server) for server in settings.servers]
+    try:
+        lines = Path(resolv_conf).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    named = [found[1] for line in lines if (found := _NAME_SERVER.match(line))]
+    try:
+        return [NameServer(name) for name in named or [LOCAL_SERVER] if ipaddress.ip_address(name)]
+    except ValueError:
+        return []
 
 
 class NameServers:

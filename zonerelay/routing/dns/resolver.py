@@ -31,15 +31,15 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.cache import AnswerCache
-from zonerelay.routing.dns.dnspython_client import ThoroughDns
 from zonerelay.routing.dns.hosts import Hosts, is_localhost, read_hosts
 from zonerelay.routing.dns.name_server_watch import NameServerWatch
-from zonerelay.routing.dns.name_servers import TRY_TIMEOUT, NameServers, NotPlain
+from zonerelay.routing.dns.name_servers import TRY_TIMEOUT, NameServers, NotPlain, servers_of
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
 from zonerelay.routing.idna import ascii_domain
 
 if TYPE_CHECKING:  # a command that only explains needs no metrics
+    from zonerelay.routing.dns.dnspython_client import ThoroughDns
     from zonerelay.telemetry.events.subsystems import NameServerEvents
 
 MIN_TTL = 5.0
@@ -71,8 +71,8 @@ class Resolver:
         self._settings = settings
         self._clock = clock
         self._hosts = read_hosts() if hosts is None else hosts
-        self._thorough = ThoroughDns(settings)
-        servers = self._thorough.servers
+        servers = servers_of(settings)
+        self._thorough = None if servers else _thorough(settings)
         names = ", ".join(map(str, servers)) or "the system's"
         self._watch = NameServerWatch(names, self._probe, observer)
         self._probe_time = TRY_TIMEOUT * max(1, len(servers))
@@ -177,7 +177,9 @@ class Resolver:
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         found: Reading[Raw] | NotPlain = NotPlain.OTHER
-        if is_plain_name(name) and not self._thorough.searches(name, kind.name):
+        # libc's search list: for addresses of names without dots.
+        search = kind in (A, AAAA) and "." not in name and not self._settings.servers
+        if is_plain_name(name) and not search:
             try:
                 found = await self._servers.ask(name, kind, lifetime=lifetime)
             except TimeoutError:
@@ -185,7 +187,10 @@ class Resolver:
         if not isinstance(found, NotPlain):
             return found
         left = max(LEAST_TIME, ends - clock())
-        return await self._thorough.ask(name, kind, lifetime=left, tcp=found is NotPlain.TRUNCATED)
+        if self._thorough is None:
+            self._thorough = _thorough(self._settings)
+        truncated = found is NotPlain.TRUNCATED
+        return await self._thorough.ask(name, kind, lifetime=left, tcp=truncated, search=search)
 
     def _is_secure(self, reading: Reading[Raw]) -> bool:
         # An answer over a path that can be tampered with may have any bit set: only the operator knows.
@@ -208,6 +213,14 @@ class Resolver:
     ) -> DnsAnswer[Record]:
         expires = self._clock.monotonic() + max(ttl, MIN_TTL)
         return DnsAnswer(status, records, expires, secure, canonical)
+
+
+def _thorough(settings: DnsSettings) -> ThoroughDns:
+    from zonerelay.routing.dns.dnspython_client import (  # noqa: PLC0415 - most relays never need dnspython
+        ThoroughDns,
+    )
+
+    return ThoroughDns(settings)
 
 
 def _as_they_are(records: tuple[Raw, ...]) -> tuple[Raw, ...]:

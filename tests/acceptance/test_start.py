@@ -1,0 +1,49 @@
+"""What a relay loads when it starts: a library is time before the first greeting, and memory ever after."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.ports import LOOPBACK, free_port, wait_until
+from tests.support.process import RelayProcess
+
+LATER = {
+    "aiohttp",  # with the first question for /metrics
+    "dns",  # with the first answer of a name server that is not plain
+    "OpenSSL",  # where clients may have certificates, or DANE applies
+    "cryptography",  # where mail is signed
+    "rich",  # for people
+    "asyncpg",
+    "redis",
+    "aiobotocore",
+    "zonerelay.store.disk.store",
+    "zonerelay.store.memory.store",
+    "zonerelay.outbox.store",
+    "zonerelay.supervisor.run",
+    "zonerelay.policies",
+}
+"""What a relay with one worker, a spool in LevelDB, HTTP and a next hop does without."""
+
+IMPORTED = re.compile(r"^import time:.*\|\s*([\w.]+)$", re.MULTILINE)
+
+
+def test_a_plain_relay_loads_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    http = f"{LOOPBACK}:{free_port()}"
+    relay = RelayProcess(
+        tmp_path,
+        next_hop=f"{LOOPBACK}:{free_port()}",
+        tables={"admin": {"address": http}},
+        environment={"PYTHONPROFILEIMPORTTIME": "1"},
+    )
+    try:
+        relay.start(statuses=(0,))  # no question over HTTP
+        loaded = set(IMPORTED.findall(relay.log_text()))
+        assert {"aiosmtpd", "zonerelay.worker.worker", "zonerelay.store.leveldb.store"} <= loaded
+        assert loaded & LATER == set()
+        relay.admin_port = int(http.rpartition(":")[2])
+        assert relay.http("/healthz") == (200, "ok\n")
+        assert wait_until(lambda: "aiohttp" in IMPORTED.findall(relay.log_text()), timeout=5)
+        assert relay.terminate() == 0
+    finally:
+        relay.kill()
