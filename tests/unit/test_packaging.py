@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from zonerelay.cli import arguments
+from zonerelay.cli.setup.init import PROGRAM
 from zonerelay.config.load import load
 from zonerelay.config.options.endpoints import parse_listen
 from zonerelay.config.options.units import parse_duration
@@ -117,7 +118,7 @@ def test_every_command_of_the_unit_is_one_that_zonerelay_has() -> None:
     (start,), (check, reload) = unit()["ExecStart"], unit()["ExecReload"]
     for line, command in ((start, "serve"), (check, "check-config")):
         program, *rest = shlex.split(line)
-        assert program == "/opt/zonerelay/bin/zonerelay"
+        assert program == PROGRAM
         parsed = arguments.parse(rest)
         assert (parsed.command, str(parsed.config)) == (command, config)
     assert reload == "/bin/kill -HUP $MAINPID"

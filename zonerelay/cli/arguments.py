@@ -65,6 +65,14 @@ def build() -> argparse.ArgumentParser:
     worker.add_argument(
         "--heir", dest="drains_spool", action="store_true", help="empty the spool of a worker that is no more"
     )
+    init = commands.add_parser(
+        "init",
+        help="write a configuration and systemd units to begin with",
+        description="Write zonerelay.toml, zonerelay.service and zonerelay.socket into DIR, with paths that "
+        "fit it: everything lies in DIR, or, below /etc, where a service keeps it. It overwrites nothing.",
+        allow_abbrev=False,
+    )
+    init.add_argument("directory", type=Path, metavar="DIR")
     _command(commands, "check-config", "check the configuration file and say everything that is wrong")
     _json(_command(commands, "status", "what the running relay is doing"))
     _queue(commands)

@@ -103,6 +103,10 @@ def _run_tool(arguments: Namespace) -> int:
             from zonerelay.cli.setup.dkim import dkim
 
             return dkim(arguments)
+        case "init":
+            from zonerelay.cli.setup.init import init
+
+            return init(arguments)
         case "spool":
             return _run_spool(arguments)
     raise AssertionError(arguments.command)
