@@ -281,6 +281,9 @@ def _spool(commands: Commands) -> None:
     acknowledge = _command(verbs, "acknowledge", "a loss of the spool has been dealt with: tell it no more")
     acknowledge.add_argument("loss", metavar="ID", help="as `zonerelay status` shows it")
     _json(acknowledge)
+    _command(
+        verbs, "is-empty", "of a stopped relay: print the directories of its spool, if that holds no mail"
+    )
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
 
 

@@ -113,9 +113,14 @@ def _run_tool(arguments: Namespace) -> int:
 
 
 def _run_spool(arguments: Namespace) -> int:
-    from zonerelay.cli.operate.spool import accept_empty, acknowledge
+    from zonerelay.cli.operate import spool
 
-    return acknowledge(arguments) if arguments.verb == "acknowledge" else accept_empty(arguments)
+    match arguments.verb:
+        case "acknowledge":
+            return spool.acknowledge(arguments)
+        case "is-empty":
+            return spool.is_empty(arguments)
+    return spool.accept_empty(arguments)
 
 
 def _run_queue(arguments: Namespace) -> int:
