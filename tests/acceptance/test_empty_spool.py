@@ -6,6 +6,8 @@ import smtplib
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.ports import LOOPBACK
 from tests.support.process import PROGRAM, RelayProcess
 
@@ -38,8 +40,11 @@ def test_a_spool_is_empty_when_the_relay_is_stopped_and_its_mail_has_left(tmp_pa
         assert "mine" in said
 
 
-def test_a_queue_on_a_server_is_not_empty_by_this_machine_s_word(tmp_path: Path) -> None:
-    relay = RelayProcess(tmp_path, spool={"backend": "redis"})
+@pytest.mark.parametrize("backend", ["redis", "memory"])
+def test_a_queue_that_is_no_directory_of_this_machine_is_not_proved_empty(
+    backend: str, tmp_path: Path
+) -> None:
+    relay = RelayProcess(tmp_path, spool={"backend": backend})
     status, said = command(relay, "spool", "is-empty")
     assert status == 1
-    assert "on a server" in said
+    assert "only a spool of leveldb or disk" in said

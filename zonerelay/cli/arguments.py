@@ -85,6 +85,7 @@ def build() -> argparse.ArgumentParser:
     _dkim(commands)
     _outbox(commands)
     _spool(commands)
+    commands.add_parser("sendmail", help="hand in mail as sendmail(1) does", add_help=False)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser

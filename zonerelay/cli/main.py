@@ -18,6 +18,11 @@ from zonerelay.control.socket.errors import ControlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["sendmail"]:
+        from zonerelay.sendmail import main as sendmail
+
+        return sendmail(words[1:])
     arguments = grammar.parse(argv)
     try:
         status = _run(arguments)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.config.settings import SpoolSettings
+from zonerelay.config.settings import Backend, SpoolSettings
 from zonerelay.control.messages.answers import Acknowledged
 from zonerelay.control.messages.requests import SpoolAcknowledge
 from zonerelay.control.socket.errors import NotRunningError
@@ -97,8 +97,10 @@ def is_empty(arguments: Namespace) -> int:
     further workers are removed, as by a relay with fewer workers. Raises CliError with what is left.
     """
     spool = load_settings(arguments.config).spool
-    if is_shared(spool):
-        raise CliError(f'backend = "{spool.backend.value}" keeps the queue on a server that others may share')
+    if spool.backend not in (Backend.LEVELDB, Backend.DISK):
+        raise CliError(
+            f'backend = "{spool.backend.value}": only a spool of leveldb or disk can be proved empty'
+        )
     found = [path for path in directories_of(spool) if path.is_dir()]
     for path in found:
         if os.geteuid() == 0 and (owner := path.stat().st_uid) != 0:
