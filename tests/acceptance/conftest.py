@@ -17,6 +17,7 @@ from zonerelay.sandbox.sink import Sink
 
 NEED_ROOT = [
     "test_chunking_peers.py",
+    "test_debian_package.py",
     "test_dsn_peers.py",
     "test_full_disk.py",
     "test_nodes.py",

@@ -126,7 +126,7 @@ def test_every_command_of_the_unit_is_one_that_zonerelay_has() -> None:
 
 def test_the_user_of_the_unit_is_created() -> None:
     postinst = (ROOT / "debian/postinst").read_text(encoding="utf-8")
-    assert re.search(rf'^    useradd --system .*\\\n.* {unit()["User"][0]}$', postinst, re.MULTILINE)
+    assert re.search(rf"^    useradd --system .*\\\n.* {unit()['User'][0]}$", postinst, re.MULTILINE)
 
 
 def test_the_container_does_not_run_as_root() -> None:

@@ -11,7 +11,6 @@ import asyncio
 import os
 import pwd
 from argparse import Namespace
-from dataclasses import replace
 
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output
@@ -122,7 +121,7 @@ def is_empty(arguments: Namespace) -> int:
 async def _left_in(spool: SpoolSettings) -> str:
     """In words; "" is a proof. Raises StoreError, also while a relay has the spool."""
     around = Surroundings(SystemClock(), on_health=lambda _: None, observe_commit=lambda _: None)
-    store = await open_store(replace(spool, min_free_space=0), around)
+    store = await open_store(spool, around)
     try:
         if zones := await store.zones():
             return f"mail waits in the zones {', '.join(sorted(zones))} of {spool.path}"
