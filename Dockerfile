@@ -17,6 +17,8 @@ RUN /opt/zonerelay/bin/pip install --no-cache-dir --disable-pip-version-check --
         -r locks/build.lock -r locks/base.lock \
         $(echo "$EXTRAS" | tr , '\n' | sed -n 's|..*|-r locks/&.lock|p')
 COPY pyproject.toml README.md LICENSE ./
+COPY config config
+COPY systemd systemd
 COPY zonerelay zonerelay
 RUN /opt/zonerelay/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \
         --compile . \

@@ -16,7 +16,7 @@ If it was plyvel that could not be built: it comes ready-made for x86-64, with P
 endef
 export PLYVEL_HINT
 
-.PHONY: help run sandbox test check fmt fuzz bench lock pin clean
+.PHONY: help run sandbox deb test check fmt fuzz bench lock pin clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -39,6 +39,9 @@ run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var
 
 sandbox: $(STAMP)  ## relay and scriptable sink on loopback: watch mail flow
 	$(BIN)/zonerelay sandbox
+
+deb:  ## Debian packages for this release of Debian, into dist/
+	@debian/build dist
 
 check: $(DEVELOPMENT)  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check zonerelay tests

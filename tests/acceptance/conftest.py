@@ -18,6 +18,7 @@ from zonerelay.sandbox.sink import Sink
 _SERVERS = "needs root: Postfix, Exim and OpenSMTPD start as root and become other users"
 NEED_ROOT = {
     "test_chunking_peers.py": _SERVERS,
+    "test_debian_package.py": "needs root: makes a small Debian and changes root into it",
     "test_dsn_peers.py": _SERVERS,
     "test_full_disk.py": "needs root: mounts a small file system",
     "test_nodes.py": "needs root: joins network namespaces by a bridge",

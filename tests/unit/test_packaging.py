@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from zonerelay.cli import arguments
+from zonerelay.cli.setup.init import PROGRAM
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.load import load
 from zonerelay.config.settings import Settings
@@ -117,15 +118,15 @@ def test_every_command_of_the_unit_is_one_that_zonerelay_has() -> None:
     (start,), (check, reload) = unit()["ExecStart"], unit()["ExecReload"]
     for line, command in ((start, "serve"), (check, "check-config")):
         program, *rest = shlex.split(line)
-        assert program == "/opt/zonerelay/bin/zonerelay"
+        assert program == PROGRAM
         parsed = arguments.parse(rest)
         assert (parsed.command, str(parsed.config)) == (command, config)
     assert reload == "/bin/kill -HUP $MAINPID"
 
 
 def test_the_user_of_the_unit_is_created() -> None:
-    sysusers = (ROOT / "systemd/zonerelay.sysusers").read_text(encoding="utf-8")
-    assert re.search(rf'^u {unit()["User"][0]} - "[^"]+" /var/lib/zonerelay -$', sysusers, re.MULTILINE)
+    postinst = (ROOT / "debian/postinst").read_text(encoding="utf-8")
+    assert re.search(rf"^    useradd --system .*\\\n.* {unit()['User'][0]}$", postinst, re.MULTILINE)
 
 
 def test_the_container_does_not_run_as_root() -> None:

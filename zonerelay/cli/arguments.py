@@ -67,6 +67,14 @@ def build() -> argparse.ArgumentParser:
     worker.add_argument(
         "--heir", dest="drains_spool", action="store_true", help="empty the spool of a worker that is no more"
     )
+    init = commands.add_parser(
+        "init",
+        help="write a configuration and systemd units to begin with",
+        description="Write zonerelay.toml, zonerelay.service and zonerelay.socket into DIR, with paths that "
+        "fit it: everything lies in DIR, or, below /etc, where a service keeps it. It overwrites nothing.",
+        allow_abbrev=False,
+    )
+    init.add_argument("directory", type=Path, metavar="DIR")
     _command(commands, "check-config", "check the configuration file and say everything that is wrong")
     _json(_command(commands, "status", "what the running relay is doing"))
     _queue(commands)
@@ -79,6 +87,7 @@ def build() -> argparse.ArgumentParser:
     _dkim(commands)
     _outbox(commands)
     _spool(commands)
+    commands.add_parser("sendmail", help="hand in mail as sendmail(1) does", add_help=False)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser
@@ -290,6 +299,9 @@ def _spool(commands: Commands) -> None:
         help="for what cannot be put back (default: beside the spool)",
     )
     _json(repair)
+    _command(
+        verbs, "is-empty", "of a stopped relay: print the directories of its spool, if that holds no mail"
+    )
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
     backup = _command(verbs, "backup", "copy the queue and what belongs to it, beside a running relay")
     backup.add_argument("path", type=Path, metavar="DIR", help="what does not exist yet")

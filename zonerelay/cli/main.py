@@ -32,8 +32,10 @@ COMMANDS = {
     "spool check": ("spool.check", "check"),
     "spool export": ("spool.exchange", "export_to"),
     "spool import": ("spool.exchange", "import_from"),
+    "spool is-empty": ("operate.spool", "is_empty"),
     "spool repair": ("spool.repair", "repair"),
     "spool restore": ("spool.backup", "restore"),
+    "init": ("setup.init", "init"),
     "user": ("setup.user", "user"),
     "cert": ("setup.certificates", "self_signed"),
     "dkim": ("setup.dkim", "dkim"),
@@ -44,6 +46,11 @@ arguments and returns the exit status.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["sendmail"]:
+        from zonerelay.sendmail import main as sendmail
+
+        return sendmail(words[1:])
     arguments = grammar.parse(argv)
     try:
         status = _run(arguments)

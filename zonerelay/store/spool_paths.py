@@ -70,7 +70,7 @@ def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
     store that opens it says so in words. Raises OSError.
     """
     found = set[int]()
-    for place in _places(spool):
+    for place in directories_of(spool):
         for entry in place.iterdir() if place.is_dir() and os.access(place, os.R_OK | os.X_OK) else ():
             if entry.name.endswith(_REMOVED) and _NUMBER.fullmatch(entry.name.removesuffix(_REMOVED)):
                 shutil.rmtree(entry)
@@ -95,7 +95,7 @@ def remove_spool(spool: SpoolSettings, worker: int) -> None:
     A directory gets another name first: half of a spool would be a broken one.
     """
     assert worker > 0, "the first worker's spool holds the others"
-    for place in _places(spool):
+    for place in directories_of(spool):
         directory = place / name_of(worker)
         if directory.is_dir():
             gone = directory.rename(directory.with_name(directory.name + _REMOVED))
@@ -106,8 +106,8 @@ def remove_spool(spool: SpoolSettings, worker: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _places(spool: SpoolSettings) -> list[Path]:
-    """Directories that hold the numbered ones."""
+def directories_of(spool: SpoolSettings) -> list[Path]:
+    """Directories of the first worker's spool, which hold the numbered ones of the others."""
     if is_shared(spool) or spool.backend is Backend.MEMORY:
         return []
     wanted = (spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory)

@@ -1,0 +1,127 @@
+"""`zonerelay sendmail` and a real relay: what programs that call sendmail(1) rely on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import LOOPBACK, free_port
+from tests.support.process import PROGRAM, RelayProcess
+from zonerelay.sandbox.sink import Sink
+from zonerelay.sendmail import CONFIG, DATAERR, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
+
+HEADER = "From: App <app@b.example>\nSubject: x\n"
+
+
+def sendmail(config: Path, *words: str, message: str = f"{HEADER}\nHello\n") -> tuple[int, str]:
+    environment = {**os.environ, "ZONERELAY_CONFIG": str(config)}
+    line = [str(PROGRAM), "sendmail", *words]
+    done = subprocess.run(
+        line, input=message.encode(), env=environment, capture_output=True, timeout=60, check=False
+    )
+    return done.returncode, done.stderr.decode()
+
+
+def domain_here() -> str:
+    mailname = Path("/etc/mailname")
+    return mailname.read_text().strip() if mailname.exists() else "relay.test"
+
+
+async def test_what_is_given_on_standard_input_is_delivered(tmp_path: Path, sink: Sink) -> None:
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
+
+        async def sent(*words: str, message: str) -> tuple[str, list[str], str]:
+            sink.messages.clear()
+            result = await asyncio.to_thread(sendmail, relay.config, *words, message=message)
+            assert result == (OK, "")
+            count = 2 if "-t" in words else 1
+            async with asyncio.timeout(20):
+                while sum(len(each.recipients) for each in sink.messages) < count:
+                    await asyncio.sleep(0.02)
+            one = sink.messages[0]
+            recipients = sorted(name for each in sink.messages for name in each.recipients)
+            return one.mail_from, recipients, one.body.decode()
+
+        sender, recipients, text = await sent(
+            "-f", "app@b.example", "c@d.example", message="Hello\n.\nnot this\n"
+        )
+        assert (sender, recipients) == ("app@b.example", ["c@d.example"])
+        assert "\r\nFrom: app@b.example\r\n" in text
+        assert text.endswith("\r\n\r\nHello\r\n")
+
+        letter = f"{HEADER}To: Ann <ann@d.example>,\n group: ;\nBcc: bob@d.example\n\n.\n..\nend"
+        sender, recipients, text = await sent("-t", "-oi", "-fapp@b.example", message=letter)
+        assert (sender, recipients) == ("app@b.example", ["ann@d.example", "bob@d.example"])
+        assert text.endswith("\r\n\r\n.\r\n..\r\nend\r\n")
+        assert "bob@" not in text
+
+        words = ("-i", "-F", 'A "B" C', "-N", "never", "--", "local")
+        sender, recipients, text = await sent(*words, message="Subject: grün\n\nGrüße\n")
+        user = pwd.getpwuid(os.getuid()).pw_name
+        assert (sender, recipients) == (f"{user}@{domain_here()}", [f"local@{domain_here()}"])
+        assert f'\r\nFrom: "A \\"B\\" C" <{sender}>\r\n' in text
+        assert "Grüße" in text
+
+        sender, _, _ = await sent("-f", "<>", "c@d.example", message=f"{HEADER}\nx\n")
+        assert sender == ""
+
+
+def test_a_relay_that_is_down_is_worth_another_try_and_one_that_refuses_is_not(tmp_path: Path) -> None:
+    rules = {"access": [{"recipient": ["no@d.example"], "action": "refuse"}]}
+    listener = {"max_message_size": "2 KB"}
+    with RelayProcess(tmp_path / "relay", next_hop="127.0.0.1:1", listener=listener, tables=rules) as relay:
+        assert sendmail(relay.config, "yes@d.example", "no@d.example")[0] in (NOUSER, NOPERM)
+        assert sendmail(relay.config, "c@d.example", message=f"{HEADER}\n{'x' * 3000}\n")[0] == DATAERR
+        assert relay.events("accepted") == []
+        assert relay.terminate() == 0
+        status, said = sendmail(relay.config, "c@d.example")
+        assert status == TEMPFAIL
+        assert f"127.0.0.1:{relay.smtp_port} does not answer" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "status", "said"),
+    [
+        (["-bs"], "", USAGE, "connect to the relay's listener"),
+        (["-Y"], "", USAGE, "option -Y"),
+        ([], f"{HEADER}\n", USAGE, "no recipients"),
+        (["-t"], f"{HEADER}To: none:;\n\n", USAGE, "no recipients"),
+        (["c@d.example> NOTIFY=NEVER"], f"{HEADER}\n", DATAERR, "no space"),
+        (["-bi"], "", OK, ""),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_connection(
+    words: list[str], message: str, status: int, said: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(f'[[listener]]\naddress = "127.0.0.1:{free_port()}"\n')
+    got, text = sendmail(config, *words, message=message)
+    assert got == status
+    assert said in text
+
+
+def test_a_relay_without_a_listener_for_this_machine_is_a_wrong_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text('[[listener]]\nauth = "required"\n[[listener]]\ntls = "implicit"\n')
+    status, said = sendmail(config, "c@d.example")
+    assert status == CONFIG
+    assert "without TLS and a log-in" in said
+
+
+def test_little_is_imported() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import zonerelay.sendmail; print(*set(sys.modules) - before)"
+    )
+    line = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=60, check=True, cwd=PROGRAM.parents[2]
+    )
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not packages & {"asyncio", "email", "ssl", "logging", "tomllib", "argparse", "pathlib", "msgspec"}
+    assert {name for name in done.stdout.split() if name.startswith("zonerelay.")} == {"zonerelay.sendmail"}

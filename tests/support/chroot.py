@@ -1,0 +1,95 @@
+"""A small Debian of the machine's own release below a directory, to install packages in. Needs root.
+
+debootstrap makes it once, in the cache; each chroot is a copy. Commands in it see its files and its own /proc
+only, and may be cut off from every network. debootstrap and wget are fetched where the machine lacks them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support import mounts
+from tests.support.debian import CACHE, UnpackedPackage
+from tests.support.locks import locked
+
+PACKAGES = ("python3", "s-nail")
+"""Besides what every Debian has: the interpreter that packages may depend on, and a mailx."""
+MAKE_TIMEOUT = 600.0
+COMMAND_TIMEOUT = 300.0
+
+_ENTER = 'mount -t proc proc "$0/proc"; exec chroot "$@"'
+
+
+class Chroot:
+    """A copy of the small Debian at `root`; it is gone with its directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        subprocess.run(["cp", "-a", "--reflink=auto", _template(), root], timeout=MAKE_TIMEOUT, check=True)
+
+    def line(self, *command: str, user: str = "root", network: bool = True) -> list[str]:
+        """The command line that runs a command in it."""
+        userspec = f"--userspec={user}:"  # with the group of the user
+        within = [sys.executable, mounts.__file__, "sh", "-c", _ENTER, str(self.root)]
+        return [*([] if network else ["unshare", "--net"]), *within, userspec, str(self.root), *command]
+
+    def run(
+        self, *command: str, user: str = "root", network: bool = True, stdin: str = "", status: int = 0
+    ) -> str:
+        """What it prints, errors included. A status that is not the expected one is an AssertionError."""
+        done = subprocess.run(
+            self.line(*command, user=user, network=network),
+            input=stdin,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_TIMEOUT,
+            check=False,
+        )
+        assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+
+def _template() -> Path:
+    suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    template = CACHE / "debootstrap" / suite
+    with locked(template.parent):
+        if not template.exists():
+            _debootstrap(suite, template.with_name(f"{suite}.new"))
+            template.with_name(f"{suite}.new").rename(template)
+    return template
+
+
+def _debootstrap(suite: str, root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    environment, program = dict(os.environ), shutil.which("debootstrap")
+    if program is None:
+        package = UnpackedPackage("debootstrap")
+        package.ensure(["usr/sbin/debootstrap"])
+        program = str(package.path("usr/sbin/debootstrap"))
+        environment["DEBOOTSTRAP_DIR"] = str(package.root / "usr/share/debootstrap")
+    if shutil.which("wget") is None:
+        wget = UnpackedPackage("wget")
+        wget.ensure(["usr/bin/wget"])
+        environment["PATH"] += os.pathsep + str(wget.root / "usr/bin")
+        environment["LD_LIBRARY_PATH"] = wget.library_path()
+    _run(
+        [program, "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(root)],
+        environment,
+    )
+    for name in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
+        shutil.rmtree(root / name)
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=MAKE_TIMEOUT, check=False
+    )
+    assert done.returncode == 0, f"{command[0]}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"

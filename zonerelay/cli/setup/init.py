@@ -1,0 +1,113 @@
+"""`zonerelay init DIR`: a configuration and systemd units to begin with, whose paths fit the place.
+
+Below /etc the relay is the machine's: its spool is in /var/lib/zonerelay, its user is zonerelay. Any other
+DIR holds everything that the relay keeps, so that an ordinary user can start it at once, and its user is the
+one who runs the command (zonerelay instead of root). A file that exists is never overwritten: the command
+names it and writes none. The files are those of config/ and systemd/, which the package brings along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+from zonerelay.cli.setup.new_files import refuse_existing, write_new
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+
+SHIPPED = Path(__file__).parent / "shipped"
+PROGRAM = "/usr/bin/zonerelay"
+CONFIG = "/etc/zonerelay/zonerelay.toml"
+"""What the shipped units name."""
+SERVICE_USER = "zonerelay"
+
+_TRIAL_SPOOL = re.compile(r'^# Here it is a directory .*\n# .*\npath = "var/spool"\n', re.MULTILINE)
+_PLAIN = re.compile(r"[\w/.+@-]+")
+"""What needs no quotes in a unit and in a shell."""
+
+
+def init(arguments: Namespace) -> int:
+    """Raises CliError if a file exists, cannot be written, or would need quotes in a unit."""
+    directory, program = arguments.directory.absolute(), Path(sys.argv[0]).absolute()
+    for path in (directory, program):
+        if not _PLAIN.fullmatch(str(path)):
+            raise CliError(f"{path}: choose a path of letters, digits and . _ + @ - only", USAGE)
+    machine = directory.is_relative_to("/etc")
+    user = SERVICE_USER if machine or os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    config = directory / "zonerelay.toml"
+    files = {config: configuration(None if machine else directory / "spool")}
+    for name in ("zonerelay.service", "zonerelay.socket"):
+        unit = _shipped(name).replace(PROGRAM, str(program)).replace(CONFIG, str(config))
+        files[directory / name] = unit if machine else _moved(unit, directory, user)
+    refuse_existing(*files, hint="nothing is overwritten; remove it, or name another directory")
+    for path, text in files.items():
+        write_new(path, text.encode(), 0o644)
+    print(_told(files, program, config, user, None if machine else directory))
+    return OK
+
+
+def configuration(spool: Path | None) -> str:
+    """The shipped configuration with another spool; `None` is the default, which fits the service."""
+    line = "" if spool is None else f"path = {json.dumps(str(spool))}\n"
+    text, count = _TRIAL_SPOOL.subn(line, _shipped("zonerelay.toml"))
+    assert count == 1
+    return text
+
+
+def _shipped(name: str) -> str:
+    return (SHIPPED / name).read_text(encoding="utf-8")
+
+
+def _moved(unit: str, directory: Path, user: str) -> str:
+    """The unit of a relay that keeps everything in `directory`, perhaps below a home."""
+    group = SERVICE_USER if user == SERVICE_USER else ""
+    for directive, value in (
+        ("User", user),
+        ("Group", group),
+        ("WorkingDirectory", str(directory)),
+        ("StateDirectory", None),
+        ("StateDirectoryMode", None),
+        ("ConfigurationDirectory", None),
+        ("ProtectHome", f"read-only\nReadWritePaths={directory}"),
+    ):
+        line = "" if value is None else f"{directive}={value}\n"
+        unit = re.sub(rf"^{directive}=.*\n", line, unit, flags=re.MULTILINE)
+    return unit
+
+
+def _told(files: Mapping[Path, str], program: Path, config: Path, user: str, directory: Path | None) -> str:
+    spool = directory / "spool" if directory else "/var/lib/zonerelay/spool"
+    home = directory or Path("/var/lib/zonerelay")
+    make_user = f"useradd --system --user-group --home-dir {home} --shell /usr/sbin/nologin {user}"
+    new_user = [f"    {make_user}"] if user == SERVICE_USER else []
+    own = [f"    chown -R {user}: {directory}"] if user == SERVICE_USER and directory else []
+    units = " ".join(str(path) for path in files if path != config)
+    start = [] if directory is None else [
+        "",
+        "Start the relay; Ctrl-C ends it:",
+        "",
+        f"    {program} serve --config {config}",
+    ]  # fmt: skip
+    lines = [
+        "Written:",
+        "",
+        *(f"    {path}" for path in files),
+        "",
+        f"As it stands, this machine alone can hand in mail, at 127.0.0.1:2525; it is kept in {spool}.",
+        "The configuration shows every option with its default and the reason for it.",
+        *start,
+        "",
+        "Or let systemd run it, as root:",
+        "",
+        *new_user,
+        *own,
+        f"    cp {units} /etc/systemd/system/",
+        "    systemctl daemon-reload",
+        "    systemctl enable --now zonerelay",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,271 @@
+"""sendmail(1): programs hand mail in by standard input, and the relay on this machine gets it over SMTP.
+
+Promise: status 0 means that the relay has the message for all recipients. With any other status it has it for
+none, and standard error says why; 75 (EX_TEMPFAIL) is worth another try, which comes twice if the connection
+was lost after the message was sent. The statuses are those of sysexits.h.
+The module imports nothing of the relay and little of Python: a program waits for each start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getopt
+import os
+import pwd
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+OK = 0
+USAGE, DATAERR, NOUSER, UNAVAILABLE, OSERR, IOERR, TEMPFAIL, NOPERM, CONFIG = (
+    64,
+    65,
+    67,
+    69,
+    71,
+    74,
+    75,
+    77,
+    78,
+)
+
+CONFIGS = ("/etc/zonerelay/zonerelay.toml", "config/zonerelay.toml")
+DEFAULT_LISTENER = "127.0.0.1:2525"
+CONNECT_TIMEOUT, REPLY_TIMEOUT = 30.0, 600.0
+MAX_LINE = 4096
+"""Octets of a line of a reply."""
+
+_OPTIONS = "B:F:GL:N:O:R:UV:X:b:f:h:imno:p:qr:tvx"
+_REFUSED = {
+    "-bs": "SMTP on standard input is not supported: connect to the relay's listener",
+    "-bd": "the relay itself is started with zonerelay serve",
+    "-q": "the relay tries what waits by itself; to try it now: zonerelay queue retry --all",
+}
+_WISHES = {"-R": "RET", "-V": "ENVID", "-N": "NOTIFY"}
+"""The parameters of RFC 3461; NOTIFY is one of each recipient."""
+
+
+class SendmailError(Exception):
+    """Why the message was not taken, with the status to exit with."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command, also under the names mailq and newaliases. Returns the status."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        match os.path.basename(sys.argv[0]):
+            case "mailq":
+                words = ["-bp"]
+            case "newaliases":
+                words = ["-bi"]
+        return _sendmail(words)
+    except SendmailError as error:
+        print(f"sendmail: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return TEMPFAIL
+
+
+def _sendmail(words: Sequence[str]) -> int:
+    try:
+        pairs, recipients = getopt.getopt(list(words), _OPTIONS)
+    except getopt.GetoptError as error:
+        raise SendmailError(USAGE, str(error)) from None
+    options = dict(pairs)
+    mode = options.get("-b", "m")
+    if reason := _REFUSED.get("-q" if "-q" in options else f"-b{mode}"):
+        raise SendmailError(USAGE, reason)
+    if mode == "i":
+        return OK  # there is no table of aliases to rebuild
+    if mode == "p":
+        _show_queue()
+    if mode != "m":
+        raise SendmailError(USAGE, f"-b{mode} is not supported")
+    settings = _settings()
+    domain = _domain(settings)
+    sender = options.get("-f", options.get("-r"))
+    sender = f"{_user()}@{domain}" if sender is None else _qualified(sender, domain)
+    message = _read(sys.stdin.buffer, dots_end="-i" not in options and ("-o", "i") not in pairs)
+    header, body = _split(message)
+    if "-t" in options:
+        recipients += _recipients(header)
+        header = re.sub(rb"(?im)^Bcc[ \t]*:.*\n(?:[ \t].*\n)*", b"", header)
+    recipients = list(dict.fromkeys(_qualified(each, domain) for each in recipients))
+    if not recipients:
+        raise SendmailError(USAGE, "no recipients: name them, or use -t with To, Cc or Bcc in the header")
+    if not re.search(rb"(?im)^From[ \t]*:", header):
+        header = _from(sender or f"MAILER-DAEMON@{domain}", options.get("-F", "")) + header
+    wishes = {name: options.get(option, "") for option, name in _WISHES.items()}
+    for each in (sender, *recipients, *wishes.values()):
+        if not each.isprintable() or " " in each:
+            raise SendmailError(DATAERR, f"{each!r}: no space and no control character can be in it")
+    _submit(_listener(settings), sender, recipients, header + body, wishes)
+    return OK
+
+
+def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
+    """The message with LF line ends; a line with a dot alone ends it, unless -i says otherwise."""
+    try:
+        message = stream.read().replace(b"\r\n", b"\n")
+    except OSError as error:
+        raise SendmailError(IOERR, f"standard input cannot be read: {error.strerror}") from None
+    if dots_end and (end := re.search(rb"(?m)^\.$", message)):
+        message = message[: end.start()]
+    return message if not message or message.endswith(b"\n") else message + b"\n"
+
+
+def _split(message: bytes) -> tuple[bytes, bytes]:
+    """The header, and the body with the empty line before it, which is added where no header is."""
+    if re.match(rb"[!-9;-~]+[ \t]*:", message) is None:
+        return b"", message if message.startswith(b"\n") else b"\n" + message
+    end = message.find(b"\n\n") + 1
+    return (message[:end], message[end:]) if end else (message, b"\n")
+
+
+def _recipients(header: bytes) -> list[str]:
+    """The addresses of To, Cc and Bcc (RFC 5322 3.6.3). Raises SendmailError if there are none of use."""
+    from email.utils import getaddresses
+
+    unfolded = re.sub(rb"\n(?=[ \t])", b"", header)
+    fields = re.findall(rb"(?im)^(?:To|Cc|Bcc)[ \t]*:(.*)$", unfolded)
+    return [
+        address
+        for _, address in getaddresses([each.decode("utf-8", "replace") for each in fields])
+        if address
+    ]
+
+
+def _from(author: str, name: str) -> bytes:
+    """A From field (RFC 5322 3.6.2)."""
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+    shown = f'"{quoted}" <{author}>' if name.isprintable() and name else author
+    return f"From: {shown}\n".encode()
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise SendmailError(OSERR, f"user {os.getuid()} has no name: use -f") from None
+
+
+def _qualified(address: str, domain: str) -> str:
+    address = address.removeprefix("<").removesuffix(">")
+    return address if "@" in address or not address else f"{address}@{domain}"
+
+
+def _domain(settings: dict[str, object]) -> str:
+    try:
+        with open("/etc/mailname", encoding="ascii") as file:
+            name = file.read().strip()
+    except (OSError, ValueError):
+        name = ""
+    return name or str(settings.get("hostname") or "") or socket.getfqdn()
+
+
+def _settings() -> dict[str, object]:
+    """The relay's configuration; empty if this user may not read it, for its defaults may do."""
+    import tomllib
+
+    for path in (os.environ.get("ZONERELAY_CONFIG"), *CONFIGS):
+        try:
+            if path:
+                with open(path, "rb") as file:
+                    return tomllib.load(file)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return {}
+        except tomllib.TOMLDecodeError as error:
+            raise SendmailError(CONFIG, f"{path}: {error}") from None
+    return {}
+
+
+def _listener(settings: dict[str, object]) -> str:
+    """The address of the first listener that takes mail of this machine in clear text without a log-in."""
+    listeners = settings.get("listener") or [{}]
+    for each in listeners if isinstance(listeners, list) else []:
+        closed = each.get("tls") == "implicit" or each.get("require_tls") or each.get("auth") == "required"
+        if not closed and not each.get("proxy_networks"):
+            return str(each.get("address", DEFAULT_LISTENER))
+    raise SendmailError(CONFIG, "no [[listener]] of the relay takes mail without TLS and a log-in")
+
+
+def _connect(address: str) -> socket.socket:
+    try:
+        if address.startswith("unix:"):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(CONNECT_TIMEOUT)
+            connection.connect(address.removeprefix("unix:"))
+        else:
+            host, _, port = address.rpartition(":")
+            here = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
+            connection = socket.create_connection((here, int(port)), CONNECT_TIMEOUT)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SendmailError(TEMPFAIL, f"the relay at {address} does not answer: {reason}") from None
+    connection.settimeout(REPLY_TIMEOUT)
+    return connection
+
+
+def _submit(
+    address: str, sender: str, recipients: Sequence[str], message: bytes, wishes: Mapping[str, str]
+) -> None:
+    """One transaction. Raises SendmailError."""
+    with _connect(address) as connection, connection.makefile("rb") as replies:
+
+        def ask(command: bytes, what: str, refused: int = UNAVAILABLE) -> str:
+            try:
+                connection.sendall(command)
+                code, text = _reply(replies)
+            except OSError as error:
+                reason = error.strerror or error
+                raise SendmailError(TEMPFAIL, f"the connection to the relay is lost: {reason}") from None
+            if code[0] not in "23":
+                status = TEMPFAIL if code[0] == "4" else NOPERM if " 5.7." in text else refused
+                raise SendmailError(status, f"the relay refuses {what}: {text}")
+            return text.upper()
+
+        ask(b"", "the connection")
+        offered = ask(b"EHLO localhost\r\n", "EHLO")
+        parameters = " BODY=8BITMIME" if "8BITMIME" in offered and not message.isascii() else ""
+        if not "".join((sender, *recipients)).isascii():
+            parameters += " SMTPUTF8"
+        given = {name: f" {name}={value}" for name, value in wishes.items() if value}
+        notify = given.pop("NOTIFY", "")
+        parameters += "".join(given.values())
+        ask(f"MAIL FROM:<{sender}>{parameters}\r\n".encode(), f"the sender {sender}", DATAERR)
+        for each in recipients:
+            ask(f"RCPT TO:<{each}>{notify}\r\n".encode(), f"the recipient {each}", NOUSER)
+        ask(b"DATA\r\n", "the message")
+        stuffed = re.sub(rb"(?m)^\.", b"..", message).replace(b"\n", b"\r\n")
+        ask(stuffed + b".\r\n", "the message", DATAERR)
+        with contextlib.suppress(OSError):
+            connection.sendall(b"QUIT\r\n")
+
+
+def _reply(replies: BinaryIO) -> tuple[str, str]:
+    """The code and the text of a reply (RFC 5321 4.2). Raises OSError when it is none."""
+    lines = []
+    while True:
+        line = replies.readline(MAX_LINE).decode("utf-8", "replace").rstrip("\r\n")
+        if not re.match(r"[2-5]\d\d(?: |-|$)", line):
+            raise OSError(f"no reply, but {line!r}" if line else "closed by the relay")
+        lines.append(line)
+        if line[3:4] != "-":
+            return line[:3], " / ".join(lines)
+
+
+def _show_queue() -> None:
+    """Becomes `zonerelay queue list`."""
+    program = "/usr/bin/zonerelay"
+    beside = os.path.join(sys.prefix, "bin", "zonerelay")
+    if os.path.exists(beside):
+        program = beside
+    os.execv(program, [program, "queue", "list"])  # noqa: S606
