@@ -475,7 +475,8 @@ class Session(SMTP):
         """Drop the octets of a refused BDAT; after the last one say why."""
         dropped = len(self.lines.take(self._discarding))
         self._discarding -= dropped
-        self.deadlines.body_came(dropped, self.loop.time())
+        self.deadlines.octets += dropped
+        self.deadlines.heard = self.loop.time()
         if not self._discarding:
             self.deadlines.complete()
             self.transport.write(self._owed.reply.encode())
@@ -584,7 +585,7 @@ class Session(SMTP):
         envelope = intake.envelope
         self.conversation.refuse(
             answer,
-            "BDAT" if intake.is_chunked else "DATA",
+            "BDAT" if intake.transaction.chunked else "DATA",
             message_id=envelope.id,
             mailbox=envelope.sender,
             detail=intake.detail,

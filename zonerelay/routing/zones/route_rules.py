@@ -74,13 +74,9 @@ class Rule:
         self.priority = Priority(route.set_priority) if route.set_priority else None
         try:
             self._about_mail = tuple(_about_mail(route))
-            self._about_recipient = tuple(_about_recipient(route))
+            self.about_recipient = tuple(_about_recipient(route))
         except ValueError as error:
             raise ValueError(f"route[{number - 1}]: {error}") from error
-
-    @property
-    def asks_recipients(self) -> bool:
-        return bool(self._about_recipient)
 
     def takes(self, mail: Mail) -> bool:
         """True when every condition about the message holds; the recipient decides then."""
@@ -90,7 +86,7 @@ class Rule:
         return True
 
     def goes_to(self, recipient: str) -> bool:
-        for _, ask in self._about_recipient:  # noqa: SIM110 - as above
+        for _, ask in self.about_recipient:  # noqa: SIM110 - as above
             if not ask(recipient):
                 return False
         return True
@@ -101,13 +97,13 @@ class Rule:
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
     def said_of_recipient(self, recipient: str) -> tuple[str, ...]:
-        asked = ((name, ask(recipient)) for name, ask in self._about_recipient)
+        asked = ((name, ask(recipient)) for name, ask in self.about_recipient)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
     def unmatched(self, mail: Mail, recipient: str) -> tuple[str, ...]:
         """Returns the names of the conditions that do not match."""
         of_mail = [name for name, ask in self._about_mail if not ask(mail)]
-        return (*of_mail, *(name for name, ask in self._about_recipient if not ask(recipient)))
+        return (*of_mail, *(name for name, ask in self.about_recipient if not ask(recipient)))
 
 
 def reason(said: Sequence[str]) -> str:

@@ -170,7 +170,7 @@ class _Choosing:
         for rule in rules:
             if rule.takes(mail):
                 self._rules.append(rule)
-                if not rule.asks_recipients:
+                if not rule.about_recipient:
                     break  # it takes them all
 
     def choose(self, recipient: str) -> Choice:
