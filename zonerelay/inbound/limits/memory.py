@@ -23,7 +23,7 @@ TLS_COST = 36 * 1024
 TIGHT = 0.8  # of the limit
 
 
-class Holder(Protocol):
+class MemoryHolder(Protocol):
     """A session, as far as its memory goes."""
 
     @property
@@ -45,7 +45,7 @@ class SessionMemory:
 
     def __init__(self, limit: int) -> None:
         self.used = 0
-        self.holders: set[Holder] = set()
+        self.holders: set[MemoryHolder] = set()
         self.change(limit)
 
     def change(self, limit: int) -> None:
@@ -74,5 +74,5 @@ class SessionMemory:
             most.shed()
 
 
-def _held(session: Holder) -> int:
+def _held(session: MemoryHolder) -> int:
     return session.held

@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.limits.connections import ConnectionLimits
-from zonerelay.inbound.limits.memory import Holder, SessionMemory
+from zonerelay.inbound.limits.memory import MemoryHolder, SessionMemory
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.telemetry.metrics.metrics import Metrics
 
-S = TypeVar("S", bound=Holder)
+S = TypeVar("S", bound=MemoryHolder)
 
 _TOO_MANY = {
     Reason.CONNECTIONS: replies.TOO_MANY_CONNECTIONS,

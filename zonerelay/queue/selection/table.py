@@ -31,7 +31,7 @@ TIDIED = 500
 """Domains and deliveries looked at in one go, when there are too many domains."""
 
 
-class DestinationTable:
+class Destinations:
     """`lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
 
     def __init__(

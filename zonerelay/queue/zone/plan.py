@@ -65,8 +65,8 @@ from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS, RoundRobin
-from zonerelay.queue.selection.table import DestinationTable
-from zonerelay.queue.zone.window import Question, Refill, Window
+from zonerelay.queue.selection.table import Destinations
+from zonerelay.queue.zone.window import Question, QueueWindow, Refill
 from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
 
 WINDOW = 4000
@@ -93,10 +93,10 @@ class ZonePlan:
         self._throttle = throttle
         self._round_robin = RoundRobin(zone, self._rates, shared, throttle)
         self._by_domain = not zone.next_hop
-        self._window = Window(window, by_domain=self._by_domain)
+        self._window = QueueWindow(window, by_domain=self._by_domain)
         self.wants_claim = self._window.wants
         self._probes = Probes(window)
-        self._table = DestinationTable(zone, retry, self._rates, self._round_robin)
+        self._table = Destinations(zone, retry, self._rates, self._round_robin)
         self._lines = self._table.lines
         self._works: set[Work] = set()
         self._look_ups = LookUps()

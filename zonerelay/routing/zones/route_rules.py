@@ -24,7 +24,7 @@ Headers = Sequence[tuple[str, str]]
 _ANY = "*"
 
 
-class Mail:
+class RoutedMail:
     """The properties of mail that conditions test. `size` is `None` while it is unknown."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Mail:
         return self._fields.get(name, ())
 
 
-AboutMail = Callable[[Mail], str]
+AboutMail = Callable[[RoutedMail], str]
 AboutRecipient = Callable[[str], str]
 
 
@@ -78,7 +78,7 @@ class Rule:
         except ValueError as error:
             raise ValueError(f"route[{number - 1}]: {error}") from error
 
-    def takes(self, mail: Mail) -> bool:
+    def takes(self, mail: RoutedMail) -> bool:
         """True when every condition about the message holds; the recipient decides then."""
         for _, ask in self._about_mail:  # noqa: SIM110 - all() with a generator takes twice as long
             if not ask(mail):
@@ -91,7 +91,7 @@ class Rule:
                 return False
         return True
 
-    def said_of_mail(self, mail: Mail) -> tuple[str, ...]:
+    def said_of_mail(self, mail: RoutedMail) -> tuple[str, ...]:
         """Returns what matches, by condition."""
         asked = ((name, ask(mail)) for name, ask in self._about_mail)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
@@ -100,7 +100,7 @@ class Rule:
         asked = ((name, ask(recipient)) for name, ask in self.about_recipient)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
-    def unmatched(self, mail: Mail, recipient: str) -> tuple[str, ...]:
+    def unmatched(self, mail: RoutedMail, recipient: str) -> tuple[str, ...]:
         """Returns the names of the conditions that do not match."""
         of_mail = [name for name, ask in self._about_mail if not ask(mail)]
         return (*of_mail, *(name for name, ask in self.about_recipient if not ask(recipient)))
@@ -148,7 +148,7 @@ def _about_recipient(route: RouteSettings) -> Iterator[tuple[str, AboutRecipient
         yield "recipient", AddressPatterns(route.recipient).find
 
 
-def _size(mail: Mail) -> str:
+def _size(mail: RoutedMail) -> str:
     return "" if mail.size is None else f"{mail.size} octets"
 
 
@@ -181,7 +181,7 @@ class _Header:
         self._name = name.strip().lower()
         self._value = value.strip().lower()
 
-    def match(self, mail: Mail) -> bool:
+    def match(self, mail: RoutedMail) -> bool:
         return any(self._value in value for value in mail.values(self._name))
 
 
