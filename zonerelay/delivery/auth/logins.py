@@ -212,7 +212,7 @@ class Logins:
         self._patterns: Senders = {}
         self._tokens: dict[str, TokenSource] = {}
         self._retired: set[asyncio.Task[None]] = set()
-        self.resume: Callable[[str], None] = _nobody
+        self.resume: Callable[[str], None] = lambda zone: None
 
     # ---- settings and operators ---------------------------------------------------------------
 
@@ -422,7 +422,3 @@ def first_for(sender: str, zone: ZoneSettings, senders: Senders) -> str:
 def token_directory(settings: Settings) -> Path:
     """Returns the directory, beside the spool, for refresh tokens whose own file cannot be written."""
     return settings.spool.path.parent / "refresh-tokens"
-
-
-def _nobody(zone: str) -> None:
-    """Does nothing: the hook before a scheduler sets its own."""

@@ -11,6 +11,7 @@ harm; a session whose message is here whole is spared: it gets its reply, and en
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Protocol
 
 SESSION_COST = 4 * 1024
@@ -69,10 +70,8 @@ class SessionMemory:
 
     def relieve(self) -> None:
         """End the session that holds most, of any listener; none when that would free nothing."""
-        most = max((each for each in self.holders if not each.must_stay), key=_held, default=None)
+        most = max(
+            (each for each in self.holders if not each.must_stay), key=attrgetter("held"), default=None
+        )
         if most is not None and most.held > 0:
             most.shed()
-
-
-def _held(session: MemoryHolder) -> int:
-    return session.held

@@ -33,12 +33,8 @@ class Admission(Generic[S]):
         self._is_unix = settings.address.startswith("unix:")
         self._memory = memory
         self._metrics = metrics
-        self._access = AccessPolicy(settings)
-        self._limits = ConnectionLimits(
-            total=settings.max_connections,
-            per_client=settings.max_connections_per_client,
-            per_network=settings.max_connections_per_network,
-        )
+        self._limits = ConnectionLimits(total=0, per_client=0, per_network=0)
+        self.configure(settings)
         self._empty: asyncio.Future[None] | None = None
         self.sessions: set[S] = set()
         self.draining = False

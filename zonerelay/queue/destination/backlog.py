@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
+from operator import attrgetter
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -199,7 +200,7 @@ class Backlog:
         return deliveries
 
     def __iter__(self) -> Iterator[Delivery]:
-        return heapq.merge(*self._rows(), key=_message_id)
+        return heapq.merge(*self._rows(), key=attrgetter("message_id"))
 
     def _rows(self) -> Iterator[MessageRow]:
         if self._fresh is not None:
@@ -294,7 +295,3 @@ class Line:
     def __iter__(self) -> Iterator[Delivery]:
         for backlog in self._backlogs.values():
             yield from backlog
-
-
-def _message_id(delivery: Delivery) -> MessageId:
-    return delivery.message_id

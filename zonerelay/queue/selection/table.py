@@ -77,7 +77,7 @@ class Destinations:
             if destination is not None and destination.suspension.resume() is Transition.RESUMED
         ]
 
-    def status(self, now: float, tick: float) -> tuple[DestinationStatus, ...]:
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return tuple(
             destination.status(tick)
             for destination in self.destinations.values()
