@@ -10,7 +10,7 @@ from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMo
 from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.destinations.destination_table import DestinationTable
-from zonerelay.routing.destinations.route import Limits, MxHost, Route, TlsDemand
+from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand
 from zonerelay.routing.destinations.terms import on_terms
 
 NOW = ManualClock().now()
@@ -79,7 +79,7 @@ def test_limits_that_are_not_given_are_the_zones() -> None:
     met = DestinationTable((entry(max_connections=2),)).find("default", "", route().hosts)
     assert met is not None
     found = on_terms(zone, route(), met)
-    assert found.limits == Limits(2, 50, 1000, parse_rate("5/1s"))
+    assert found.limits == DestinationLimits(2, 50, 1000, parse_rate("5/1s"))
     assert (found.tls, found.terms) == (None, "destination[0]")
     assert found.limits_in(zone) == found.limits
 

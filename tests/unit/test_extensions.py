@@ -7,7 +7,7 @@ import pytest
 from zonerelay.smtp.client.extensions import (
     NO_LIMITS,
     Capabilities,
-    Limits,
+    PeerLimits,
     future_release_line,
     limits_line,
     parse_ehlo,
@@ -58,20 +58,24 @@ def test_size_without_a_usable_limit(parameter: str, why: str) -> None:
 
 
 LIMITS = [
-    ("LIMITS RCPTMAX=1000", Limits(rcptmax=1000), "one"),
+    ("LIMITS RCPTMAX=1000", PeerLimits(rcptmax=1000), "one"),
     (
         "LIMITS MAILMAX=5 RCPTMAX=999999 RCPTDOMAINMAX=1",
-        Limits(mailmax=5, rcptmax=999_999, rcptdomainmax=1),
+        PeerLimits(mailmax=5, rcptmax=999_999, rcptdomainmax=1),
         "all that are registered",
     ),
-    ("limits  rcptmax=7   MailMax=8", Limits(rcptmax=7, mailmax=8), "no case, several blanks"),
-    ("LIMITS FUTURE NEW-ONE=a=b:c RCPTMAX=7", Limits(rcptmax=7), "those that we do not know are passed over"),
-    ("LIMITS RCPTMAX=7 RCPTMAX=5 RCPTMAX=6", Limits(rcptmax=5), "the strictest of several"),
-    ("LIMITS RCPTMAX=0 MAILMAX=8", Limits(mailmax=8), "zero is not allowed"),
-    ("LIMITS RCPTMAX=1000000 MAILMAX=8", Limits(mailmax=8), "seven digits are not allowed"),
-    ("LIMITS RCPTMAX=x MAILMAX=8", Limits(mailmax=8), "not a number"),
+    ("limits  rcptmax=7   MailMax=8", PeerLimits(rcptmax=7, mailmax=8), "no case, several blanks"),
+    (
+        "LIMITS FUTURE NEW-ONE=a=b:c RCPTMAX=7",
+        PeerLimits(rcptmax=7),
+        "those that we do not know are passed over",
+    ),
+    ("LIMITS RCPTMAX=7 RCPTMAX=5 RCPTMAX=6", PeerLimits(rcptmax=5), "the strictest of several"),
+    ("LIMITS RCPTMAX=0 MAILMAX=8", PeerLimits(mailmax=8), "zero is not allowed"),
+    ("LIMITS RCPTMAX=1000000 MAILMAX=8", PeerLimits(mailmax=8), "seven digits are not allowed"),
+    ("LIMITS RCPTMAX=x MAILMAX=8", PeerLimits(mailmax=8), "not a number"),
     ("LIMITS RCPTMAX=\u0667 MAILMAX=8", NO_LIMITS, "digits, but not ASCII"),
-    ("LIMITS RCPTMAX MAILMAX=8", Limits(mailmax=8), "no value"),
+    ("LIMITS RCPTMAX MAILMAX=8", PeerLimits(mailmax=8), "no value"),
     ("LIMITS RCPTMAX=7; MAILMAX=8", NO_LIMITS, "bad syntax anywhere makes all of it void"),
     ("LIMITS RCPTMAX= MAILMAX=8", NO_LIMITS, "an empty value is bad syntax"),
     ("LIMITS =7 MAILMAX=8", NO_LIMITS, "so is an empty name"),
@@ -81,13 +85,13 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("line", "limits", "why"), LIMITS, ids=[row[2] for row in LIMITS])
-def test_limits_of_a_server(line: str, limits: Limits, why: str) -> None:
+def test_limits_of_a_server(line: str, limits: PeerLimits, why: str) -> None:
     assert parse_ehlo(f"x\nPIPELINING\n{line}").limits == limits
 
 
 def test_our_limits_can_be_read_by_anybody() -> None:
     assert limits_line(1000) == "LIMITS RCPTMAX=1000"
-    assert parse_ehlo(f"x\n{limits_line(1000)}").limits == Limits(rcptmax=1000)
+    assert parse_ehlo(f"x\n{limits_line(1000)}").limits == PeerLimits(rcptmax=1000)
     assert limits_line(5_000_000) == "LIMITS RCPTMAX=999999"
 
 

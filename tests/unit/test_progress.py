@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.mail import make_batch, make_message, route_to
-from zonerelay.delivery.batch.progress import NO_8BITMIME, Progress
+from zonerelay.delivery.batch.progress import NO_8BITMIME, BatchProgress
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
@@ -15,11 +15,11 @@ OTHERWISE = Outcome(Verdict.DEFERRED, Reply(451, "4.4", "no host"), Scope.LOCAL)
 NO_ANSWER = HostTrouble(Reply(451, "4.2", "no answer"), asked=False)
 
 
-def progress() -> Progress:
-    return Progress(make_batch(make_message(), route_to(25)).deliveries)
+def progress() -> BatchProgress:
+    return BatchProgress(make_batch(make_message(), route_to(25)).deliveries)
 
 
-def lacks(some: Progress) -> None:
+def lacks(some: BatchProgress) -> None:
     some.unsupported(some.open, NO_8BITMIME, Peer("mx.example.com"))
 
 

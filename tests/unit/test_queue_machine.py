@@ -25,14 +25,14 @@ from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import Claim, Refill
-from zonerelay.routing.destinations.route import Limits, MxHost, Route, SiteKey
+from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
 PRIORITIES = [Priority.NORMAL, Priority.NORMAL, Priority.HIGH, Priority.BULK]
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=120.0)
 WINDOW = 16
 DOMAINS = [f"d{n}.example" for n in range(6)]
-PLAIN = Limits(max_connections=2, max_recipients_per_transaction=2, max_messages_per_connection=9)
+PLAIN = DestinationLimits(max_connections=2, max_recipients_per_transaction=2, max_messages_per_connection=9)
 LIMITS = [
     None,
     PLAIN,
@@ -71,7 +71,7 @@ class Plans(RuleBasedStateMachine):
         self.ended = 0
         self.turns: list[float] = []  # since the last reload
         self.site: dict[str, str] = {}
-        self.limits: dict[str, Limits | None] = {}
+        self.limits: dict[str, DestinationLimits | None] = {}
         self.retired: list[Runner] = []
         self.runner = Runner(ZoneSettings(max_connections=3), self.rates)
 
@@ -85,7 +85,7 @@ class Plans(RuleBasedStateMachine):
         sites=st.lists(st.sampled_from(["one", "two"]), min_size=6, max_size=6),
         limits=st.lists(st.sampled_from(LIMITS), min_size=6, max_size=6),
     )
-    def begin(self, sites: list[str], limits: list[Limits | None]) -> None:
+    def begin(self, sites: list[str], limits: list[DestinationLimits | None]) -> None:
         self.site = dict(zip(DOMAINS, sites, strict=True))
         self.limits = dict(zip(DOMAINS, limits, strict=True))
 
@@ -122,7 +122,7 @@ class Plans(RuleBasedStateMachine):
         site=st.sampled_from(["one", "two", "three"]),
         limits=st.sampled_from(LIMITS),
     )
-    def other_route(self, domain: str, site: str, limits: Limits | None) -> None:
+    def other_route(self, domain: str, site: str, limits: DestinationLimits | None) -> None:
         """For the next look-up."""
         self.site[domain], self.limits[domain] = site, limits
 

@@ -8,7 +8,7 @@ from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.backlog import Backlog, Line, Row
+from zonerelay.queue.destination.backlog import Backlog, Line, MessageRow
 from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
 from zonerelay.queue.zone.plan import ZonePlan
 
@@ -122,7 +122,7 @@ def test_a_backlog_without_fresh_mail_says_so_and_forgets_from_both_rows() -> No
 
 
 def test_a_row_gives_parts_of_a_message_in_the_order_of_its_recipients() -> None:
-    row = Row()
+    row = MessageRow()
     for recipient in "abc":
         row.add(delivery(f"{recipient}@a.example", message_id=message(1)))
     assert [each.recipient[0] for each in row.take(2)] == ["a", "b"]
@@ -133,14 +133,14 @@ def test_a_row_gives_parts_of_a_message_in_the_order_of_its_recipients() -> None
 def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_many_as_it_is_asked_for() -> (
     None
 ):
-    def filled() -> Row:
-        row = Row(apart=True)
+    def filled() -> MessageRow:
+        row = MessageRow(apart=True)
         for recipient in ("a@x.example", "b@y.example", "c@X.example", "d@z.example"):
             row.add(delivery(recipient, message_id=message(1)))
         row.add(delivery("e@x.example", message_id=message(2)))
         return row
 
-    def all_of(row: Row, limit: int, domains: int) -> list[str]:
+    def all_of(row: MessageRow, limit: int, domains: int) -> list[str]:
         taken = []
         while row:
             taken.append("".join(each.recipient[0] for each in row.take(limit, domains)))

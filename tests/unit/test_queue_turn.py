@@ -7,7 +7,7 @@ import asyncio
 from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.selection.rates import Pace, Rates
-from zonerelay.queue.selection.turn import LONGEST_FIRST, Turn
+from zonerelay.queue.selection.turn import LONGEST_FIRST, BatchTurns
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 SITE, LINE = SiteKey("default mx.example.com:25"), DestinationKey("default mx.example.com:25")
@@ -23,7 +23,7 @@ async def test_a_first_turn_that_a_reload_has_moved_far_away_is_not_waited_for()
     """Else the connections of the batches under way, the zone's all perhaps, would wait for hours."""
     clock, rates = ManualClock(), Rates()
     quick = pace(rates, "10/1s")
-    first, second = (Turn(quick.start(clock.monotonic()), clock) for _ in range(2))
+    first, second = (BatchTurns(quick.start(clock.monotonic()), clock) for _ in range(2))
     pace(rates, "1/1h")
     assert await first.take()
     assert not await asyncio.wait_for(second.take(), 1)
@@ -32,7 +32,7 @@ async def test_a_first_turn_that_a_reload_has_moved_far_away_is_not_waited_for()
 async def test_a_first_turn_that_is_only_late_is_waited_for() -> None:
     clock, rates = ManualClock(), Rates()
     slow = pace(rates, f"1/{LONGEST_FIRST - 10:.0f}s")
-    first, second = (Turn(slow.start(clock.monotonic()), clock) for _ in range(2))
+    first, second = (BatchTurns(slow.start(clock.monotonic()), clock) for _ in range(2))
     assert await first.take()
     waiting = asyncio.create_task(second.take())
     await asyncio.sleep(0)

@@ -20,11 +20,13 @@ from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.selection.rates import Pacer, Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.routing.destinations.route import Limits, MxHost, Route, SiteKey
+from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
-PLAIN = Limits(max_connections=2, max_recipients_per_transaction=50, max_messages_per_connection=100)
+PLAIN = DestinationLimits(
+    max_connections=2, max_recipients_per_transaction=50, max_messages_per_connection=100
+)
 
 
 class Plan:
@@ -39,7 +41,7 @@ class Plan:
         self.rates = rates or Rates()
         self.queue = ZonePlan(self.zone, RETRY, self.rates)
         self.rates.changed = self._changed
-        self.limits: dict[str, Limits] = {}
+        self.limits: dict[str, DestinationLimits] = {}
         self.site: dict[str, str] = {}
         self.tick = 0.0
         self.works: list[Work] = []
@@ -48,7 +50,7 @@ class Plan:
     def _changed(self, site: SiteKey, earlier: bool) -> None:
         self.queue.turns_changed(site, NOW, earlier=earlier)
 
-    def domain(self, name: str, site: str = "", limits: Limits | None = None) -> None:
+    def domain(self, name: str, site: str = "", limits: DestinationLimits | None = None) -> None:
         self.site[name] = site or name
         if limits is not None:
             self.limits[name] = limits
@@ -103,7 +105,7 @@ def _to(message_id: str, recipient: str) -> Delivery:
     return delivery(recipient, message_id=message_id)
 
 
-def rated(rate: str, **more: int) -> Limits:
+def rated(rate: str, **more: int) -> DestinationLimits:
     return structs.replace(PLAIN, max_rate=parse_rate(rate), **more)
 
 

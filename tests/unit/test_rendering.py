@@ -12,7 +12,7 @@ from tests.support.dkim import entry, keys_of, records, verified
 from tests.support.mail import Bodies, Log, make_message
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.delivery.rewrite import rendering
-from zonerelay.delivery.rewrite.rendering import Keys, Rendered, Renderer, RenderError
+from zonerelay.delivery.rewrite.rendering import Rendered, Renderer, RenderError, SigningKeys
 from zonerelay.message.dkim.body import RelaxedBody
 from zonerelay.message.dkim.signature import DkimKey
 from zonerelay.message.srs import Srs
@@ -51,7 +51,7 @@ class Setting:
     """A renderer on a body."""
 
     bodies: Bodies = field(default_factory=lambda: Bodies(TEXT))
-    keys: Keys | None = None
+    keys: SigningKeys | None = None
     srs: Srs | None = None
     clock: ManualClock = field(default_factory=ManualClock)
     log: Log = field(default_factory=Log)
@@ -91,7 +91,7 @@ async def sent(rendered: Rendered) -> bytes:
     ],
 )
 async def test_a_zone_without_rules_changes_nothing(
-    zone: ZoneSettings, keys: Keys | None, srs: Srs | None, changes: bool
+    zone: ZoneSettings, keys: SigningKeys | None, srs: Srs | None, changes: bool
 ) -> None:
     setting = Setting(keys=keys, srs=srs)
     assert setting.renderer.changes(zone) is changes

@@ -13,7 +13,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
-from zonerelay.routing.zones.route_rules import Headers, Mail
+from zonerelay.routing.zones.route_rules import Headers, RoutedMail
 from zonerelay.routing.zones.zones import MAX_NAMED, MAX_NOTE, MAX_NOTES, Choice, RuleCheck, Zones, zone_notes
 
 ZONES = (ZoneSettings(), ZoneSettings(name="bulk"), ZoneSettings(name="vip"))
@@ -90,7 +90,7 @@ def test_each_condition_alone(route: RouteSettings, matches: bool, words: str) -
     expected = Choice("bulk", f"route=1 {words}") if matches else Choice("default", "no route")
     assert choice(route, headers=headers) == expected
     assert words.partition(" ")[0] in route.conditions
-    mail = Mail(
+    mail = RoutedMail(
         sender="bounce-17@news.example",
         user="app",
         listener=ORIGIN.listener,
@@ -145,7 +145,7 @@ def test_explaining_says_for_each_route_before_which_conditions_do_not_hold() ->
         bulk(sender=("bounce-*@news.example",)),
         bulk(recipient_domain=("*",)),
     )
-    found = Zones(ZONES, routes).explain("bob@example.com", Mail(sender="bounce-1@news.example"))
+    found = Zones(ZONES, routes).explain("bob@example.com", RoutedMail(sender="bounce-1@news.example"))
     assert found.checks == (
         RuleCheck(1, "bulk", ("user", "min_size", "recipient_domain")),
         RuleCheck(2, "bulk"),
@@ -155,7 +155,7 @@ def test_explaining_says_for_each_route_before_which_conditions_do_not_hold() ->
 
 def test_a_size_that_nobody_knows_matches_no_bound() -> None:
     routes = (bulk(max_size=10), bulk(min_size=1))
-    found = Zones(ZONES, routes).explain("bob@example.com", Mail(sender=""))
+    found = Zones(ZONES, routes).explain("bob@example.com", RoutedMail(sender=""))
     assert [check.unmatched for check in found.checks] == [("max_size",), ("min_size",)]
 
 

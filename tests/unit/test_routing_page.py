@@ -13,7 +13,7 @@ from zonerelay.cli import arguments
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import RouteSettings
-from zonerelay.routing.zones.route_rules import Mail
+from zonerelay.routing.zones.route_rules import RoutedMail
 from zonerelay.routing.zones.zones import MAX_NAMED, MAX_NOTES, Zones
 
 PAGE = (Path(__file__).parents[2] / "docs" / "routing.md").read_text()
@@ -49,7 +49,7 @@ def test_explain_says_what_the_page_shows() -> None:
             "12 MB",
         ]
     )
-    mail = Mail(sender=asked.sender, client=asked.client, size=asked.size)
+    mail = RoutedMail(sender=asked.sender, client=asked.client, size=asked.size)
     found = Zones(settings.zone, settings.route).explain(asked.address, mail)
     assert f"zone       {found.zone} ([[route]] number {found.rule}: {found.reason})" in PAGE
     assert [check.unmatched for check in found.checks] == [("recipient_domain",), ()]

@@ -15,16 +15,16 @@ from zonerelay.smtp.client.sasl import (
     MAX_ITERATIONS,
     MAX_LINE,
     MIN_ITERATIONS,
-    Conversation,
-    Identity,
     Mechanism,
+    SaslConversation,
     SaslError,
+    SaslIdentity,
     choose_mechanism,
     make_mechanism,
     without_secrets,
 )
 
-PENCIL = Identity("user", "pencil")
+PENCIL = SaslIdentity("user", "pencil")
 
 SHA_1 = (
     "SCRAM-SHA-1",
@@ -53,8 +53,8 @@ def plain(line: bytes) -> str:
     return base64.b64decode(line).decode()
 
 
-def talk(name: str, identity: Identity = PENCIL, nonce: str = "abc") -> Conversation:
-    return Conversation(make_mechanism(name, identity, nonce))
+def talk(name: str, identity: SaslIdentity = PENCIL, nonce: str = "abc") -> SaslConversation:
+    return SaslConversation(make_mechanism(name, identity, nonce))
 
 
 @pytest.mark.parametrize("example", [SHA_1, SHA_256], ids=lambda example: example[0])
@@ -142,14 +142,14 @@ def test_scram_says_why_a_server_refused_in_its_last_message() -> None:
 
 
 def test_scram_names_are_escaped_and_prepared() -> None:
-    talking = talk("SCRAM-SHA-1", Identity("a=b,c\u2168\u00ad", "\u2168"))
+    talking = talk("SCRAM-SHA-1", SaslIdentity("a=b,c\u2168\u00ad", "\u2168"))
     first = plain(talking.begin().split()[-1])
     assert first == "n,,n=a=3Db=2CcIX,r=abc"  # RFC 4013 3
 
 
 def test_a_password_of_other_letters_is_hashed_in_its_prepared_form() -> None:
     """The same as by hand, with the compatibility form of the roman numeral nine."""
-    talking = talk("SCRAM-SHA-1", Identity("user", "\u2168"))
+    talking = talk("SCRAM-SHA-1", SaslIdentity("user", "\u2168"))
     talking.begin()
     salt = b"salt"
     first = f"r=abcX,s={b64(salt)},i=4096"
@@ -163,11 +163,11 @@ def test_a_password_of_other_letters_is_hashed_in_its_prepared_form() -> None:
 @pytest.mark.parametrize("password", ["", "a\x07b", "\u0627\u0031", "\ue000"])
 def test_scram_refuses_passwords_that_it_cannot_send(password: str) -> None:
     with pytest.raises(SaslError, match="the password"):
-        talk("SCRAM-SHA-256", Identity("user", password))
+        talk("SCRAM-SHA-256", SaslIdentity("user", password))
 
 
 def test_plain_is_one_line() -> None:
-    talking = talk("PLAIN", Identity("tim", "tanstaaftanstaaf"))
+    talking = talk("PLAIN", SaslIdentity("tim", "tanstaaftanstaaf"))
     assert talking.begin() == b"AUTH PLAIN AHRpbQB0YW5zdGFhZnRhbnN0YWFm"  # RFC 4954 4.1
     talking.receive(235, "welcome")
     assert talking.done
@@ -175,7 +175,7 @@ def test_plain_is_one_line() -> None:
 
 def test_plain_cannot_send_a_nul() -> None:
     with pytest.raises(SaslError, match="NUL"):
-        talk("PLAIN", Identity("tim", "a\0b"))
+        talk("PLAIN", SaslIdentity("tim", "a\0b"))
 
 
 def test_plain_does_not_say_it_twice() -> None:
@@ -197,7 +197,7 @@ def test_login_says_the_name_and_then_the_password_whatever_the_server_asks() ->
 
 def test_xoauth2_is_googles_form() -> None:
     token = "ya29.vF9dft4qmTc2Nvb3RlckBhdHRhdmlzdGEuY29tCg"
-    line = talk("XOAUTH2", Identity("someuser@example.com", token)).begin()
+    line = talk("XOAUTH2", SaslIdentity("someuser@example.com", token)).begin()
     assert line.startswith(b"AUTH XOAUTH2 ")
     assert plain(line.split()[-1]) == f"user=someuser@example.com\x01auth=Bearer {token}\x01\x01"
 
@@ -228,7 +228,7 @@ def test_a_refusal_that_is_no_json_is_a_refusal(challenge: bytes) -> None:
 
 def test_a_long_token_waits_for_the_challenge() -> None:
     token = "t" * 4000
-    talking = talk("XOAUTH2", Identity("user", token))
+    talking = talk("XOAUTH2", SaslIdentity("user", token))
     assert talking.begin() == b"AUTH XOAUTH2"
     assert f"auth=Bearer {token}" in plain(talking.receive(334, ""))
     talking.receive(235, "")
@@ -236,7 +236,7 @@ def test_a_long_token_waits_for_the_challenge() -> None:
 
 
 def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
-    talking = talk("XOAUTH2", Identity("user", "t" * MAX_LINE))
+    talking = talk("XOAUTH2", SaslIdentity("user", "t" * MAX_LINE))
     talking.begin()
     assert talking.receive(334, "") == b"*"
     with pytest.raises(SaslError, match="longer than"):
@@ -254,7 +254,7 @@ def test_a_challenge_that_our_code_cannot_take_ends_the_exchange_and_nothing_esc
         def accepted(self) -> None:
             raise AssertionError
 
-    talking = Conversation(Broken())
+    talking = SaslConversation(Broken())
     talking.begin()
     assert talking.receive(334, "") == b"*"
     with pytest.raises(SaslError, match="RecursionError"):
@@ -301,7 +301,7 @@ def test_mechanisms_are_read_as_old_servers_write_them() -> None:
 
 
 def test_what_a_server_repeats_is_cleaned() -> None:
-    identity = Identity("user", "pencil-case")
+    identity = SaslIdentity("user", "pencil-case")
     for spelled in ("pencil-case", b64("pencil-case"), b64("\0user\0pencil-case")):
         assert without_secrets(f"bad: {spelled}!", identity) == "bad: [secret]!"
     begun = b64("user=user\x01auth=Bearer pencil-case\x01\x01")[:44]
@@ -312,5 +312,5 @@ def test_what_a_server_repeats_is_cleaned() -> None:
     assert "pencil" not in repr(identity)
 
 
-def _args(example: tuple[str, ...]) -> tuple[str, Identity, str]:
+def _args(example: tuple[str, ...]) -> tuple[str, SaslIdentity, str]:
     return example[0], PENCIL, example[1]

@@ -9,10 +9,12 @@ from msgspec import structs
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.slots import Slot, Slots
 from zonerelay.delivery.peer.connection_key import Terms
-from zonerelay.routing.destinations.route import Limits, MxHost, Route
+from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route
 
 ZONE = ZoneSettings(max_connections=20)
-USUAL = Limits(max_connections=4, max_recipients_per_transaction=50, max_messages_per_connection=100)
+USUAL = DestinationLimits(
+    max_connections=4, max_recipients_per_transaction=50, max_messages_per_connection=100
+)
 ROUTE = Route("default", "example.com", (MxHost("mx.example.com", 25),), expires=1e12)
 
 

@@ -6,7 +6,7 @@ import gc
 
 from zonerelay.config.settings import RetrySettings
 from zonerelay.queue.destination.destinations import Destination, Site
-from zonerelay.routing.destinations.route import Limits, MxHost, Route
+from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord
 
 
@@ -22,7 +22,7 @@ def test_cached_dns_answers_are_nothing_to_the_garbage_collector() -> None:
 
 def test_hosts_and_limits_of_destinations_are_nothing_to_the_garbage_collector() -> None:
     hosts = (MxHost("mx.example.com", 25),)
-    limits = Limits(10, 50, 100)
+    limits = DestinationLimits(10, 50, 100)
     gc.collect()
     for thing in (hosts, hosts[0], limits):
         assert not gc.is_tracked(thing)

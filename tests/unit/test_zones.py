@@ -6,7 +6,7 @@ from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
-from zonerelay.routing.zones.route_rules import Headers, Mail
+from zonerelay.routing.zones.route_rules import Headers, RoutedMail
 from zonerelay.routing.zones.zones import Zones
 
 ZONES = (ZoneSettings(), ZoneSettings(name="bulk", port=26), ZoneSettings(name="vip"))
@@ -107,18 +107,18 @@ def test_the_first_matching_route_wins_and_is_explained() -> None:
             RouteSettings(zone="vip"),
         ),
     )
-    found = zones.explain("bob@a.example.com", Mail(sender="app@sender.example"))
+    found = zones.explain("bob@a.example.com", RoutedMail(sender="app@sender.example"))
     assert (found.zone, found.rule) == ("bulk", 2)
     assert found.reason == "sender_domain matches sender.example and recipient_domain matches *.example.com"
-    last = zones.explain("bob@example.com", Mail(sender=""))
+    last = zones.explain("bob@example.com", RoutedMail(sender=""))
     assert (last.zone, last.rule, last.reason) == ("vip", 3, "the route has no condition")
     assert zone_of(zones, envelope(), "bob@a.example.com") == "bulk"
 
 
 def test_explaining_no_match_says_so() -> None:
-    assert Zones(ZONES).explain("bob@example.com", Mail(sender="")).reason == "there are no routes"
+    assert Zones(ZONES).explain("bob@example.com", RoutedMail(sender="")).reason == "there are no routes"
     zones = Zones(ZONES, (RouteSettings(zone="bulk", user=("x",)),))
-    assert zones.explain("bob@example.com", Mail(sender="")).rule == 0
+    assert zones.explain("bob@example.com", RoutedMail(sender="")).rule == 0
 
 
 def test_the_default_zone_need_not_be_configured() -> None:

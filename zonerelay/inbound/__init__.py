@@ -2,5 +2,7 @@
 
 `listen` accepts connections, `session` speaks SMTP on one of them, `cleanup` takes a message to the store.
 `access`, `limits`, `policy` and `tls` decide and protect; `state` holds what the commands of a session share.
-Code outside takes `listen.listeners` (all listeners of a worker) and, for operators' code, `policy`.
+
+Code outside takes `listen.listeners` (all listeners of a worker) and, for operators' code, `policy`. Each
+sub-package says what else is for code outside: the import contracts in pyproject.toml refuse others.
 """

@@ -74,7 +74,7 @@ class Scheduler:
         # Zones whose settings were replaced, while their last attempts end.
         self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
-        self.resumed: Callable[[str], None] = _ignore
+        self.resumed: Callable[[str], None] = lambda zone: None
         """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
         parts.settler.postponed = self._postponed
 
@@ -322,10 +322,6 @@ class Scheduler:
         zone = Zone(settings, self._parts, rates, window=self._window, is_served=is_served)
         zone.plan.withdraw([key for key in self._withdrawn if zone_of(key.queue) == settings.name])
         return zone
-
-
-def _ignore(zone: str) -> None:
-    """The hook before a listener is set."""
 
 
 def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:

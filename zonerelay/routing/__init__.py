@@ -2,4 +2,7 @@
 
 `dns` resolves names, `mta_sts` keeps policies of recipient domains, `idna` converts domain names,
 `addresses` knows private and own IP addresses.
+
+Each sub-package says which modules are for code outside: the import contracts in pyproject.toml refuse
+others.
 """

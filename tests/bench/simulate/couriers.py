@@ -23,7 +23,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import Limits, MxHost, Route, Unroutable
+from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, Unroutable
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import Peer
 
@@ -85,7 +85,7 @@ class SimCourier:
         clock: Clock,
         figures: Figures,
         *,
-        totals: dict[str, Limits],
+        totals: dict[str, DestinationLimits],
         shared: AllowanceOf | None = None,
     ) -> None:
         self._world = world

@@ -23,7 +23,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.parts import ZoneParts
-from zonerelay.routing.destinations.route import Limits
+from zonerelay.routing.destinations.route import DestinationLimits
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
@@ -69,7 +69,7 @@ class Node:
         world, figures, clock, zone = self._world, self._figures, self.clock, self.zone
         events = Events(figures, Metrics(), Redactor(b"k" * 32, enabled=False), clock)
         self.keeper = self._keeper()
-        usual = Limits.of_zone(zone)
+        usual = DestinationLimits.of_zone(zone)
         self.courier = SimCourier(
             world,
             clock,

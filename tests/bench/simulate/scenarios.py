@@ -9,13 +9,13 @@ from tests.bench.simulate.world import HOUR, Kind, with_kind
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate
 from zonerelay.model.priority import Priority
-from zonerelay.routing.destinations.route import Limits
+from zonerelay.routing.destinations.route import DestinationLimits
 
 SENDERS = "senders"
 
 
-def limits(connections: int, rate: Rate | None = None) -> Limits:
-    return Limits(connections, 50, 1000, rate)
+def limits(connections: int, rate: Rate | None = None) -> DestinationLimits:
+    return DestinationLimits(connections, 50, 1000, rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from random import Random
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.route import Limits
+from zonerelay.routing.destinations.route import DestinationLimits
 
 HOUR = 3600.0
 TLD = ".test"
@@ -51,7 +51,7 @@ class Kind:
     sites: int = 0
     seconds: tuple[float, float] = (0.05, 0.3)
     connecting: float = 0.1
-    limits: Limits | None = None
+    limits: DestinationLimits | None = None
     most_connections: int = 1000
     most_rate: float = 0.0
     greylist: float = 0.0

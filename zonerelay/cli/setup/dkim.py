@@ -24,7 +24,7 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.settings import Settings, read_key_file, read_selector
 from zonerelay.message.dkim.dns_record import Finding, RecordStatus, judge, record_name, record_text, strings
-from zonerelay.message.dkim.keys import DkimKeys, Entry
+from zonerelay.message.dkim.keys import DkimEntry, DkimKeys
 from zonerelay.message.dkim.private_keys import load_private_key, new_private_key
 from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.model.clock import SystemClock
@@ -133,7 +133,7 @@ def _told(domain: str, selector: str, path: Path, name: str, record: str) -> str
     return "\n".join(lines) + "\n"
 
 
-async def _look_up(settings: Settings, entries: Sequence[Entry]) -> list[Finding]:
+async def _look_up(settings: Settings, entries: Sequence[DkimEntry]) -> list[Finding]:
     resolver = Resolver(settings.dns, SystemClock())
     try:
         return await asyncio.gather(*(_finding(resolver, entry) for entry in entries))
@@ -141,7 +141,7 @@ async def _look_up(settings: Settings, entries: Sequence[Entry]) -> list[Finding
         await resolver.close()
 
 
-async def _finding(resolver: Resolver, entry: Entry) -> Finding:
+async def _finding(resolver: Resolver, entry: DkimEntry) -> Finding:
     domain = entry.signing_domain or entry.domain
     if domain.startswith("*."):
         detail = "each name below has a record of its own; signing_domain would need one for all"
@@ -155,7 +155,7 @@ async def _finding(resolver: Resolver, entry: Entry) -> Finding:
     return found
 
 
-def _checked(entry: Entry, finding: Finding, now: float) -> CheckedKey:
+def _checked(entry: DkimEntry, finding: Finding, now: float) -> CheckedKey:
     domain = entry.signing_domain or entry.domain
     return CheckedKey(
         option=entry.option,
@@ -172,7 +172,7 @@ def _checked(entry: Entry, finding: Finding, now: float) -> CheckedKey:
     )
 
 
-def _signs(entry: Entry, now: float) -> str:
+def _signs(entry: DkimEntry, now: float) -> str:
     if entry.fits(now):
         return "now"
     return "later" if entry.not_before > now else "no more"

@@ -41,7 +41,7 @@ from zonerelay.routing.addresses import is_private
 from zonerelay.routing.destinations.mx import ExaminedRoute, MxRouter
 from zonerelay.routing.destinations.route import (
     DestinationKey,
-    Limits,
+    DestinationLimits,
     MxHost,
     Route,
     TlsDemand,
@@ -50,7 +50,7 @@ from zonerelay.routing.destinations.route import (
 from zonerelay.routing.dns.answers import TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts.policies import PolicyLookup
-from zonerelay.routing.zones.route_rules import Mail
+from zonerelay.routing.zones.route_rules import RoutedMail
 from zonerelay.routing.zones.zones import Explanation as Choice
 from zonerelay.routing.zones.zones import Zones
 
@@ -170,7 +170,7 @@ class Explainer:
             named = zone_header.zone_in(fields)
         if listener is not None:
             fields = without(Header(fields), dropped_headers(listener)).fields
-        mail = Mail(
+        mail = RoutedMail(
             sender=sender,
             user=request.user,
             listener="" if listener is None else listener.address,
@@ -301,9 +301,9 @@ def sts_plan(found: PolicyLookup | None) -> StsPlan | None:
     return StsPlan(mode=policy.mode.value, policy=held.id, expires=held.expires, mx=policy.patterns)
 
 
-def _limits(zone: ZoneSettings, found: ExaminedRoute) -> Limits:
+def _limits(zone: ZoneSettings, found: ExaminedRoute) -> DestinationLimits:
     answer = found.answer
-    return answer.limits_in(zone) if isinstance(answer, Route) else Limits.of_zone(zone)
+    return answer.limits_in(zone) if isinstance(answer, Route) else DestinationLimits.of_zone(zone)
 
 
 def limits_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, int]:

@@ -43,9 +43,9 @@ from zonerelay.smtp.client.replies import make_reply, printable
 from zonerelay.smtp.client.sasl import (
     ANY_PASSWORD,
     XOAUTH2,
-    Conversation,
-    Identity,
+    SaslConversation,
     SaslError,
+    SaslIdentity,
     choose_mechanism,
     is_slow,
     make_mechanism,
@@ -104,7 +104,7 @@ class Login:
     account: Account
     scope: Scope
     credential: CredentialSettings
-    identity: Identity
+    identity: SaslIdentity
     material: str
     mode: TlsMode
     is_new: bool
@@ -146,7 +146,7 @@ class Login:
             raise StaleTokenError(self.identity.secret)
         try:
             nonce = random_secrets.token_urlsafe(24)
-            talking = Conversation(make_mechanism(name, self.identity, nonce))
+            talking = SaslConversation(make_mechanism(name, self.identity, nonce))
             reply = await self._converse(dialog, talking)
         except SaslError as error:
             raise self._refused(dialog, str(error)) from error
@@ -164,7 +164,7 @@ class Login:
             raise StaleTokenError(self.identity.secret)
         raise self._refused(dialog, words)
 
-    async def _converse(self, dialog: AuthDialog, talking: Conversation) -> Reply:
+    async def _converse(self, dialog: AuthDialog, talking: SaslConversation) -> Reply:
         """Returns the last reply. Raises HostTrouble and SaslError."""
         line = talking.begin()
         while True:
@@ -212,7 +212,7 @@ class Logins:
         self._patterns: Senders = {}
         self._tokens: dict[str, TokenSource] = {}
         self._retired: set[asyncio.Task[None]] = set()
-        self.resume: Callable[[str], None] = _nobody
+        self.resume: Callable[[str], None] = lambda zone: None
 
     # ---- settings and operators ---------------------------------------------------------------
 
@@ -352,15 +352,15 @@ class Logins:
             return await self._material(credential)
         return ""
 
-    async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[Identity, bool]:
+    async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[SaslIdentity, bool]:
         """Returns the identity, and whether it is certainly not out of date. Never the `refused` token."""
         if not credential.token_url:
-            return Identity(credential.user, await self._secrets.get(credential.password)), True
+            return SaslIdentity(credential.user, await self._secrets.get(credential.password)), True
         source = self._token_source(credential)
         if refused:
-            return Identity(credential.user, await source.another_than(refused)), True
+            return SaslIdentity(credential.user, await source.another_than(refused)), True
         token, new = await source.token()
-        return Identity(credential.user, token), new
+        return SaslIdentity(credential.user, token), new
 
     def _token_source(self, credential: CredentialSettings) -> TokenSource:
         source = self._tokens.get(credential.name)
@@ -422,7 +422,3 @@ def first_for(sender: str, zone: ZoneSettings, senders: Senders) -> str:
 def token_directory(settings: Settings) -> Path:
     """Returns the directory, beside the spool, for refresh tokens whose own file cannot be written."""
     return settings.spool.path.parent / "refresh-tokens"
-
-
-def _nobody(zone: str) -> None:
-    """Does nothing: the hook before a scheduler sets its own."""

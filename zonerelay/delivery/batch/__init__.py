@@ -2,4 +2,6 @@
 
 `courier` goes from host to host, `batch_state` decides which recipients the next transaction asks for,
 `transaction_io` moves the bytes, `progress` keeps the outcomes, `chunking` decides between DATA and BDAT.
+
+Code outside takes `courier`.
 """

@@ -23,8 +23,8 @@ from dataclasses import replace
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.batch.chunking import chunked
-from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, Progress
-from zonerelay.delivery.batch.transaction_io import Body
+from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, BatchProgress
+from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.rewrite.rendering import Rendered
@@ -54,8 +54,8 @@ class BatchState:
         self.batch = batch
         self.message = batch.message
         self.terms = terms
-        self.progress = Progress(batch.deliveries)
-        self.body = Body(read_body, batch.message)
+        self.progress = BatchProgress(batch.deliveries)
+        self.body = SentBody(read_body, batch.message)
         self._read_body = read_body
         self._asking: list[int] = []
         self.unfit: set[str] = set()
@@ -70,7 +70,7 @@ class BatchState:
     def send(self, rendered: Rendered) -> None:
         """Sends this rendition instead of the stored message. Call it before anything is sent."""
         self.message, self._read_body = rendered.message, rendered.read_body
-        self.body = Body(self._read_body, self.message)
+        self.body = SentBody(self._read_body, self.message)
 
     def transaction(self, session: Session) -> Transaction | None:
         """Returns the transaction for the open recipients that this peer can serve, `None` when there are
@@ -95,7 +95,7 @@ class BatchState:
     async def reopen_body(self) -> None:
         """Reads the body again from its beginning. Raises StoreError."""
         await self.body.close()
-        self.body = Body(self._read_body, self.message)
+        self.body = SentBody(self._read_body, self.message)
         await self.body.open()
 
     def record(self, transaction: Transaction, session: Session) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from zonerelay.config.settings import InDoubt
-from zonerelay.delivery.batch.transaction_io import Body
+from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.model.clock import Clock
@@ -54,7 +54,7 @@ class Chunking:
 
 
 def chunked(
-    session: Session, message: Message, deliveries: Sequence[Delivery], body: Body
+    session: Session, message: Message, deliveries: Sequence[Delivery], body: SentBody
 ) -> Transaction | None:
     """Returns the transaction with BDAT, `None` for a body that only DATA can carry.
 

@@ -102,7 +102,11 @@ class SmtpCourier:
         self._chunking = Chunking(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
         self.granted, self.relieve = self._pool.granted, self._pool.relieve
-        self.close_idle = self._pool.close_idle
+        self.close_idle, self.open_connections = self._pool.close_idle, self._pool.open_connections
+        self.close = self._pool.close
+        """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
+        self.read_authorities_again = self._tls.forget_contexts
+        """Makes new connections read the machine's trusted authorities again."""
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Returns one outcome per delivery, in order. Raises only CancelledError, and only while no peer has
@@ -150,17 +154,6 @@ class SmtpCourier:
             await self._attempt_from_sources(state)
         else:
             await self._attempt(state)
-
-    async def close(self) -> None:
-        """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
-        await self._pool.close()
-
-    def read_authorities_again(self) -> None:
-        """Makes new connections read the machine's trusted authorities again."""
-        self._tls.forget_contexts()
-
-    def open_connections(self, zone: str) -> int:
-        return self._pool.open_connections(zone)
 
     def _next_hop_key(self, batch: Batch) -> ConnectionKey:
         """Raises NoLogin."""

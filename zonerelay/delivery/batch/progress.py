@@ -20,7 +20,7 @@ NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the m
 NO_SMTPUTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header need")
 
 
-class Progress:
+class BatchProgress:
     """Outcomes of a batch's deliveries, by their position in the batch."""
 
     __slots__ = ("_known", "_tentative", "open")

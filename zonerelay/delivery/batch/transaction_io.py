@@ -45,7 +45,7 @@ def phase_timeouts(settings: DeliverySettings) -> Timeouts:
     }
 
 
-class Body:
+class SentBody:
     """A stored body while it is sent. `open` reads the first piece before the first command to the peer.
 
     A body of one piece stays in memory and can be sent again. A longer body is read once, and `spent` says
@@ -90,7 +90,7 @@ class Body:
 
 
 async def run_transaction(
-    transaction: Transaction, protocol: ClientProtocol, body: Body, timeouts: Timeouts
+    transaction: Transaction, protocol: ClientProtocol, body: SentBody, timeouts: Timeouts
 ) -> None:
     """Runs the transaction until it is DONE. Raises only CancelledError, and exceptions that are bugs."""
     try:
@@ -131,7 +131,7 @@ def unreadable(error: StoreError) -> Reply:
     return Reply(451, "3.0", f"the message could not be read from the store: {error}")
 
 
-def _send_whole(body: Body, protocol: ClientProtocol) -> bool:
+def _send_whole(body: SentBody, protocol: ClientProtocol) -> bool:
     """Writes the body and the final dot. Returns false, without writing, when the peer has answered
     before.
     """
@@ -141,7 +141,7 @@ def _send_whole(body: Body, protocol: ClientProtocol) -> bool:
     return True
 
 
-async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
+async def _send(body: SentBody, protocol: ClientProtocol, timeout: float) -> bool:
     """Does the same as `_send_whole` for a body that is read while it is sent."""
     stuffer = DotStuffer(plain=body.plain_lines)
     piece = stuffer.feed(body.head)
@@ -160,7 +160,7 @@ async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
 
 
 async def _send_chunks(
-    transaction: ChunkedTransaction, protocol: ClientProtocol, body: Body, timeout: float
+    transaction: ChunkedTransaction, protocol: ClientProtocol, body: SentBody, timeout: float
 ) -> None:
     """Sends the body after its first octet, one chunk for each piece, until the last chunk or a refusal.
 

@@ -2,4 +2,6 @@
 hosts.
 
 `client_protocol` is the asyncio protocol under a session.
+
+No module is for code outside delivery/.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from zonerelay.config.settings import CredentialSettings, SourceSettings, ZoneSettings
-from zonerelay.routing.destinations.route import DestinationKey, Limits, Route, TlsDemand
+from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, TlsDemand
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Terms:
         return self.route.destination, self.key.text
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> DestinationLimits:
         return self.route.limits_in(self.zone)
 
     @property

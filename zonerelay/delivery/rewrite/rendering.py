@@ -65,7 +65,7 @@ class RenderError(Exception):
         self.reply = reply
 
 
-class Keys(Protocol):
+class SigningKeys(Protocol):
     """The DKIM keys; `message.dkim.keys` has them."""
 
     def for_author(self, domain: str, now: float) -> Sequence[DkimKey]: ...
@@ -86,7 +86,7 @@ class _Plan:
     zone: ZoneSettings
     add: tuple[tuple[str, str], ...]
     replace: tuple[tuple[str, str], ...]
-    keys: Keys | None
+    keys: SigningKeys | None
     srs: Srs | None
 
     @property
@@ -133,7 +133,7 @@ class Renderer:
         self._rendering: dict[_Key, asyncio.Future[None]] = {}
         self.configure(keys=None, srs=None, max_header_size=0)
 
-    def configure(self, *, keys: Keys | None, srs: Srs | None, max_header_size: int) -> None:
+    def configure(self, *, keys: SigningKeys | None, srs: Srs | None, max_header_size: int) -> None:
         """`keys`: `None` without any [[dkim]]. `max_header_size`: the largest of the listeners', in
         octets.
         """

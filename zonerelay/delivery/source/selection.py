@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
+from operator import itemgetter
 from typing import Protocol
 
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
@@ -139,7 +140,7 @@ class SourceSelection:
             if at is None:
                 return source
             refused.append((at, source))
-        return min(refused, key=_when)[1] if refused else None
+        return min(refused, key=itemgetter(0))[1] if refused else None
 
     def _is_absent(self, source: SourceSettings) -> bool:
         """True when the source's IPv4 address is absent, or its IPv6 address if it has no IPv4."""
@@ -253,7 +254,3 @@ def sent_from(source: SourceSettings, outcome: Outcome) -> Outcome:
 def _hosts(site: SiteKey) -> str:
     """Returns the hosts of a site. Reputation is lost with hosts, whichever zone sent the mail."""
     return site.partition(" ")[2]
-
-
-def _when(refused: tuple[float, SourceSettings]) -> float:
-    return refused[0]

@@ -2,4 +2,6 @@
 
 `policy` has the TLS contexts and remembers hosts with broken TLS. `dane`, `chains` and `certificate_facts`
 judge certificates; `chains` is imported only when DANE needs it.
+
+Code outside takes `plan`, to explain a message.
 """

@@ -104,10 +104,6 @@ class Intake:
         self._chunks.begin(size, last)
 
     @property
-    def is_chunked(self) -> bool:
-        return self._chunks is not None
-
-    @property
     def chunk_done(self) -> bool:
         """The chunk is here, but the message goes on in the next one."""
         return self._chunks is not None and self._chunks.chunk_done and not self.complete

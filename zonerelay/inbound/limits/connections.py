@@ -30,9 +30,7 @@ def client_and_network(address: str) -> tuple[Key, Key]:
 
 class ConnectionLimits:
     def __init__(self, *, total: int, per_client: int, per_network: int) -> None:
-        self._total = total
-        self._per_client = per_client
-        self._per_network = per_network
+        self.change(total=total, per_client=per_client, per_network=per_network)
         self._clients: dict[Key, int] = {}
         self._networks: dict[Key, int] = {}
         self.count = 0

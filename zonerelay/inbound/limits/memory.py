@@ -11,6 +11,7 @@ harm; a session whose message is here whole is spared: it gets its reply, and en
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Protocol
 
 SESSION_COST = 4 * 1024
@@ -23,7 +24,7 @@ TLS_COST = 36 * 1024
 TIGHT = 0.8  # of the limit
 
 
-class Holder(Protocol):
+class MemoryHolder(Protocol):
     """A session, as far as its memory goes."""
 
     @property
@@ -45,7 +46,7 @@ class SessionMemory:
 
     def __init__(self, limit: int) -> None:
         self.used = 0
-        self.holders: set[Holder] = set()
+        self.holders: set[MemoryHolder] = set()
         self.change(limit)
 
     def change(self, limit: int) -> None:
@@ -69,10 +70,8 @@ class SessionMemory:
 
     def relieve(self) -> None:
         """End the session that holds most, of any listener; none when that would free nothing."""
-        most = max((each for each in self.holders if not each.must_stay), key=_held, default=None)
+        most = max(
+            (each for each in self.holders if not each.must_stay), key=attrgetter("held"), default=None
+        )
         if most is not None and most.held > 0:
             most.shed()
-
-
-def _held(session: Holder) -> int:
-    return session.held

@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.limits.connections import ConnectionLimits
-from zonerelay.inbound.limits.memory import Holder, SessionMemory
+from zonerelay.inbound.limits.memory import MemoryHolder, SessionMemory
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.telemetry.metrics.metrics import Metrics
 
-S = TypeVar("S", bound=Holder)
+S = TypeVar("S", bound=MemoryHolder)
 
 _TOO_MANY = {
     Reason.CONNECTIONS: replies.TOO_MANY_CONNECTIONS,
@@ -33,12 +33,8 @@ class Admission(Generic[S]):
         self._is_unix = settings.address.startswith("unix:")
         self._memory = memory
         self._metrics = metrics
-        self._access = AccessPolicy(settings)
-        self._limits = ConnectionLimits(
-            total=settings.max_connections,
-            per_client=settings.max_connections_per_client,
-            per_network=settings.max_connections_per_network,
-        )
+        self._limits = ConnectionLimits(total=0, per_client=0, per_network=0)
+        self.configure(settings)
         self._empty: asyncio.Future[None] | None = None
         self.sessions: set[S] = set()
         self.draining = False

@@ -465,7 +465,8 @@ class Session(asyncio.Protocol):
         """Drop the octets of a refused BDAT; after the last one say why."""
         dropped = len(self.lines.take(self._discarding))
         self._discarding -= dropped
-        self.deadlines.body_came(dropped, self.loop.time())
+        self.deadlines.octets += dropped
+        self.deadlines.heard = self.loop.time()
         if not self._discarding:
             self.deadlines.complete()
             self.transport.write(self._owed.reply.encode())
@@ -574,7 +575,7 @@ class Session(asyncio.Protocol):
         envelope = intake.envelope
         self.conversation.refuse(
             answer,
-            "BDAT" if intake.is_chunked else "DATA",
+            "BDAT" if intake.transaction.chunked else "DATA",
             message_id=envelope.id,
             mailbox=envelope.sender,
             detail=intake.detail,

@@ -66,10 +66,6 @@ class Deadlines:
         if self._began is None:
             self._began = now
 
-    def body_came(self, octets: int, now: float) -> None:
-        self.octets += octets
-        self.heard = now
-
     def chunk_complete(self, now: float) -> None:
         """A BDAT chunk is here, but not the message: the next command has the idle time."""
         self._body = None

@@ -24,7 +24,7 @@ AsciiDomain = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DkimEntry:
     """One [[dkim]] table with its key. `domain` may begin with `*.`; `signing_domain` may be empty."""
 
     option: str
@@ -52,8 +52,8 @@ class DkimKeys:
         ascii_domain: AsciiDomain,
     ) -> None:
         self._ascii_domain = ascii_domain
-        self._entries: dict[str, list[Entry]] = {}
-        self.entries: list[Entry] = []
+        self._entries: dict[str, list[DkimEntry]] = {}
+        self.entries: list[DkimEntry] = []
         loaded: dict[Path, PrivateKey] = {}
         for at, each in enumerate(settings):
             if each.key_file not in loaded:
@@ -99,7 +99,7 @@ def read_key(path: Path, read: Callable[[Path], bytes], option: str) -> PrivateK
         raise ValueError(f"{option}: {path} {error}") from None
 
 
-def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: AsciiDomain) -> Entry:
+def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: AsciiDomain) -> DkimEntry:
     def domain(name: str, text: str) -> str:
         wildcard = "*." if text.startswith("*.") else ""
         try:
@@ -107,7 +107,7 @@ def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: Ascii
         except ValueError as error:
             raise ValueError(f"{option}.{name}: {text}: {error}") from None
 
-    return Entry(
+    return DkimEntry(
         option=option,
         domain=domain("domain", each.domain),
         selector=each.selector,
@@ -127,8 +127,8 @@ def _patterns(name: str) -> Iterator[str]:
         dot = name.find(".", dot + 1)
 
 
-def _chosen(entries: Sequence[Entry], name: str, now: float) -> tuple[DkimKey, ...]:
-    chosen: dict[tuple[bool, str], Entry] = {}
+def _chosen(entries: Sequence[DkimEntry], name: str, now: float) -> tuple[DkimKey, ...]:
+    chosen: dict[tuple[bool, str], DkimEntry] = {}
     for entry in entries:
         if entry.fits(now):
             kind = (entry.key.algorithm != RSA, entry.signing_domain)
@@ -147,7 +147,7 @@ def _chosen(entries: Sequence[Entry], name: str, now: float) -> tuple[DkimKey, .
     )
 
 
-def _ending(entries: Sequence[Entry], now: float) -> Iterator[str]:
+def _ending(entries: Sequence[DkimEntry], now: float) -> Iterator[str]:
     """Yields keys that end soon without a successor of their kind."""
     for entry in entries:
         if entry.fits(now) and entry.not_after and entry.not_after <= now + ENDS_SOON:
@@ -159,11 +159,11 @@ def _ending(entries: Sequence[Entry], now: float) -> Iterator[str]:
                 )
 
 
-def _are_kin(one: Entry, other: Entry) -> bool:
+def _are_kin(one: DkimEntry, other: DkimEntry) -> bool:
     return one.key.algorithm == other.key.algorithm and one.signing_domain == other.signing_domain
 
 
-def _why(entries: Sequence[Entry], now: float) -> str:
+def _why(entries: Sequence[DkimEntry], now: float) -> str:
     begins = min((entry.not_before for entry in entries if entry.not_before > now), default=0.0)
     if begins:
         return f"its next key begins on {_date(begins)}"

@@ -1,1 +1,4 @@
-"""Delivery status notifications: `report` composes the message, `text` writes its part for people."""
+"""Delivery status notifications: `report` composes the message, `text` writes its part for people.
+
+Code outside takes `report`.
+"""

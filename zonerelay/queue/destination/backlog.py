@@ -1,9 +1,9 @@
 """What waits in memory for one destination, and in which order it leaves. Pure.
 
-A `Line` has a `Backlog` for each priority, and each backlog two `Row`s: fresh mail, and mail that was put
-off or is backlog (`zone/window.py`). The rows take precedence alternately, the oldest message first in each.
-So a single message passes a hundred thousand that have come due together, or a list of a million, and these
-get half of what their destination takes all the same.
+A `Line` has a `Backlog` for each priority, and each backlog two `MessageRow`s: fresh mail, and mail that was
+put off or is backlog (`zone/window.py`). The rows take precedence alternately, the oldest message first in
+each. So a single message passes a hundred thousand that have come due together, or a list of a million, and
+these get half of what their destination takes all the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
+from operator import attrgetter
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -19,7 +20,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 
 
-class Row:
+class MessageRow:
     """Deliveries by message, the oldest message first. Never asked for one when it is empty (`bool`).
 
     `apart`: each domain of a message by itself.
@@ -127,8 +128,8 @@ class Backlog:
     def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
         self._apart = apart
         # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
-        self._fresh: Row | None = None
-        self._again: Row | None = None
+        self._fresh: MessageRow | None = None
+        self._again: MessageRow | None = None
         self._again_is_next = False
         self.waiting = 0
         self.domains = domains
@@ -144,11 +145,11 @@ class Backlog:
         """`since`: what is older is backlog (`window.py`)."""
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             if self._again is None:
-                self._again = Row(apart=self._apart)
+                self._again = MessageRow(apart=self._apart)
             self._again.add(delivery)
         else:
             if self._fresh is None:
-                self._fresh = Row(apart=self._apart)
+                self._fresh = MessageRow(apart=self._apart)
             self._fresh.add(delivery)
             self.is_new = since is not None
         self.waiting += 1
@@ -199,9 +200,9 @@ class Backlog:
         return deliveries
 
     def __iter__(self) -> Iterator[Delivery]:
-        return heapq.merge(*self._rows(), key=_message_id)
+        return heapq.merge(*self._rows(), key=attrgetter("message_id"))
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[MessageRow]:
         if self._fresh is not None:
             yield self._fresh
         if self._again is not None:
@@ -294,7 +295,3 @@ class Line:
     def __iter__(self) -> Iterator[Delivery]:
         for backlog in self._backlogs.values():
             yield from backlog
-
-
-def _message_id(delivery: Delivery) -> MessageId:
-    return delivery.message_id

@@ -19,7 +19,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.suspension import Suspension
 from zonerelay.queue.selection.rates import Pace, Rates, Ticket
-from zonerelay.routing.destinations.route import DestinationKey, Limits, Route, SiteKey
+from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, SiteKey
 
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
@@ -146,7 +146,7 @@ class Destination(Line):
         until = max(route.expires, now + ROUTE_MIN_USE)
         # One domain's look-up must not prolong another's route: that one may demand TLS by tomorrow.
         self.usable_until = min(until, self.usable_until) if self.domains else until
-        self.limits: Limits = route.limits_in(zone)
+        self.limits: DestinationLimits = route.limits_in(zone)
         self.site.changed()
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 

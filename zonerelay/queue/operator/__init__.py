@@ -1,1 +1,4 @@
-"""The verbs of an operator: `operations` lists and changes the queue; `filters` selects, `trace` shows."""
+"""The verbs of an operator: `operations` lists and changes the queue; `filters` selects, `trace` shows.
+
+Code outside takes `operations`, and `clock_watch`, which corrects due times after the clock was set.
+"""

@@ -65,7 +65,7 @@ class Result:
         return Result(self.matched + other.matched, self.changed + other.changed, self.busy + other.busy)
 
 
-class Progress(Protocol):
+class VerbProgress(Protocol):
     """How many deliveries have been looked at, of how many there were at the start."""
 
     done: int
@@ -94,7 +94,7 @@ class Operations:
         return (LEFT_OUT,) if self._store.unhealthy() == DAMAGED else ()
 
     async def select(
-        self, wanted: QueueFilter, limit: int | None = None, progress: Progress | None = None
+        self, wanted: QueueFilter, limit: int | None = None, progress: VerbProgress | None = None
     ) -> AsyncGenerator[Selected, None]:
         """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable."""
         left = sys.maxsize if limit is None else limit
@@ -107,7 +107,7 @@ class Operations:
                 if left <= 0:
                     return
 
-    async def count(self, wanted: QueueFilter, progress: Progress | None = None) -> int:
+    async def count(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> int:
         total = 0
         async with aclosing(self._matching(wanted, progress)) as batches:
             async for batch in batches:
@@ -129,20 +129,20 @@ class Operations:
 
     # Changing
 
-    async def retry(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
+    async def retry(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
         return await self._change("retry", wanted, _retried, progress, after=self._resume)
 
-    async def hold(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
+    async def hold(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
         return await self._change("hold", wanted, _held, progress)
 
-    async def release(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
+    async def release(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
         now = self._clock.now()
         return await self._change("release", wanted, lambda delivery: _released(delivery, now), progress)
 
-    async def drop(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
+    async def drop(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
         return await self._change("drop", wanted, _dropped, progress)
 
-    async def bounce(self, wanted: QueueFilter, reason: str, progress: Progress | None = None) -> Result:
+    async def bounce(self, wanted: QueueFilter, reason: str, progress: VerbProgress | None = None) -> Result:
         # One line for the report: it ends up in a status field.
         reply = Reply(554, "7.0", " ".join(reason.split()) or "returned by the operator")
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
@@ -171,7 +171,7 @@ class Operations:
         verb: str,
         wanted: QueueFilter,
         change: _Change,
-        progress: Progress | None,
+        progress: VerbProgress | None,
         after: Callable[[Sequence[DeliveryKey]], None] | None = None,
     ) -> Result:
         async def update(keys: Sequence[DeliveryKey]) -> int:
@@ -190,7 +190,7 @@ class Operations:
 
         return await self._over(verb, wanted, update, progress)
 
-    async def _over(self, verb: str, wanted: QueueFilter, act: _Act, progress: Progress | None) -> Result:
+    async def _over(self, verb: str, wanted: QueueFilter, act: _Act, progress: VerbProgress | None) -> Result:
         """Withdraws, acts on and gives back the matching deliveries, batch by batch."""
         result = Result()
         try:
@@ -239,7 +239,7 @@ class Operations:
     # Reading
 
     async def _matching(
-        self, wanted: QueueFilter, progress: Progress | None, *, most: int = BATCH, within: float = NEVER
+        self, wanted: QueueFilter, progress: VerbProgress | None, *, most: int = BATCH, within: float = NEVER
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
         """Matches in batches of at most `most`, which take no longer `within` that many seconds. A batch is
         complete before anything is done to it.
@@ -271,7 +271,7 @@ class Operations:
             yield batch
 
     async def _candidates(
-        self, wanted: QueueFilter, matcher: Matcher, progress: Progress | None
+        self, wanted: QueueFilter, matcher: Matcher, progress: VerbProgress | None
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
             for delivery in await self._store.deliveries_of(wanted.message_id):
@@ -298,7 +298,7 @@ class Operations:
             return None
 
 
-def _counting(wanted: Callable[[str], bool], progress: Progress) -> Callable[[str], bool]:
+def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable[[str], bool]:
     """Also asked in the store's thread, one delivery after the other."""
 
     def counted(recipient: str) -> bool:

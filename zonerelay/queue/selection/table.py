@@ -31,7 +31,7 @@ TIDIED = 500
 """Domains and deliveries looked at in one go, when there are too many domains."""
 
 
-class DestinationTable:
+class Destinations:
     """`lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
 
     def __init__(
@@ -77,7 +77,7 @@ class DestinationTable:
             if destination is not None and destination.suspension.resume() is Transition.RESUMED
         ]
 
-    def status(self, now: float, tick: float) -> tuple[DestinationStatus, ...]:
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return tuple(
             destination.status(tick)
             for destination in self.destinations.values()

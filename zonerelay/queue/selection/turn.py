@@ -22,7 +22,7 @@ LONGEST_FIRST = 120.0
 """Seconds; servers hang up on clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
 
 
-class Turn:
+class BatchTurns:
     """The turns of one batch."""
 
     __slots__ = ("_clock", "_ticket")

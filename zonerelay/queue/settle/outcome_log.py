@@ -79,12 +79,8 @@ class OutcomeLog:
         """Waits until another outcome may be produced: few are under way, and the store takes them."""
 
     def reserve(self, count: int) -> None:
-        """Count deliveries whose entry is still being made."""
+        """Counts deliveries whose entry is still being made; a negative number, those that are settled."""
         self._unsettled += count
-        self._update_room()
-
-    def unreserve(self, count: int) -> None:
-        self._unsettled -= count
         self._update_room()
 
     def keys(self) -> set[DeliveryKey]:
@@ -169,7 +165,7 @@ class OutcomeLog:
 
     def _settled(self, entry: AtomicWrite) -> None:
         self._entries.discard(entry)
-        self.unreserve(entry.count())
+        self.reserve(-entry.count())
         if entry.then is None:
             return
         try:

@@ -38,8 +38,9 @@ import queue
 import random as _random
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from zonerelay.config.settings import (
     BounceSettings,
@@ -63,7 +64,7 @@ FALLBACK_DELAY = 15 * 60.0
 DEFAULT_ZONE = "default"
 BACKOFF_TIMEOUT = 5.0
 
-_Job = tuple[Envelope, int, asyncio.AbstractEventLoop, "asyncio.Future[float | None]"]
+_Job = tuple[Envelope, int, "Future[float | None]"]
 
 _TOO_CLOSE = 1.0
 """A last attempt this near to the previous one is the same attempt (and absorbs rounded stored times)."""
@@ -101,19 +102,20 @@ class IsolatedBackoff:
         self._timeout = timeout
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._hanging: asyncio.Future[float | None] | None = None
+        self._hanging: Future[float | None] | None = None
 
     async def delay(self, envelope: Envelope, attempts: int) -> float | None:
         if self._hanging is not None and not self._hanging.done():
             return self._fallback
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[float | None] = loop.create_future()
-        answer.add_done_callback(_retrieve)  # the caller may have given up
-        self._start()
-        self._jobs.put((envelope, attempts, loop, answer))
+        answer: Future[float | None] = Future()
+        if self._thread is None:
+            # A daemon: a function that hangs for ever must not keep the process from leaving.
+            self._thread = threading.Thread(target=self._run, name="backoff", daemon=True)
+            self._thread.start()
+        self._jobs.put((envelope, attempts, answer))
         try:
             async with asyncio.timeout(self._timeout):
-                return await asyncio.shield(answer)
+                return await asyncio.shield(asyncio.wrap_future(answer))
         except TimeoutError as error:
             self._hanging = answer
             self._events.trouble("retry.backoff", error, message_id=envelope.id)
@@ -121,50 +123,22 @@ class IsolatedBackoff:
             self._events.trouble("retry.backoff", error, message_id=envelope.id)
         return self._fallback
 
-    def _start(self) -> None:
-        if self._thread is None:
-            # A daemon: a function that hangs for ever must not keep the process from leaving.
-            self._thread = threading.Thread(target=self._run, name="backoff", daemon=True)
-            self._thread.start()
-
     def _run(self) -> None:
         while True:
-            envelope, attempts, loop, answer = self._jobs.get()
-            try:
-                delay = self._function(envelope, attempts)
-            except BaseException as error:  # noqa: BLE001 - the thread must outlive it
-                self._answer_later(loop, answer, None, error)
-            else:
-                self._answer_later(loop, answer, delay, None)
-
-    @staticmethod
-    def _answer_later(
-        loop: asyncio.AbstractEventLoop,
-        answer: asyncio.Future[float | None],
-        delay: float | None,
-        error: BaseException | None,
-    ) -> None:
-        # When the loop is closed no caller waits any more.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, answer, delay, error)
+            envelope, attempts, answer = self._jobs.get()
+            # When the loop is closed no caller waits any more.
+            with contextlib.suppress(RuntimeError):
+                try:
+                    answer.set_result(checked_delay(self._function(envelope, attempts)))
+                except BaseException as error:  # noqa: BLE001 - the thread must outlive it
+                    answer.set_exception(_harmless(error))
 
 
-def _resolve(answer: asyncio.Future[float | None], delay: float | None, error: BaseException | None) -> None:
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(delay)
-    elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-        answer.set_exception(error)
-    else:
-        # SystemExit in a stranger's function is not ours to obey, and futures refuse StopIteration.
-        answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
-
-
-def _retrieve(answer: asyncio.Future[float | None]) -> None:
-    """Retrieves a late answer's exception: asyncio complains about exceptions that were never retrieved."""
-    if not answer.cancelled():
-        answer.exception()
+def _harmless(error: BaseException) -> Exception:
+    """SystemExit in a stranger's function is not ours to obey, and futures refuse StopIteration."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 class ZoneRetryPolicy:
@@ -337,16 +311,7 @@ def load_backoff(spec: str) -> Backoff:
     if not callable(function):
         problem = f"{name!r} in module {module_name!r} is not a function"
         raise ValueError(problem)  # noqa: TRY004 - the configuration is wrong, not our types
-    return _named(function)
-
-
-def _named(function: Callable[[Envelope, int], object]) -> Backoff:
-    """An operator's function as a back-off whose answer is checked."""
-
-    def backoff(envelope: Envelope, attempts: int) -> float | None:
-        return checked_delay(function(envelope, attempts))
-
-    return backoff
+    return cast(Backoff, function)
 
 
 def checked_delay(answer: object) -> float | None:

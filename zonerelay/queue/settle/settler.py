@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
+from operator import attrgetter
 
 from zonerelay.config.settings import BounceSettings, InDoubt, ZoneSettings
 from zonerelay.message.dsn.report import DsnKind, RecipientReport
@@ -96,7 +97,7 @@ class Unattempted:
     def parts(self, needs_message: Callable[[Delivery], bool]) -> Iterator[tuple[Sequence[Delivery], bool]]:
         """In order: about `TOGETHER` of which no message has to be read (true), or those of one message."""
         together: list[Delivery] = []
-        for _, group in groupby(self.all, key=_message_id):
+        for _, group in groupby(self.all, key=attrgetter("message_id")):
             some = list(group)
             is_needed = any(map(needs_message, some))
             if not is_needed:
@@ -146,7 +147,7 @@ class Settler:
         self._tasks = Tasks("queue.settle", events)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_Parcel | Unattempted] = set()
-        self.postponed: Postponed = _ignore
+        self.postponed: Postponed = lambda zone, when: None
         """Is called when a deferral is durable."""
         self.refused_stranger: RefusedStranger | None = None
         """Is told what a next hop has refused for good of mail whose sender gets no report."""
@@ -392,11 +393,3 @@ class Settler:
         self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
         for delivery in submit.deliveries:
             self._notify(delivery.queue)
-
-
-def _ignore(zone: str, when: float) -> None:
-    """The hook before a scheduler is attached."""
-
-
-def _message_id(delivery: Delivery) -> MessageId:
-    return delivery.message_id

@@ -25,7 +25,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.selection.turn import Turn
+from zonerelay.queue.selection.turn import BatchTurns
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.destinations.batch import Batch
@@ -119,7 +119,7 @@ class Attempts:
 
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
         started = self._clock.monotonic()
-        turn = None if work.ticket is None else Turn(work.ticket, self._clock).take
+        turn = None if work.ticket is None else BatchTurns(work.ticket, self._clock).take
         batch = Batch(self._zone, work.route, message, work.deliveries, turn, more=work.more)
         try:
             outcomes = await self._courier.deliver(batch)

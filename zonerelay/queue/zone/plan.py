@@ -54,7 +54,6 @@ from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
-    DestinationStatus,
     Standing,
     Unrouted,
     Work,
@@ -65,9 +64,9 @@ from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS, RoundRobin
-from zonerelay.queue.selection.table import DestinationTable
-from zonerelay.queue.zone.window import Question, Refill, Window
-from zonerelay.routing.destinations.route import DestinationKey, Route, SiteKey
+from zonerelay.queue.selection.table import Destinations
+from zonerelay.queue.zone.window import Question, QueueWindow, Refill
+from zonerelay.routing.destinations.route import DestinationKey, Route
 
 WINDOW = 4000
 MANY_PUT_OFF = 50
@@ -92,14 +91,20 @@ class ZonePlan:
         self._rates.configure(zone.max_rate)
         self._throttle = throttle
         self._round_robin = RoundRobin(zone, self._rates, shared, throttle)
+        self.turns_changed = self._round_robin.changed
+        """As `Rates.changed`, also for batches of settings that were replaced."""
+        self.granted = self._round_robin.granted
         self._by_domain = not zone.next_hop
-        self._window = Window(window, by_domain=self._by_domain)
+        self._window = QueueWindow(window, by_domain=self._by_domain)
         self.wants_claim = self._window.wants
         self._probes = Probes(window)
-        self._table = DestinationTable(zone, retry, self._rates, self._round_robin)
+        self._table = Destinations(zone, retry, self._rates, self._round_robin)
         self._lines = self._table.lines
+        self.clear, self.status = self._table.clear, self._table.status
         self._works: set[Work] = set()
         self._look_ups = LookUps()
+        self.take_look_ups = self._look_ups.take
+        """Takes the domains to look up now; each must end in `found` or `unroutable`."""
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._withdrawn: set[DeliveryKey] = set()
@@ -187,19 +192,7 @@ class ZonePlan:
             self._round_robin.offer(destination, now)
         return transition
 
-    def turns_changed(self, site: SiteKey, now: float, *, earlier: bool) -> None:
-        """As `Rates.changed`, also for batches of settings that were replaced."""
-        self._round_robin.changed(site, now, earlier=earlier)
-
-    def granted(self, now: float) -> None:
-        """Of limits that are shared with other workers there may be more."""
-        self._round_robin.granted(now)
-
     # What to do
-
-    def take_look_ups(self) -> list[str]:
-        """Domains to look up now; each must end in `found` or `unroutable`."""
-        return self._look_ups.take()
 
     def next_work(self, now: float, tick: float = 0.0) -> Work | None:
         """The next batch, if a slot is free and a turn is due; it must end in `finished`.
@@ -326,13 +319,6 @@ class ZonePlan:
         yield self.take_returned()
         for _, deliveries in self.take_parked():
             yield deliveries
-
-    def clear(self) -> Iterator[None]:
-        """Forget what is known of destinations, a little at each step; nothing waits or is active."""
-        return self._table.clear()
-
-    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
-        return self._table.status(now, tick)
 
     # Lines
 

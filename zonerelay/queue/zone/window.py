@@ -277,7 +277,7 @@ class PriorityWindow:
         return line.waiting * 2 < self.share(line)
 
 
-class Window:
+class QueueWindow:
     """The window of one zone; `by_domain`: it is routed by MX."""
 
     def __init__(self, size: int, *, by_domain: bool) -> None:

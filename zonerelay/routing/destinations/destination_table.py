@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
-from zonerelay.routing.destinations.route import Limits, MxHost, TlsDemand
+from zonerelay.routing.destinations.route import DestinationLimits, MxHost, TlsDemand
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 
 
@@ -54,10 +54,10 @@ class DestinationEntry:
             because="destination",
         )
 
-    def limits(self, zone: ZoneSettings) -> Limits | None:
+    def limits(self, zone: ZoneSettings) -> DestinationLimits | None:
         """Returns the entry's limits, completed by the zone's; `None` when the entry has none."""
         own = self.settings
-        of_zone = Limits.of_zone(zone)
+        of_zone = DestinationLimits.of_zone(zone)
         limits = structs.replace(
             of_zone,
             max_connections=own.max_connections or of_zone.max_connections,

@@ -22,6 +22,7 @@ import logging
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from msgspec import structs
 
@@ -244,7 +245,7 @@ class MxRouter:
         order = list(hosts)
         if len(order) > 1:
             self._shuffle(order)
-            order.sort(key=_preference)
+            order.sort(key=attrgetter("preference"))
         return Route(zone.name, name, tuple(order), self._clock.now() + max(ttl, 0.0), secure=secure)
 
     def _no(self, zone: ZoneSettings, name: str, outcome: Outcome, ttl: float) -> Unroutable:
@@ -257,10 +258,6 @@ async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> PolicyLo
     except ValueError:  # the look-up of its MX reports the same
         return None
     return await sts.look_up(zone, name)
-
-
-def _preference(host: MxHost) -> int:
-    return host.preference
 
 
 def _is_address(name: str) -> bool:

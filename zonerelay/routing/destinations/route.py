@@ -41,7 +41,7 @@ class TlsDemand:
     because: str = "zone"
 
 
-class Limits(msgspec.Struct, frozen=True, gc=False):
+class DestinationLimits(msgspec.Struct, frozen=True, gc=False):
     """The limits of one destination. `max_rate` counts transactions."""
 
     max_connections: int
@@ -50,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     max_rate: Rate | None = None
 
     @classmethod
-    def of_zone(cls, zone: ZoneSettings) -> Limits:
+    def of_zone(cls, zone: ZoneSettings) -> DestinationLimits:
         return cls(
             zone.max_connections_per_destination,
             zone.max_recipients_per_transaction,
@@ -82,7 +82,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     hosts: tuple[MxHost, ...]
     expires: float
     tls: TlsDemand | None = None
-    limits: Limits | None = None
+    limits: DestinationLimits | None = None
     terms: str = ""
     secure: bool = False
     site: SiteKey = SiteKey("")
@@ -97,8 +97,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
         line = f"{site} {self.terms}" if self.terms else site
         force_setattr(self, "destination", DestinationKey(line))
 
-    def limits_in(self, zone: ZoneSettings) -> Limits:
-        return self.limits or Limits.of_zone(zone)
+    def limits_in(self, zone: ZoneSettings) -> DestinationLimits:
+        return self.limits or DestinationLimits.of_zone(zone)
 
     def tls_in(self, zone: ZoneSettings) -> TlsDemand:
         return self.tls or TlsDemand(zone.tls)

@@ -132,7 +132,7 @@ class _Server:
         """
         line = self._line
         try:
-            if line is None or not line.has_room:
+            if line is None or line.left <= 0:
                 line = self._line = _Line(self._server)
             number = self._number(line)
             answer = line.send(number, question(number, name, code, wants_dnssec=dnssec))
@@ -152,7 +152,7 @@ class _Server:
     def _number(self, line: _Line) -> int:
         while True:
             number = self._random.randrange(IDS)
-            if not line.awaits(number):
+            if number not in line.waiting:
                 return number
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ class _Line:
         family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
-        self._left = PER_SOCKET
+        self.waiting: dict[int, asyncio.Future[bytes | None]] = {}
+        self.left = PER_SOCKET
         try:
             # A connected socket takes packets from the server only, and learns when no server is there.
             self._socket.connect((server.address, server.port))
@@ -179,18 +179,11 @@ class _Line:
             self._socket.close()
             raise
 
-    @property
-    def has_room(self) -> bool:
-        return self._left > 0
-
-    def awaits(self, number: int) -> bool:
-        return number in self._waiting
-
     def send(self, number: int, packet: bytes) -> asyncio.Future[bytes | None]:
         """Raises OSError."""
-        self._left -= 1
+        self.left -= 1
         answer: asyncio.Future[bytes | None] = self._loop.create_future()
-        self._waiting[number] = answer
+        self.waiting[number] = answer
         try:
             self._socket.send(packet)
         except OSError:
@@ -200,12 +193,12 @@ class _Line:
         return answer
 
     def forget(self, number: int) -> None:
-        self._waiting.pop(number, None)
+        self.waiting.pop(number, None)
         self._close_if_done()
 
     def retire(self) -> None:
         """Takes no more questions."""
-        self._left = 0
+        self.left = 0
         self._close_if_done()
 
     def _receive(self) -> None:
@@ -215,16 +208,16 @@ class _Line:
             return
         except OSError:
             # ICMP says that no server is there, without the question, so every question fails.
-            for answer in self._waiting.values():
+            for answer in self.waiting.values():
                 _set(answer, _UNREACHABLE)
             self.retire()
             return
         number = int.from_bytes(packet[:2])
-        if number in self._waiting:
-            _set(self._waiting[number], packet)
+        if number in self.waiting:
+            _set(self.waiting[number], packet)
 
     def _close_if_done(self) -> None:
-        if self._left <= 0 and not self._waiting and self._socket.fileno() >= 0:
+        if self.left <= 0 and not self.waiting and self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
 

@@ -128,15 +128,15 @@ class Resolver:
     async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
         """Returns the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
         asked = AAAA if kind == "AAAA" else A
-        return await self._ip_cache.get((kind, name), lambda: self._ask(name, asked, _as_they_are))
+        return await self._ip_cache.get((kind, name), lambda: self._ask(name, asked, tuple))
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
         """Returns the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
-        return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, TLSA, _as_they_are))
+        return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, TLSA, tuple))
 
     async def alias(self, name: str) -> DnsAnswer[str]:
         """Returns the target of an ASCII name's CNAME, one step."""
-        return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, CNAME, _as_they_are))
+        return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, CNAME, tuple))
 
     async def txt(self, name: str) -> DnsAnswer[str]:
         """Returns the TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`
@@ -221,10 +221,6 @@ def _thorough(settings: DnsSettings) -> ThoroughDns:
     )
 
     return ThoroughDns(settings)
-
-
-def _as_they_are(records: tuple[Raw, ...]) -> tuple[Raw, ...]:
-    return records
 
 
 def _sorted(records: tuple[MxRecord, ...]) -> tuple[MxRecord, ...]:

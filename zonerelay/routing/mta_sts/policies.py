@@ -43,7 +43,7 @@ MAX_NAME = 244  # characters of a domain: with "_mta-sts." in front it has to be
 _log = logging.getLogger(__name__)
 
 
-class Names(Protocol):
+class StsNames(Protocol):
     """The look-ups that `Resolver` offers."""
 
     async def txt(self, name: str) -> DnsAnswer[str]: ...
@@ -51,7 +51,7 @@ class Names(Protocol):
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses: ...
 
 
-class Fetch(Protocol):
+class FetchPolicy(Protocol):
     """The signature of `webclient.fetch`."""
 
     async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
@@ -107,13 +107,13 @@ class StsPolicies:
 
     def __init__(
         self,
-        names: Names,
+        names: StsNames,
         observer: StsObserver,
         clock: Clock,
         *,
         files: StsFiles | None = None,
         port: int = HTTPS_PORT,
-        fetch: Fetch = fetch,
+        fetch: FetchPolicy = fetch,
     ) -> None:
         self._names = names
         self._observer = observer

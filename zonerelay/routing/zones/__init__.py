@@ -2,4 +2,6 @@
 
 `address_patterns` and `networks` match addresses against patterns of the configuration, also for access rules
 and users.
+
+All modules are for code outside.
 """

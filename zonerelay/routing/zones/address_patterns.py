@@ -22,57 +22,8 @@ from zonerelay.smtp.server.paths import literal_address
 
 _ANY = "*"
 _NULL_SENDER = "<>"
+_EMPTY = '""'  # a local part without characters, which is not every local part
 _ESCAPED = re.compile(r"\\(.)")
-
-
-class AddressPatterns:
-    """A set of patterns. Raises ValueError in words when a pattern's domain is none."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        self._null_sender = False
-        self._addresses: dict[tuple[str, str], str] = {}
-        self._domains: dict[str, str] = {}
-        self._below: dict[str, str] = {}
-        self._globs: dict[str, _Globs] = {}  # by the domain pattern
-        for pattern in patterns:
-            self._add(pattern)
-
-    def match(self, mailbox: str) -> bool:
-        """True when a pattern matches. `mailbox` as in an envelope, `""` for the null sender."""
-        return bool(self.find(mailbox))
-
-    def find(self, mailbox: str) -> str:
-        """Returns a pattern that matches, as it was written; `""` when none does."""
-        if not mailbox:
-            return _NULL_SENDER if self._null_sender else ""
-        local, domain = _parts(mailbox)
-        found = self._domains.get(domain) or self._domains.get(_ANY) or self._addresses.get((local, domain))
-        if found:
-            return found
-        if self._below:
-            for parent in _parents(domain):
-                if parent in self._below:
-                    return self._below[parent]
-        return self._find_glob(local, domain) if self._globs else ""
-
-    def _add(self, pattern: str) -> None:
-        local, _, domain = pattern.rpartition("@")
-        name = _domain_pattern(domain)
-        if pattern == _NULL_SENDER:
-            self._null_sender = True
-        elif local in ("", _ANY):
-            domains = self._below if name.startswith("*.") else self._domains
-            domains.setdefault(name.removeprefix("*."), pattern)
-        elif _ANY in local or _ANY in name:
-            self._globs.setdefault(name, _Globs()).add(_local_part(local), pattern)
-        else:
-            self._addresses.setdefault((_local_part(local), name), pattern)
-
-    def _find_glob(self, local: str, domain: str) -> str:
-        names = (domain, _ANY, *(f"*.{parent}" for parent in _parents(domain)))
-        return next(
-            (found for name in names if name in self._globs if (found := self._globs[name].find(local))), ""
-        )
 
 
 class AddressTable:
@@ -90,7 +41,7 @@ class AddressTable:
         if pattern == _NULL_SENDER:
             return
         local, _, domain = pattern.rpartition("@")
-        local, name = "" if local == _ANY else _local_part(local), _domain_pattern(domain)
+        local, name = "" if local in ("", _ANY) else _local_part(local) or _EMPTY, _domain_pattern(domain)
         key = f"{local}@{name}"
         if local and (_ANY in local or _ANY in name):
             self._globs.setdefault(name, _Globs()).add(local, key)
@@ -105,12 +56,33 @@ class AddressTable:
         names = [domain, _ANY]
         if self._has_below:
             names += (f"*.{parent}" for parent in _parents(domain))
-        keys = {f"{local}@{domain}", *(f"@{name}" for name in names)}
+        keys = {f"{local or _EMPTY}@{domain}", *(f"@{name}" for name in names)}
         for name in names if self._globs else ():
             if name in self._globs:
-                keys.update(self._globs[name].find_all(local))
+                keys.update(self._globs[name].find(local))
         numbers = [number for key in keys if key in self._numbers for number in self._numbers[key]]
         return numbers if len(numbers) < 2 else sorted(set(numbers))
+
+
+class AddressPatterns:
+    """A set of patterns. Raises ValueError in words when a pattern's domain is none."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = tuple(patterns)
+        self._table = AddressTable()
+        for number, pattern in enumerate(self._patterns):
+            self._table.add(pattern, number)
+
+    def match(self, mailbox: str) -> bool:
+        """True when a pattern matches. `mailbox` as in an envelope, `""` for the null sender."""
+        return bool(self.find(mailbox))
+
+    def find(self, mailbox: str) -> str:
+        """Returns the first pattern that matches, as it was written; `""` when none does."""
+        if not mailbox:
+            return _NULL_SENDER if _NULL_SENDER in self._patterns else ""
+        found = self._table.find(mailbox)
+        return self._patterns[found[0]] if found else ""
 
 
 class _Globs:
@@ -125,10 +97,7 @@ class _Globs:
         self._by_start.setdefault(start, []).append((_glob(local), pattern))
         self._lengths.add(len(start))
 
-    def find(self, local: str) -> str:
-        return next(self.find_all(local), "")
-
-    def find_all(self, local: str) -> Iterator[str]:
+    def find(self, local: str) -> Iterator[str]:
         for length in self._lengths:
             for matches, pattern in self._by_start.get(local[:length], ()):
                 if matches(local):

@@ -24,7 +24,7 @@ Headers = Sequence[tuple[str, str]]
 _ANY = "*"
 
 
-class Mail:
+class RoutedMail:
     """The properties of mail that conditions test. `size` is `None` while it is unknown."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Mail:
         return self._fields.get(name, ())
 
 
-AboutMail = Callable[[Mail], str]
+AboutMail = Callable[[RoutedMail], str]
 AboutRecipient = Callable[[str], str]
 
 
@@ -74,15 +74,11 @@ class Rule:
         self.priority = Priority(route.set_priority) if route.set_priority else None
         try:
             self._about_mail = tuple(_about_mail(route))
-            self._about_recipient = tuple(_about_recipient(route))
+            self.about_recipient = tuple(_about_recipient(route))
         except ValueError as error:
             raise ValueError(f"route[{number - 1}]: {error}") from error
 
-    @property
-    def asks_recipients(self) -> bool:
-        return bool(self._about_recipient)
-
-    def takes(self, mail: Mail) -> bool:
+    def takes(self, mail: RoutedMail) -> bool:
         """True when every condition about the message holds; the recipient decides then."""
         for _, ask in self._about_mail:  # noqa: SIM110 - all() with a generator takes twice as long
             if not ask(mail):
@@ -90,24 +86,24 @@ class Rule:
         return True
 
     def goes_to(self, recipient: str) -> bool:
-        for _, ask in self._about_recipient:  # noqa: SIM110 - as above
+        for _, ask in self.about_recipient:  # noqa: SIM110 - as above
             if not ask(recipient):
                 return False
         return True
 
-    def said_of_mail(self, mail: Mail) -> tuple[str, ...]:
+    def said_of_mail(self, mail: RoutedMail) -> tuple[str, ...]:
         """Returns what matches, by condition."""
         asked = ((name, ask(mail)) for name, ask in self._about_mail)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
     def said_of_recipient(self, recipient: str) -> tuple[str, ...]:
-        asked = ((name, ask(recipient)) for name, ask in self._about_recipient)
+        asked = ((name, ask(recipient)) for name, ask in self.about_recipient)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
-    def unmatched(self, mail: Mail, recipient: str) -> tuple[str, ...]:
+    def unmatched(self, mail: RoutedMail, recipient: str) -> tuple[str, ...]:
         """Returns the names of the conditions that do not match."""
         of_mail = [name for name, ask in self._about_mail if not ask(mail)]
-        return (*of_mail, *(name for name, ask in self._about_recipient if not ask(recipient)))
+        return (*of_mail, *(name for name, ask in self.about_recipient if not ask(recipient)))
 
 
 def reason(said: Sequence[str]) -> str:
@@ -152,7 +148,7 @@ def _about_recipient(route: RouteSettings) -> Iterator[tuple[str, AboutRecipient
         yield "recipient", AddressPatterns(route.recipient).find
 
 
-def _size(mail: Mail) -> str:
+def _size(mail: RoutedMail) -> str:
     return "" if mail.size is None else f"{mail.size} octets"
 
 
@@ -185,7 +181,7 @@ class _Header:
         self._name = name.strip().lower()
         self._value = value.strip().lower()
 
-    def match(self, mail: Mail) -> bool:
+    def match(self, mail: RoutedMail) -> bool:
         return any(self._value in value for value in mail.values(self._name))
 
 

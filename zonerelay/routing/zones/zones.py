@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.priority import Priority
-from zonerelay.routing.zones.route_rules import Headers, Mail, Rule, reason
+from zonerelay.routing.zones.route_rules import Headers, RoutedMail, Rule, reason
 
 DEFAULT_ZONE = "default"
 BY_HEADER = "zone header"
@@ -118,7 +118,7 @@ class Zones:
         if not self._rules:
             return _default
         origin = envelope.origin
-        mail = Mail(
+        mail = RoutedMail(
             sender=envelope.sender,
             user=origin.user,
             listener=origin.listener,
@@ -143,7 +143,7 @@ class Zones:
 
         return otherwise
 
-    def explain(self, recipient: str, mail: Mail, *, named: str = "") -> Explanation:
+    def explain(self, recipient: str, mail: RoutedMail, *, named: str = "") -> Explanation:
         """Returns what `choose` would do, the route and condition that decide, and why earlier routes did not
         match.
         """
@@ -163,14 +163,14 @@ class Zones:
 class _Choosing:
     """The routes that are left for one message when all that is about the message has been asked."""
 
-    def __init__(self, rules: Sequence[Rule], mail: Mail) -> None:
+    def __init__(self, rules: Sequence[Rule], mail: RoutedMail) -> None:
         self._mail = mail
         self._rules: list[Rule] = []
         self._said: dict[int, tuple[str, ...]] = {}  # by the number of the route
         for rule in rules:
             if rule.takes(mail):
                 self._rules.append(rule)
-                if not rule.asks_recipients:
+                if not rule.about_recipient:
                     break  # it takes them all
 
     def choose(self, recipient: str) -> Choice:

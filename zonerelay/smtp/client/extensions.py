@@ -20,7 +20,7 @@ _LIMITS = re.compile(r"[A-Z0-9_-]+(?:=[!-:<-~]+)?(?: +[A-Z0-9_-]+(?:=[!-:<-~]+)?
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PeerLimits:
     """A server's limits (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a session."""
 
     rcptmax: int | None = None
@@ -28,7 +28,7 @@ class Limits:
     rcptdomainmax: int | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = PeerLimits()
 NO_AUTH: frozenset[str] = frozenset()
 
 
@@ -49,7 +49,7 @@ class Capabilities:
     chunking: bool = False
     dsn: bool = False
     enhanced_status_codes: bool = False
-    limits: Limits = NO_LIMITS
+    limits: PeerLimits = NO_LIMITS
     auth: frozenset[str] = NO_AUTH
 
 
@@ -90,7 +90,7 @@ def _size(parameter: str) -> int | None:
     return int(parameter) or None
 
 
-def _limits(parameters: str) -> Limits:
+def _limits(parameters: str) -> PeerLimits:
     if not _LIMITS.fullmatch(parameters):
         return NO_LIMITS
     least: dict[str, int] = {}
@@ -99,7 +99,7 @@ def _limits(parameters: str) -> Limits:
         # Of two values the stricter one counts: it does no harm.
         if _LIMIT.fullmatch(value):
             least[name] = min(int(value), least.get(name, MAX_LIMIT))
-    return Limits(
+    return PeerLimits(
         rcptmax=least.get("RCPTMAX"),
         mailmax=least.get("MAILMAX"),
         rcptdomainmax=least.get("RCPTDOMAINMAX"),

@@ -1,7 +1,7 @@
 """The client's side of a log-in: SASL mechanisms that answer challenges. No I/O.
 
 PLAIN (RFC 4616), LOGIN, SCRAM-SHA-1 and SCRAM-SHA-256 without channel binding (RFC 5802, RFC 7677), XOAUTH2.
-A `Conversation` carries one of them over SMTP (RFC 4954): lines out, replies in, until `done`.
+A `SaslConversation` carries one of them over SMTP (RFC 4954): lines out, replies in, until `done`.
 
 - A SCRAM server must prove that it knows the password too: without its signature a 235 is worth nothing, and
   the conversation ends with a SaslError. Malformed challenges end it as well, and so do iteration counts that
@@ -50,7 +50,7 @@ class SaslError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class SaslIdentity:
     """The user that logs in. `secret`: the password, or the access token."""
 
     user: str
@@ -82,7 +82,7 @@ def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
     return next((name for name in candidates if name in offered), None)
 
 
-def make_mechanism(name: str, identity: Identity, nonce: str) -> Mechanism:
+def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> Mechanism:
     """Makes a mechanism. `nonce`: unpredictable printable ASCII without commas, for SCRAM. Raises
     SaslError.
     """
@@ -90,7 +90,7 @@ def make_mechanism(name: str, identity: Identity, nonce: str) -> Mechanism:
         case "PLAIN":
             return Plain(identity)
         case "LOGIN":
-            return Login(identity)
+            return LoginMechanism(identity)
         case "SCRAM-SHA-256":
             return Scram(name, "sha256", identity, nonce)
         case "SCRAM-SHA-1":
@@ -100,7 +100,7 @@ def make_mechanism(name: str, identity: Identity, nonce: str) -> Mechanism:
     raise SaslError(f"no such mechanism: {name}")
 
 
-class Conversation:
+class SaslConversation:
     """`begin`, then `receive` each reply of the server, until `done`: the last reply is the answer."""
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -161,19 +161,19 @@ class Conversation:
 class Plain(Mechanism):
     name = "PLAIN"
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: SaslIdentity) -> None:
         user, secret = _octets(identity.user), _octets(identity.secret)
         if b"\0" in user + secret:
             raise SaslError("the user name or the password contains a NUL, which PLAIN cannot send")
         self.first = b"\0%s\0%s" % (user, secret)
 
 
-class Login(Mechanism):
+class LoginMechanism(Mechanism):
     """The first challenge asks for the name, the second for the password; servers differ in their words."""
 
     name = "LOGIN"
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: SaslIdentity) -> None:
         self._answers = [_octets(identity.secret), _octets(identity.user)]
 
     def respond(self, challenge: bytes) -> bytes:
@@ -187,7 +187,7 @@ class Xoauth2(Mechanism):
 
     name = XOAUTH2
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: SaslIdentity) -> None:
         self.first = b"user=%s\x01auth=Bearer %s\x01\x01" % (
             _octets(identity.user),
             _octets(identity.secret),
@@ -203,7 +203,7 @@ class Xoauth2(Mechanism):
 class Scram(Mechanism):
     """SCRAM (RFC 5802). `respond` computes for milliseconds: see `is_slow`."""
 
-    def __init__(self, name: str, digest: str, identity: Identity, nonce: str) -> None:
+    def __init__(self, name: str, digest: str, identity: SaslIdentity, nonce: str) -> None:
         self.name = name
         self._digest = digest
         self._password = _prepared(identity.secret, "password").encode()
@@ -276,7 +276,7 @@ def is_slow(mechanism: Mechanism) -> bool:
     return isinstance(mechanism, Scram)
 
 
-def without_secrets(text: str, identity: Identity) -> str:
+def without_secrets(text: str, identity: SaslIdentity) -> str:
     """Removes secrets from a server's text, should it repeat what it was sent, in whole or in part."""
     spellings = _spellings(identity)
     for secret in (*spellings, identity.secret):
@@ -286,7 +286,7 @@ def without_secrets(text: str, identity: Identity) -> str:
     return _LONG_WORD.sub(lambda word: _REMOVED if word[0] in whole else word[0], text)
 
 
-def _spellings(identity: Identity) -> list[str]:
+def _spellings(identity: SaslIdentity) -> list[str]:
     user, secret = _octets(identity.user), _octets(identity.secret)
     whole = (secret, b"\0%s\0%s" % (user, secret), b"user=%s\x01auth=Bearer %s\x01\x01" % (user, secret))
     # The longest comes first, because a shorter one may be a part of it.
