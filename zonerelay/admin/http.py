@@ -19,7 +19,6 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from zonerelay.admin.health import Readiness
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
@@ -40,14 +39,16 @@ class AdminError(Exception):
 
 
 class AdminServer:
-    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date."""
+    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
+    `readiness` gives the reasons against being ready.
+    """
 
     def __init__(
         self,
         address: str,
         *,
         metrics: Callable[[], bytes],
-        readiness: Callable[[], Awaitable[Readiness]],
+        readiness: Callable[[], Awaitable[tuple[str, ...]]],
         trouble: Trouble,
         hosts: Collection[str] = (),
         before_metrics: Callable[[], Awaitable[None]] | None = None,
@@ -120,9 +121,9 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _get_readiness(self, request: web.Request) -> web.Response:
-        found = await self._readiness()
-        body = msgspec.json.encode({"ready": found.ok, "reasons": found.reasons}) + b"\n"
-        return web.Response(body=body, status=200 if found.ok else 503, content_type="application/json")
+        reasons = await self._readiness()
+        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons}) + b"\n"
+        return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
 
     def _middleware(self) -> Middleware:
         @web.middleware

@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    MINUTE,
-    choice,
-    count,
-    duration,
-    networks,
-    path,
-    text,
-    texts,
-)
+from zonerelay.config.options.options import DAY, MINUTE, choice, count, duration, networks, path, text, texts
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.tables.inbound.listener import (
     ListenerAuth,
