@@ -1,6 +1,6 @@
-"""Answers requests from the relay's own parts: operations on the queue, status, explainer, redactor.
+"""The handler of requests in a worker: it asks the operations of the queue, the status, the explainer.
 
-A failure of the store is answered with ControlError in the store's words.
+It answers a failure of the store with ControlError in the store's words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the supervisor serves over HTTP for all workers together: `/metrics` and `/readyz`.
+"""The supervisor's answers over HTTP for all workers together: `/metrics` and `/readyz`.
 
 Each scrape asks every worker at once; a worker that does not answer within `METRICS_TIMEOUT` counts with its
 last metrics. The relay is ready when at least one worker takes connections and each that does can write and

@@ -1,4 +1,4 @@
-"""[auth] and [[access]]: the users who may log in, and who may use the relay for which recipients."""
+"""[auth] and [[access]]: the users who may log in, and the clients that may use the relay for a recipient."""
 
 from __future__ import annotations
 
