@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from zonerelay.admin import http_server as http_module
-from zonerelay.admin.health import Readiness
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.http_server import is_our_name
 
@@ -44,8 +43,8 @@ class Site:
     async def _refresh(self) -> None:
         self.refreshed += 1
 
-    async def _readiness(self) -> Readiness:
-        return Readiness(self.reasons)
+    async def _readiness(self) -> tuple[str, ...]:
+        return self.reasons
 
     async def raw(self, data: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import StoreError
@@ -19,21 +18,13 @@ PROBE_TIMEOUT = 5.0
 FRESH_FOR = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Ready when there is no reason against it. Reasons are for the operator; they hold no addresses."""
-
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return not self.reasons
-
-
 def readiness(
     *, draining: bool, accepting: bool, unhealthy: str | None, probe_failure: str | None
-) -> Readiness:
-    """Every reason at once, the ones that an operator chose first."""
+) -> tuple[str, ...]:
+    """Every reason against being ready, those that an operator chose first; none when the relay is ready.
+
+    Reasons are for the operator and hold no addresses.
+    """
     reasons = []
     if draining:
         reasons.append("the relay is shutting down")
@@ -43,7 +34,7 @@ def readiness(
         reasons.append(unhealthy)
     if probe_failure is not None and probe_failure != unhealthy:
         reasons.append(probe_failure)
-    return Readiness(tuple(reasons))
+    return tuple(reasons)
 
 
 class ReadinessCheck:
@@ -65,7 +56,7 @@ class ReadinessCheck:
         self._accepting = accepting
         self._draining = draining
 
-    async def __call__(self) -> Readiness:
+    async def __call__(self) -> tuple[str, ...]:
         failure = await self._probe.failure()
         return readiness(
             draining=self._draining(),
@@ -73,10 +64,6 @@ class ReadinessCheck:
             unhealthy=self._unhealthy(),
             probe_failure=failure,
         )
-
-    async def reasons(self) -> tuple[str, ...]:
-        """The reasons against being ready; none when the relay is."""
-        return (await self()).reasons
 
     async def close(self) -> None:
         """Forget a trial that hangs; call before the store is closed."""

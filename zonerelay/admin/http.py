@@ -13,7 +13,6 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
-from zonerelay.admin.health import Readiness
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.process.sockets import NOTHING, Inherited
 
@@ -30,14 +29,16 @@ class AdminError(Exception):
 
 
 class AdminServer:
-    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date."""
+    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
+    `readiness` gives the reasons against being ready.
+    """
 
     def __init__(
         self,
         address: str,
         *,
         metrics: Callable[[], bytes],
-        readiness: Callable[[], Awaitable[Readiness]],
+        readiness: Callable[[], Awaitable[tuple[str, ...]]],
         trouble: Trouble,
         hosts: Collection[str] = (),
         before_metrics: Callable[[], Awaitable[None]] | None = None,

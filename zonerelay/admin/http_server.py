@@ -19,7 +19,6 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from zonerelay.admin.health import Readiness
 from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
 
 MAX_CONNECTIONS = 64
@@ -43,7 +42,7 @@ class HttpServer:
         *,
         is_loopback: bool,
         metrics: Callable[[], bytes],
-        readiness: Callable[[], Awaitable[Readiness]],
+        readiness: Callable[[], Awaitable[tuple[str, ...]]],
         trouble: Trouble,
         hosts: Collection[str],
         before_metrics: Callable[[], Awaitable[None]] | None,
@@ -106,9 +105,9 @@ class HttpServer:
         return web.Response(text="ok\n")
 
     async def _get_readiness(self, request: web.Request) -> web.Response:
-        found = await self._readiness()
-        body = msgspec.json.encode({"ready": found.ok, "reasons": found.reasons}) + b"\n"
-        return web.Response(body=body, status=200 if found.ok else 503, content_type="application/json")
+        reasons = await self._readiness()
+        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons}) + b"\n"
+        return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
 
     def _middleware(self) -> Middleware:
         @web.middleware

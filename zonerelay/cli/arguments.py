@@ -1,7 +1,7 @@
-"""The command line's grammar: every command, option and help text. Imports nothing heavy.
+"""The grammar of the command line: every command, option and help text. The module imports nothing heavy.
 
-`parse` returns a namespace whose `command` names what to run; values are already what the commands need
-(durations in seconds, a control Filter), so that a mistake is reported before anything is done.
+`parse` returns a namespace whose `command` names the command. Values have the types that commands need
+(durations in seconds, a control Filter), so argparse reports a mistake before a command does anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From command line options to a client of the running relay: which file, which socket."""
+"""The way from command line options to a running relay: the configuration file and the control socket."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What must hold in the whole file, and what a valid file implies that its operator may not expect.
+"""The checks of the whole file, and the advice about a valid file that may surprise its operator.
 
-Each table has its checks and its advice in its own module of `tables`; here they are put in order, with what
-concerns several tables. A check is skipped when one of the values that it compares is already refused: its
-complaint would mislead. Advice refuses nothing: it is shown by `zonerelay check-config` and logged at start,
-one sentence each, `path.to.key: …`, as problems are.
+Each table has its checks and its advice in its own module of `tables`; this module puts them in order and
+adds those that concern several tables. A check is skipped when one of the values that it compares is already
+refused: its complaint would mislead. Advice refuses nothing: `zonerelay check-config` shows it and the start
+logs it, one sentence each, `path.to.key: …`, as problems are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Loads the configuration: TOML text becomes `Settings`, or one `ConfigError` with everything wrong in it.
+"""The loader of the configuration: TOML text becomes `Settings`, or one `ConfigError` with all its problems.
 
-A value that cannot be read is replaced by its default, and a key that is not known is left out, only so that
-the rest can be checked too: nothing is returned from a file with a problem.
+The loader replaces a value that it cannot read by the default, and leaves out a key that it does not know,
+only to check the rest too: it returns nothing from a file with a problem.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The settings of the whole file: the face of `tables`, which has a frozen class for each TOML table.
 
-The loader, the error messages and the check of `config/zonerelay.toml` are derived from these classes. The
-text of an option is the comment above it in that file, so it is written for an operator. Durations are
-seconds (float), sizes are octets (int). The loader refuses a key that is no field of these classes.
+Other packages import the names of all tables from here. The loader, the error messages and the check of
+`config/zonerelay.toml` are derived from these classes. The docstring of an option is the comment above it in
+that file, so it is written for an operator. Durations are seconds (float), sizes are octets (int). The loader
+refuses a key that is no field of these classes.
 """
 
 from __future__ import annotations
@@ -60,71 +61,6 @@ from zonerelay.config.tables.store.redis import RedisSettings
 from zonerelay.config.tables.store.s3 import Addressing, S3Settings
 from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings, raised_guard, space_guard
 from zonerelay.model.priority import Priority
-
-__all__ = [
-    "AUTO",
-    "CLEARTEXT_AUTH_WORDS",
-    "DAY",
-    "HOUR",
-    "KB",
-    "LOSS_WORDS",
-    "MAX_WORKERS",
-    "MB",
-    "MINUTE",
-    "NOTE",
-    "OPEN_RELAY_WORDS",
-    "REPEATED",
-    "TABLES",
-    "AccessAction",
-    "AccessSettings",
-    "Addressing",
-    "AdminSettings",
-    "AuthSettings",
-    "Backend",
-    "BareLineEnds",
-    "BounceSettings",
-    "CredentialSettings",
-    "DeliverySettings",
-    "DestinationSettings",
-    "DestinationTls",
-    "DkimMode",
-    "DkimSettings",
-    "DnsSettings",
-    "HeaderControls",
-    "InDoubt",
-    "ListenerAuth",
-    "ListenerSettings",
-    "ListenerTls",
-    "LogFormat",
-    "LogSettings",
-    "Mechanism",
-    "Network",
-    "OauthGrant",
-    "OutboxSettings",
-    "PostgresSettings",
-    "Priority",
-    "RedisSettings",
-    "RetryPolicyName",
-    "RetrySettings",
-    "RewriteSettings",
-    "RewriteWhere",
-    "RouteSettings",
-    "S3Settings",
-    "Settings",
-    "SourceBy",
-    "SourceSettings",
-    "SpoolSettings",
-    "SrsSettings",
-    "TlsMode",
-    "ZoneSettings",
-    "note_upgrade",
-    "raised_guard",
-    "read_key_file",
-    "read_selector",
-    "space_guard",
-    "srs_secrets",
-    "upgraded_at",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """The control socket, a Unix socket through which operators ask the relay and command it.
 
-`messages` are what travels, `socket` the two ends, `explain` answers where mail would go, `handler` answers
-requests in a worker, and `status` composes what `zonerelay status` and the queue gauges say.
+`messages` has the requests and answers, `socket` the two ends, `explain` the route of mail for an address,
+`handler` the answers of a worker, and `status` the figures of `zonerelay status` and of the queue gauges.
 """

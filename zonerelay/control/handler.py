@@ -1,6 +1,6 @@
-"""Answers requests from the relay's own parts: operations on the queue, status, explainer, redactor.
+"""The handler of requests in a worker: it asks the operations of the queue, the status, the explainer.
 
-A failure of the store is answered with ControlError in the store's words.
+It answers a failure of the store with ControlError in the store's words.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+
+import msgspec
 
 from zonerelay import __version__
 from zonerelay.control.explain.explainer import Explainer
@@ -47,7 +49,6 @@ from zonerelay.control.socket.server import Answer
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
@@ -151,17 +152,16 @@ class ControlHandler:
         if request.filter.is_everything and not request.everything:
             raise ControlError("no filter, and not everything either: which deliveries?")
         wanted = _queue_filter(request.filter)
-        match request.action:
-            case "retry":
-                result = await self._operations.retry(wanted, answer)
-            case "hold":
-                result = await self._operations.hold(wanted, answer)
-            case "release":
-                result = await self._operations.release(wanted, answer)
-            case "bounce":
-                result = await self._operations.bounce(wanted, request.reason or DEFAULT_REASON, answer)
-            case "drop":
-                result = await self._operations.drop(wanted, answer)
+        verbs = {
+            "retry": self._operations.retry,
+            "hold": self._operations.hold,
+            "release": self._operations.release,
+            "drop": self._operations.drop,
+        }
+        if request.action == "bounce":
+            result = await self._operations.bounce(wanted, request.reason or DEFAULT_REASON, answer)
+        else:
+            result = await verbs[request.action](wanted, answer)
         return Changed(
             action=request.action, matched=result.matched, changed=result.changed, busy=result.busy
         )
@@ -196,18 +196,7 @@ class ControlHandler:
 
 
 def _queue_filter(wanted: Filter) -> QueueFilter:
-    return QueueFilter(
-        sender=wanted.sender,
-        recipient=wanted.recipient,
-        domain=wanted.domain,
-        zone=wanted.zone,
-        priority=None if wanted.priority is None else Priority(wanted.priority),
-        state=None if wanted.state is None else DeliveryState(wanted.state),
-        min_age=wanted.min_age,
-        max_age=wanted.max_age,
-        reply_text=wanted.reply_text,
-        message_id=None if wanted.message_id is None else MessageId(wanted.message_id),
-    )
+    return msgspec.convert(wanted, QueueFilter, from_attributes=True)
 
 
 def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:

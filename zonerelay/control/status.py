@@ -1,7 +1,8 @@
-"""What `zonerelay status` and the queue gauges say, put together from the parts that know it.
+"""The figures of `zonerelay status` and of the queue gauges, collected from the store and the scheduler.
 
-One read of the store's counts and of the scheduler's snapshot per question, so that figures agree with each
-other. The ages of the oldest deliveries need the disk: they are read by `refresh`, and kept for a scrape.
+Each question reads the store's counts and the scheduler's snapshot once, so that figures agree with each
+other. The ages of the oldest deliveries need the disk: `refresh` reads them, and a scrape uses the last
+ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The identity of a worker in its relay: its number, and what its starter hands over to it.
+"""The identity of a worker in its relay: its number, and the sockets that its starter hands over to it.
 
-A relay with one worker is its own master: it serves HTTP and has the control socket that commands know. One
-of several is a part: the supervisor does both for all of them, and hears over `channel` (inherited, one
-packet for each message of `systemd.Notifier`) that the worker is alive.
+A relay with one worker serves HTTP itself and has the control socket that commands know. With several
+workers the supervisor does both for all of them, and hears over `channel` (inherited, one packet for each
+message of `systemd.Notifier`) that the worker is alive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The behaviours of the sink: the local part of a recipient chooses one, so that an address asks for a
-failure.
+"""The behaviours of the sink: the local part of a recipient chooses one, so an address asks for a failure.
 
-The table `ADDRESSES` is what people are shown; `behaviour_of` is what the sink follows.
+The sandbox shows the table `ADDRESSES` to its user; the sink follows `behaviour_of`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""An SMTP server that accepts everything, or fails exactly as it is asked to.
+"""An SMTP server that accepts every message, or fails exactly as a recipient's address asks.
 
-`zonerelay sandbox` delivers to it, and so do the tests: people and developers try the same failures.
-The recipient's local part chooses what goes wrong (`behaviours.ADDRESSES`), `Manners` says what
-kind of server it is, and a `script` may answer any command itself.
+`zonerelay sandbox` and the tests deliver to it, so people and developers try the same failures. The local
+part of the recipient chooses the failure (`behaviours.ADDRESSES`), `Manners` chooses the kind of server, and
+a `script` may answer any command itself.
 
-It keeps messages in memory and trusts its clients to be bounded, so it belongs on loopback.
-A client that leaves, stalls or breaks TLS ends its own connection and nothing else.
+The sink keeps messages in memory and trusts its clients to be bounded, so it belongs on loopback. A client
+that leaves, stalls or breaks TLS ends its own connection and nothing else.
 """
 
 from __future__ import annotations

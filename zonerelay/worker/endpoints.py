@@ -41,7 +41,7 @@ class Endpoints:
         self._readiness = ReadinessCheck(
             probe=store.probe, unhealthy=store.unhealthy, accepting=accepting, draining=draining, clock=clock
         )
-        self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness.reasons)
+        self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
 

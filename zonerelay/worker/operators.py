@@ -1,7 +1,7 @@
 """The operators' view of a worker: its status, `explain`, the operations of its queue.
 
-`worker` builds the parts, `endpoints` are where operators connect. Nothing is kept here, and whatever may be
-replaced on reload is asked for when it is needed.
+`worker` builds the parts, `endpoints` are where operators connect. The module keeps no state: a part that a
+reload may replace is looked up when it is needed.
 """
 
 from __future__ import annotations

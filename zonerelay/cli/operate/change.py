@@ -1,8 +1,8 @@
-"""`queue retry|hold|release|bounce|drop`: named messages at once, anything in bulk only after a preview.
+"""`queue retry|hold|release|bounce|drop`: change named messages at once, and any number only after a preview.
 
-A bulk verb shows how many deliveries match and the oldest of them, then asks. Without a terminal there is
-no person to ask, so it is refused unless `--yes` says that the answer is known. An empty filter never means
-everything: that takes `--all`.
+A bulk verb shows how many deliveries match and the oldest of them, then asks. Without a terminal it cannot
+ask, so the command is refused unless `--yes` is given. An empty filter does not match the whole queue: that
+takes `--all`.
 """
 
 from __future__ import annotations

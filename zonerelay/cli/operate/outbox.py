@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import secrets
 import sys
@@ -14,7 +13,8 @@ import msgspec
 
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, CliError
+from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.cli.terminal.passwords import ask, read_line
 from zonerelay.smtp.server.sasl import MAX_PASSWORD
 
 if TYPE_CHECKING:
@@ -69,17 +69,7 @@ def _encrypt(settings: OutboxSettings, arguments: Namespace) -> int:
 
 
 def _password() -> str:
-    if sys.stdin.isatty():
-        try:
-            password = getpass.getpass("Password of the mailbox: ")
-        except EOFError:
-            password = ""
-    else:
-        data = sys.stdin.buffer.read(MAX_PASSWORD + 3)
-        try:
-            password = data.decode().removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError:
-            raise CliError("the password is not UTF-8", FAILED) from None
+    password = ask("Password of the mailbox: ") if sys.stdin.isatty() else read_line()
     if not password:
         raise CliError("there is no password")
     if len(password.encode()) > MAX_PASSWORD or not password.isprintable():

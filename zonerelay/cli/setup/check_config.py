@@ -1,6 +1,7 @@
-"""`zonerelay check-config`: every problem on stderr and 2, or what was understood on stdout and 0.
+"""`zonerelay check-config`: prints every problem (exit status 2), or a summary of the relay (0).
 
-The file first; when nothing is wrong with it, what it names (`trial`).
+Problems go to standard error, the summary and the notes to standard output. The command checks the file
+first; when that is right, it tries the files and the code that it names (`trial`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Tries what a start would try and needs no relay: the files and the code that a configuration names.
+"""Tries the files and the code that a configuration names, as a start would, without a relay.
 
-Problems go into the report, each with its key and its line, as those of the file itself; what is worth a
-thought is returned as notes. An operator's code (a policy, a back-off function) is imported, and a policy
-is made, as at a start. Files are read with the rights of the user who runs the command.
+A problem goes into the report with its key and its line, as the problems of the file itself do; advice is
+returned as notes. The command imports an operator's code (a policy, a back-off function) and makes a policy,
+as a start does. It reads files with the rights of the user who runs it.
 
-Everything heavy is imported only when the configuration has it: OpenSSL for TLS alone.
+A heavy library is imported only when the configuration needs it: OpenSSL for TLS alone.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import grp
 import os
 import pwd
@@ -25,7 +24,8 @@ import msgspec
 
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.cli.terminal.passwords import ask, read_line
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.edit import change_user
@@ -222,7 +222,7 @@ def new_password(arguments: Namespace, name: str) -> str:
     if arguments.generate:
         return secrets.token_urlsafe(_GENERATED_OCTETS)
     if arguments.password_stdin:
-        return _checked(_from_input(), name)
+        return _checked(read_line(), name)
     if not sys.stdin.isatty():
         raise CliError(
             "there is no person to ask for a password on this input: add --password-stdin to read it from "
@@ -230,30 +230,10 @@ def new_password(arguments: Namespace, name: str) -> str:
             "or --generate to get one",
             USAGE,
         )
-    password = _checked(_asked(f"Password for {name}: "), name)
-    if prepare_password(_asked("The same again: ")) != password:
+    password = _checked(ask(f"Password for {name}: "), name)
+    if prepare_password(ask("The same again: ")) != password:
         raise CliError("the two are not the same; nothing was changed")
     return password
-
-
-def _asked(prompt: str) -> str:
-    try:
-        return getpass.getpass(prompt)
-    except EOFError:  # Ctrl-D
-        raise CliError("there is no password; nothing was changed") from None
-
-
-def _from_input() -> str:
-    """One line; its line end does not belong to the password."""
-    # Two octets more than fit: a line end, and one to see that there is more.
-    data = sys.stdin.buffer.read(MAX_PASSWORD + 3)
-    try:
-        password = data.decode()
-    except UnicodeDecodeError:
-        password = ""
-    if data and not password:
-        raise CliError("the password is not UTF-8", FAILED)
-    return password.removesuffix("\n").removesuffix("\r")
 
 
 def _checked(password: str, name: str) -> str:

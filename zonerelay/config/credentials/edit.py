@@ -1,9 +1,9 @@
-"""Changing the credentials file: one user at a time, whole or not at all.
+"""The editor of the credentials file: it changes one user at a time, and writes the file whole or not at all.
 
-The new file is written beside the old one, synced and renamed over it, so that a relay that reads at that
-moment, and one that starts after a power cut, sees the old file or the new one. Mode and owner stay;
-comments and the order of lines too. The lock is on the directory, not on the file, which is replaced:
-two commands at once wait for each other, and neither loses what the other wrote.
+It writes the new file beside the old one, syncs it and renames it over the old one, so that a relay that
+reads at that moment, and one that starts after a power cut, sees the old file or the new one. Mode, owner,
+comments and the order of lines stay. The lock is on the directory, because the file is replaced: two
+commands at once wait for each other, and neither loses the change of the other.
 """
 
 from __future__ import annotations

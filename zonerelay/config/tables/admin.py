@@ -8,13 +8,7 @@ from pathlib import Path
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    choice,
-    optional_path,
-    switch,
-    text,
-    texts,
-)
+from zonerelay.config.options.options import choice, optional_path, switch, text, texts
 
 
 class LogFormat(enum.StrEnum):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from zonerelay.config.problems import Report
-from zonerelay.config.wording import quoted
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 Entry = TypeVar("Entry")
 
@@ -25,6 +25,18 @@ def check_names(table: str, names: Sequence[str], missing: str, report: Report) 
             report.refuse(path, missing)
         elif (there := first.setdefault(name, at)) != at:
             report.refuse(path, f"{quoted(name)} is the name of {table}[{there}] already")
+
+
+def check_known(name: str, names: Iterable[str], what: str, path: KeyPath, report: Report) -> bool:
+    """Refuses the option at `path` when it names what is not in `names`, with the nearest name or all names.
+    Returns whether it is known.
+    """
+    known = list(names)
+    if name in known:
+        return True
+    near = did_you_mean(name, known) or (f"; there is {in_words(known)}" if known else "")
+    report.refuse(path, f"{what} {quoted(name)}{near}")
+    return False
 
 
 def unreachable(

@@ -1,4 +1,4 @@
-"""What `explain` says of changes to mail: addresses as it comes in, fields and signatures as it is sent.
+"""The part of `explain` about changes to mail: addresses at the entry, fields and signatures at the exit.
 
 `RewritePlans` covers [[rewrite]] and the reversal of SRS, `ChangePlans` the header rules of a zone, SRS and
 DKIM. The author is that of `--header 'From: …'`; without it, the envelope sender is taken for the author.

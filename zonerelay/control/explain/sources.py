@@ -1,4 +1,4 @@
-"""What `explain` and `status` say of a zone's sources: the sources at work, in the words of the channel."""
+"""The part of `explain` and `status` about the sources of a zone, as messages of the control socket."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What travels between `zonerelay queue …` and a running relay: one JSON object per line.
+"""The answers of a running relay to `zonerelay queue …` and other commands: one JSON object per line.
 
-A client sends one request and reads frames until `End` or `Failure`; the connection is then done.
-A stream that stops without either was cut, and the client says so. Lists travel one frame per
-delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages are seconds.
+A client sends one request and reads frames until `End` or `Failure`; the connection is then done. The client
+reports a stream that stops without either as cut. A list travels as one frame per delivery, so neither side
+ever holds a whole queue. Times are Unix seconds, ages are seconds.
 
-Requests are in `requests.py`; here are the frames of answers, and how both are written and read. The frames
-are also what `--json` prints, so their field names are an outside contract: fields may be added, never
+Requests are in `requests.py`; this module has the frames of answers, their encoder and their decoder.
+`--json` prints the same frames, so their field names are an outside contract: fields may be added, never
 renamed or given another meaning without a new `VERSION`.
 """
 

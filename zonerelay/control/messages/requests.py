@@ -1,7 +1,7 @@
-"""What `zonerelay queue …` and its like ask of a running relay; what comes back is in `messages.py`.
+"""The requests of `zonerelay queue …` and other commands to a running relay; `answers.py` has the answers.
 
-A request of another `VERSION`, and one with a field that the relay does not know, is refused: half
-understood it might change the wrong deliveries.
+The relay refuses a request of another `VERSION`, and one with a field that it does not know: half understood
+it might change the wrong deliveries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the supervisor serves over HTTP for all workers together: `/metrics` and `/readyz`.
+"""The supervisor's answers over HTTP for all workers together: `/metrics` and `/readyz`.
 
 Each scrape asks every worker at once; a worker that does not answer within `METRICS_TIMEOUT` counts with its
 last metrics. The relay is ready when at least one worker takes connections and each that does can write and
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from zonerelay.admin.health import Readiness
 from zonerelay.control.messages.answers import Families, Reasons
 from zonerelay.control.messages.requests import PartMetrics, PartReadiness
 from zonerelay.control.socket.errors import ControlError
@@ -74,19 +73,19 @@ READINESS_TIMEOUT = 7.0
 
 
 class RelayReadiness:
-    """The answer to `/readyz`. Call it for a `Readiness`; it never raises."""
+    """The answer to `/readyz`. It never raises."""
 
     def __init__(self, state: RelayState) -> None:
         self._state = state
 
-    async def __call__(self) -> Readiness:
+    async def __call__(self) -> tuple[str, ...]:
         if self._state.draining:
-            return Readiness(("the relay is shutting down",))
+            return ("the relay is shutting down",)
         running = self._state.running()
         if not running:
-            return Readiness(("no worker takes connections",))
+            return ("no worker takes connections",)
         answers = await asyncio.gather(*(_reasons(worker, path) for worker, path in running.items()))
-        return Readiness(tuple(reason for reasons in answers for reason in reasons))
+        return tuple(reason for reasons in answers for reason in reasons)
 
 
 async def _reasons(worker: int, path: Path) -> Sequence[str]:

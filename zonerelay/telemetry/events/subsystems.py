@@ -1,14 +1,15 @@
-"""The log lines of one subsystem each, with their counters: shared limits, MTA-STS, name servers, smarthosts.
+"""The log lines of four subsystems, with their counters: shared limits, MTA-STS, name servers, smarthosts.
 
 Domains are shown as destinations are, and text from remote hosts is redacted. A failed fetch of an MTA-STS
-policy is a warning even while an older policy serves on, because the time to act is before that expires (RFC
-8461 10.2). A refused log-in at a smarthost is an error, because the mail of a whole zone waits until an
-operator corrects it.
+policy is a warning even while an older policy is in force, because an operator has to act before that
+expires (RFC 8461 10.2). A refused log-in at a smarthost is an error, because the mail of a whole zone waits
+until an operator corrects it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from zonerelay.model.outbox import zone_label
 from zonerelay.telemetry.logs.redact import Redactor
@@ -26,12 +27,16 @@ Field = str | int | float | bool | None
 MAX_HOSTS = 5  # named in one line
 
 
+Emit = Callable[[str, str, dict[str, Field]], None]
+"""Takes the level, the name of the event and its fields."""
+
+
+@dataclass(frozen=True, slots=True)
 class LimitEvents:
     """One per worker. Never raises."""
 
-    def __init__(self, emit: Callable[[str, str, dict[str, Field]], None], metrics: LimitMetrics) -> None:
-        self._emit = emit
-        self._metrics = metrics
+    _emit: Emit
+    _metrics: LimitMetrics
 
     def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
         """By zone: places held, connections open, places wished for."""
@@ -50,15 +55,13 @@ class LimitEvents:
         self._emit("info", "limits-restored", {"from": authority})
 
 
+@dataclass(frozen=True, slots=True)
 class StsEvents:
     """One per worker. Never raises."""
 
-    def __init__(
-        self, emit: Callable[[str, str, dict[str, Field]], None], counters: StsCounters, redactor: Redactor
-    ) -> None:
-        self._emit = emit
-        self._counters = counters
-        self._redact = redactor
+    _emit: Emit
+    _counters: StsCounters
+    _redact: Redactor
 
     def looked_up(self, result: str) -> None:
         """`enforce`, `testing`, `none`: by the mode of the policy in force; `absent`, `failed`."""
@@ -93,14 +96,12 @@ class StsEvents:
         self._emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
 
 
+@dataclass(frozen=True, slots=True)
 class NameServerEvents:
     """One per worker. Never raises."""
 
-    def __init__(
-        self, emit: Callable[[str, str, dict[str, Field]], None], metrics: NameServerMetrics
-    ) -> None:
-        self._emit = emit
-        self._metrics = metrics
+    _emit: Emit
+    _metrics: NameServerMetrics
 
     def lost(self, servers: str, reason: str) -> None:
         """Mail that has to look up a domain waits."""
@@ -113,18 +114,13 @@ class NameServerEvents:
         self._emit("info", "name-servers-restored", {"servers": servers, "seconds": round(seconds, 1)})
 
 
+@dataclass(frozen=True, slots=True)
 class SmarthostEvents:
     """One per worker. Never raises."""
 
-    def __init__(
-        self,
-        emit: Callable[[str, str, dict[str, Field]], None],
-        metrics: SmarthostMetrics,
-        redactor: Redactor,
-    ) -> None:
-        self._emit = emit
-        self._metrics = metrics
-        self._redact = redactor
+    _emit: Emit
+    _metrics: SmarthostMetrics
+    _redact: Redactor
 
     def declare(self, zones: Iterable[str]) -> None:
         """Those that log in."""

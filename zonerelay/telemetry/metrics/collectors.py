@@ -1,8 +1,7 @@
-"""Collectors of figures that other parts keep: they read them at a scrape, so that no part keeps gauges in
-step.
+"""Collectors of figures that other parts keep: a scrape reads them, so that no part keeps gauges in step.
 
-Each collector is given a `read` that must answer from memory. Labels are from the configuration, and at most
-`MAX_LABEL_VALUES` of what grows with it.
+Each collector is given a `read` that must answer from memory. Labels are from the configuration; a family
+has at most `MAX_LABEL_VALUES` samples of a label whose values grow with the configuration.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Counters, gauges and histograms as plain numbers; Prometheus families are made of them at a scrape.
+"""Counters, gauges and histograms as plain numbers; a scrape makes Prometheus families of them.
 
-prometheus-client's own instruments lock and check at every step, which costs more than everything else
-that is told about a message. These are changed on the event loop alone, so they need no lock. None raises.
-A label's values are capped by `MAX_LABEL_VALUES`; what comes after is counted as `other`.
+prometheus-client's own instruments lock and check at every step, which costs more than all other work of the
+metrics for a message. These change on the event loop alone, so they need no lock. No method raises. A label
+has at most `MAX_LABEL_VALUES` values; further values are counted as `other`.
 """
 
 from __future__ import annotations

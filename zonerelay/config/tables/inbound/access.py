@@ -1,4 +1,4 @@
-"""[auth] and [[access]]: the users who may log in, and who may use the relay for which recipients."""
+"""[auth] and [[access]]: the users who may log in, and the clients that may use the relay for a recipient."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    MINUTE,
-    choice,
-    count,
-    duration,
-    networks,
-    path,
-    text,
-    texts,
-)
+from zonerelay.config.options.options import DAY, MINUTE, choice, count, duration, networks, path, text, texts
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.tables.inbound.listener import (
     ListenerAuth,

@@ -31,7 +31,8 @@ from zonerelay.config.options.options import (
     texts,
 )
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.wording import did_you_mean, in_words, quoted
+from zonerelay.config.tables.entries import check_known
+from zonerelay.config.wording import in_words, quoted
 from zonerelay.model.priority import Priority
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -440,10 +441,8 @@ def check_named_listeners(
         if not report.sound(table, at, "listener"):
             continue
         for index, address in enumerate(addresses):
-            if address not in known:
-                near = did_you_mean(address, known) or f"; there is {in_words(known)}"
-                text = f"no [[listener]] has the address {quoted(address)}{near}"
-                report.refuse((table, at, "listener", index), text)
+            path = (table, at, "listener", index)
+            check_known(address, known, "no [[listener]] has the address", path, report)
 
 
 def has_users(listeners: Sequence[ListenerSettings]) -> bool:

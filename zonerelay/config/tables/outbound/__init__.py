@@ -1,1 +1,1 @@
-"""The tables of mail that goes out: where it goes, from which addresses, when, and what is changed in it."""
+"""The tables of mail that goes out: zones and routes, sources and times, changes and signatures."""

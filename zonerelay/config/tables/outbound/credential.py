@@ -13,9 +13,9 @@ from zonerelay.config.credentials.secrets import SecretError, is_public, read_se
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import choice, text, texts
 from zonerelay.config.problems import KeyPath, Report, path_text
-from zonerelay.config.tables.entries import check_names
+from zonerelay.config.tables.entries import check_known, check_names
 from zonerelay.config.tables.outbound.zone import TlsMode, ZoneSettings
-from zonerelay.config.wording import did_you_mean, in_words, quoted
+from zonerelay.config.wording import quoted
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
@@ -190,9 +190,7 @@ def _check_zone(
     if not all(report.sound("credential", at, "name") for at in range(len(names))):
         return
     for index, name in enumerate(zone.credentials):
-        if name not in names:
-            near = did_you_mean(name, names) or (f"; there is {in_words(names)}" if names else "")
-            text = f"no [[credential]] is named {quoted(name)}{near}"
-            report.refuse((*path, "credentials", index), text)
-        elif name in zone.credentials[:index]:
+        if not check_known(name, names, "no [[credential]] is named", (*path, "credentials", index), report):
+            continue
+        if name in zone.credentials[:index]:
             report.refuse((*path, "credentials", index), f"{quoted(name)} is in the list twice")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import choice, count, rate, texts
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.tables.entries import unreachable
+from zonerelay.config.tables.entries import check_known, unreachable
 from zonerelay.config.tables.outbound.zone import DANE_NEEDS_TRUST, ZoneSettings, is_faster
 from zonerelay.config.units import Rate
-from zonerelay.config.wording import did_you_mean, in_words, quoted
+from zonerelay.config.wording import in_words
 
 
 class DestinationTls(enum.StrEnum):
@@ -89,9 +89,8 @@ def check_destination_zones(
     for at, entry in enumerate(destinations):
         for index, name in enumerate(entry.zone):
             path = ("destination", at, "zone", index)
-            if name not in names and report.sound(*path):
-                near = did_you_mean(name, names) or f"; there is {in_words(names)}"
-                report.refuse(path, f"no zone is named {quoted(name)}{near}")
+            if report.sound(*path):
+                check_known(name, names, "no zone is named", path, report)
 
 
 def _check_names(entry: DestinationSettings, path: KeyPath, report: Report) -> None:

@@ -12,11 +12,7 @@ from pathlib import Path
 from zonerelay.config.endpoints import is_domain
 from zonerelay.config.options import forms
 from zonerelay.config.options.forms import date_text
-from zonerelay.config.options.options import (
-    date,
-    path,
-    text,
-)
+from zonerelay.config.options.options import date, path, text
 from zonerelay.config.problems import Report
 from zonerelay.config.tables.outbound.zone import DkimMode, ZoneSettings
 from zonerelay.config.wording import quoted

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.endpoints import parse_name_server
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    HOUR,
-    MINUTE,
-    count,
-    duration,
-    switch,
-    texts,
-)
+from zonerelay.config.options.options import HOUR, MINUTE, count, duration, switch, texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    choice,
-    text,
-    texts,
-)
+from zonerelay.config.options.options import choice, text, texts
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.tables.entries import unreachable
 from zonerelay.config.tables.inbound.listener import ListenerSettings, check_named_listeners, has_users

@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    networks,
-    size,
-    text,
-    texts,
-)
+from zonerelay.config.options.options import networks, size, text, texts
 from zonerelay.config.problems import Report
 from zonerelay.config.tables.entries import unreachable
 from zonerelay.config.tables.inbound.listener import (

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import count, text, texts
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.tables.entries import check_names
+from zonerelay.config.tables.entries import check_known, check_names
 from zonerelay.config.tables.outbound.zone import ZoneSettings
-from zonerelay.config.wording import did_you_mean, in_words, quoted
+from zonerelay.config.wording import quoted
 
 _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
@@ -95,10 +95,9 @@ def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], 
     path: KeyPath = ("zone", at, "sources")
     named = []
     for index, name in enumerate(zone.sources):
-        if name not in known:
-            near = did_you_mean(name, known) or (f"; there is {in_words(known)}" if known else "")
-            report.refuse((*path, index), f"no [[source]] is named {quoted(name)}{near}")
-        elif name in zone.sources[:index]:
+        if not check_known(name, known, "no [[source]] is named", (*path, index), report):
+            continue
+        if name in zone.sources[:index]:
             report.refuse((*path, index), f"{quoted(name)} is there twice: its share is its weight")
         else:
             named.append(known[name])

@@ -16,14 +16,7 @@ from pathlib import Path
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.endpoints import is_domain
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    DAY,
-    YEAR,
-    duration,
-    switch,
-    text,
-    texts,
-)
+from zonerelay.config.options.options import DAY, YEAR, duration, switch, text, texts
 from zonerelay.config.problems import Report
 from zonerelay.config.tables.inbound.listener import ListenerAuth, ListenerSettings
 from zonerelay.config.tables.outbound.zone import ZoneSettings

@@ -10,11 +10,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.endpoints import (
-    NextHopKind,
-    parse_next_hop,
-    split_next_hops,
-)
+from zonerelay.config.endpoints import NextHopKind, parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    MINUTE,
-    count,
-    duration,
-    optional_path,
-    text,
-)
+from zonerelay.config.options.options import MINUTE, count, duration, optional_path, text
 from zonerelay.config.problems import Report
 from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings
 

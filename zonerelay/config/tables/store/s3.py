@@ -10,15 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import (
-    MINUTE,
-    choice,
-    count,
-    duration,
-    optional_path,
-    switch,
-    text,
-)
+from zonerelay.config.options.options import MINUTE, choice, count, duration, optional_path, switch, text
 from zonerelay.config.problems import Report
 from zonerelay.config.tables.store.spool import Backend, SpoolSettings
 

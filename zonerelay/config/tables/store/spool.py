@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import is_public
-from zonerelay.config.options.options import (
-    MB,
-    choice,
-    optional_path,
-    path,
-    size,
-)
+from zonerelay.config.options.options import MB, choice, optional_path, path, size
 from zonerelay.config.problems import Report
 from zonerelay.config.units import format_size
 
