@@ -255,3 +255,17 @@ class Knows:
         SEEN.append((session.authenticated, session.auth_data, session.ssl))
         envelope.rcpt_tos.append(address)
         return "250 OK"
+
+
+class Past:
+    def process_message(self, peer: Any, mail_from: str, rcpt_tos: list[str], content: bytes) -> None: ...
+
+
+class OwnMechanism(Grower):
+    async def auth_CRAM__MD5(self, server: Any, arguments: list[str]) -> AuthResult:
+        return AuthResult(success=False)
+
+
+class Proxied(Grower):
+    async def handle_PROXY(self, server: Any, session: Session, envelope: Envelope, data: Any) -> bool:
+        return True
