@@ -159,6 +159,56 @@ async def test_a_refused_change_is_gone_from_the_envelope() -> None:
     assert [each.recipient for each in house.store.stored[0].deliveries] == seen[2]
 
 
+class Remembering:
+    """Keeps something of its own in the envelope and the session, and leaves a mess where it refuses."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    async def handle_MAIL(
+        self, server: object, session: Any, envelope: Any, address: str, options: list[str]
+    ) -> str:  # Any: with attributes of its own
+        session.messages = getattr(session, "messages", 0) + 1
+        envelope.first = address
+        envelope.mail_from = address
+        return "250 OK"
+
+    async def handle_RCPT(
+        self, server: object, session: Any, envelope: Any, address: str, options: list[str]
+    ) -> str:
+        envelope.rcpt_tos.append(address)
+        if address.startswith("bad"):
+            envelope.content, envelope.mail_from = b"mine", "other@example.org"
+            envelope.mail_options.append("SIZE=1")
+            return "550 5.1.1 No"
+        self.seen.append((session.messages, envelope.first, envelope.mail_from, list(envelope.rcpt_tos)))
+        assert (envelope.content, envelope.mail_options) == (None, [])
+        return "250 OK"
+
+    async def handle_DATA(self, server: object, session: Any, envelope: Any) -> str:
+        envelope.content = b""
+        return "250 OK"
+
+
+async def test_envelopes_keep_what_a_handler_puts_into_them_until_the_message_ends() -> None:
+    handler = Remembering()
+    async with house_with(handler) as house:
+        talk = await house.connect()
+        await talk.ask(b"EHLO x")
+        for sender in (b"a@example.org", b"b@example.org"):
+            await talk.ask(b"MAIL FROM:<" + sender + b">")
+            assert await talk.ask(b"RCPT TO:<bad@example.com>") == b"550 5.1.1 No"
+            assert await talk.ask(b"RCPT TO:<one@example.com>") == b"250 2.1.5 Recipient OK"
+            await talk.ask(b"DATA")
+            assert (await talk.ask(BODY + b".")).startswith(b"250")
+        await talk.close()
+    assert handler.seen == [
+        (1, "a@example.org", "a@example.org", ["one@example.com"]),
+        (2, "b@example.org", "b@example.org", ["one@example.com"]),
+    ]
+    assert b"y" * 70 not in house.store.stored[0].body
+
+
 async def test_a_whole_body_counts_twice_in_the_memory_of_sessions() -> None:
     handler, memory = Waiting(), SessionMemory(10_000_000)
     body = BODY * 5000
