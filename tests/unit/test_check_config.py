@@ -320,7 +320,9 @@ def test_what_is_no_handler_or_authenticator_is_said(text: str, said: str, check
 def test_handlers_and_authenticators_are_tried(check: Check) -> None:
     """No file of users is needed when an authenticator knows them."""
     keys = f'policy = "{HANDLERS}:Gateway"\n{AUTH}authenticator = "{HANDLERS}:PasswordBook"\n'
-    assert check(f"[[listener]]\n{keys}").status == 0
+    found = check(f"[[listener]]\n{keys}")
+    assert found.status == 0
+    assert any("listener[0].policy_max_size: messages up to this size only" in each for each in found.out)
 
 
 @pytest.fixture
