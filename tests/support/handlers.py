@@ -87,6 +87,23 @@ class AllHooks:
         return "221 Bye"
 
 
+class OldEhlo:
+    """handle_EHLO with four arguments, which answers the last line alone."""
+
+    async def handle_EHLO(self, server: Any, session: Session, envelope: Envelope, hostname: str) -> str:
+        session.host_name = hostname
+        return "550 5.7.1 not you" if hostname == "bad.test" else "250 HELP"
+
+
+class Inventive:
+    """Announces what the relay cannot do, or answers no list at all."""
+
+    async def handle_EHLO(
+        self, server: Any, session: Session, envelope: Envelope, hostname: str, responses: list[str]
+    ) -> list[str] | None:
+        return ["250-" + server.hostname, "250 XFAST"] if hostname == "xfast.test" else None
+
+
 class Printing(Debugging):
     """aiosmtpd's Debugging into memory."""
 
