@@ -134,6 +134,27 @@ async def test_every_hook_gets_what_aiosmtpd_gives(tmp_path: Path) -> None:
     assert expected == SEEN
 
 
+async def test_ehlo_in_its_old_form(tmp_path: Path) -> None:
+    async with handled(tmp_path, "OldEhlo") as (running, _):
+        assert await said(running, lambda client: client.ehlo("bad.test")) == (550, b"5.7.1 not you")
+        code, lines = await said(running, lambda client: client.ehlo("good.test"))
+    assert (code, lines.split(b"\n")[:2]) == (250, [HOSTNAME.encode(), b"PIPELINING"])
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("xfast.test", "it changed or added a line"), ("none.test", "it did not answer the list")],
+)
+async def test_a_hook_announces_nothing_that_the_relay_does_not_offer(
+    tmp_path: Path, name: str, cause: str
+) -> None:
+    async with handled(tmp_path, "Inventive") as (running, _):
+        assert (await said(running, lambda client: client.ehlo(name)))[0] == 451
+        ((step, kind, detail),) = failures(running)
+    assert (step, kind) == ("helo", "bad-decision")
+    assert cause in detail
+
+
 @pytest.mark.parametrize("name", ["Parsed", "ParsedLater"])
 async def test_messages_of_the_handlers_module(tmp_path: Path, name: str) -> None:
     async with handled(tmp_path, name) as (running, sink):

@@ -87,6 +87,23 @@ class AllHooks:
         return "221 Bye"
 
 
+class OldEhlo:
+    """handle_EHLO with four arguments, which answers the last line alone."""
+
+    async def handle_EHLO(self, server: Any, session: Session, envelope: Envelope, hostname: str) -> str:
+        session.host_name = hostname
+        return "550 5.7.1 not you" if hostname == "bad.test" else "250 HELP"
+
+
+class Inventive:
+    """Announces what the relay cannot do, or answers no list at all."""
+
+    async def handle_EHLO(
+        self, server: Any, session: Session, envelope: Envelope, hostname: str, responses: list[str]
+    ) -> list[str] | None:
+        return ["250-" + server.hostname, "250 XFAST"] if hostname == "xfast.test" else None
+
+
 class Printing(Debugging):
     """aiosmtpd's Debugging into memory."""
 
@@ -255,3 +272,17 @@ class Knows:
         SEEN.append((session.authenticated, session.auth_data, session.ssl))
         envelope.rcpt_tos.append(address)
         return "250 OK"
+
+
+class Past:
+    def process_message(self, peer: Any, mail_from: str, rcpt_tos: list[str], content: bytes) -> None: ...
+
+
+class OwnMechanism(Grower):
+    async def auth_CRAM__MD5(self, server: Any, arguments: list[str]) -> AuthResult:
+        return AuthResult(success=False)
+
+
+class Proxied(Grower):
+    async def handle_PROXY(self, server: Any, session: Session, envelope: Envelope, data: Any) -> bool:
+        return True

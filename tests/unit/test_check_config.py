@@ -15,6 +15,7 @@ import pytest
 from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
 from zonerelay.cli.setup import check_config
+from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
 
 QUOTA = "zonerelay.policies.quota:Quota"
 
@@ -271,6 +272,57 @@ def test_a_policy_is_made_as_at_a_start(text: str, said: str, check: Check) -> N
     assert found.status == 2
     (line,) = found.err
     assert said in line
+
+
+HANDLERS = "tests.support.handlers"
+AUTH = f'auth = "optional"\ncleartext_auth = "{CLEARTEXT_AUTH_WORDS}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f'policy = "{HANDLERS}:Sink"',
+            "Sink is neither a class that derives",
+        ),
+        (
+            f'policy = "{HANDLERS}:SEEN"',
+            "this object has no method such as handle_DATA",
+        ),
+        (
+            f'policy = "{HANDLERS}:Mailbox"',
+            "missing a required argument: 'mail_dir': make the object",
+        ),
+        (f'policy = "{HANDLERS}:Gatewai"', "did you mean 'Gateway'? (line 3)"),
+        (
+            f'policy = "{HANDLERS}:Past"',
+            "process_message is of aiosmtpd's past: write handle_DATA",
+        ),
+        (f'policy = "{HANDLERS}:OwnMechanism"', "auth_CRAM__MD5 is not asked here: log-ins are checked by"),
+        (f'policy = "{HANDLERS}:Proxied"', "handle_PROXY is not asked here: proxy_networks decides"),
+        (f'policy = "{HANDLERS}:Gateway"\npolicy_file = "/x"', "does not get policy_file: leave it out"),
+        (f'authenticator = "{HANDLERS}:PasswordBook"', "listener[0].authenticator: is not used with auth ="),
+        (
+            f'{AUTH}authenticator = "{HANDLERS}:SEEN"',
+            "listener[0].authenticator: tests.support.handlers:S",
+        ),
+        (f'{AUTH}authenticator = "{HANDLERS}:mailbox"', "as authenticators of aiosmtpd: too many positional"),
+        (f'{AUTH}authenticator = "{HANDLERS}:nobody"', "module 'tests.support.handlers' has no 'nobody'"),
+    ],
+)
+def test_what_is_no_handler_or_authenticator_is_said(text: str, said: str, check: Check) -> None:
+    found = check(f"[[listener]]\n{text}\n")
+    assert found.status == 2
+    (line,) = found.err
+    assert said in line
+
+
+def test_handlers_and_authenticators_are_tried(check: Check) -> None:
+    """No file of users is needed when an authenticator knows them."""
+    keys = f'policy = "{HANDLERS}:Gateway"\n{AUTH}authenticator = "{HANDLERS}:PasswordBook"\n'
+    found = check(f"[[listener]]\n{keys}")
+    assert found.status == 0
+    assert any("listener[0].policy_max_size: messages up to this size only" in each for each in found.out)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from zonerelay.inbound.policy.api import (
     accept,
     refuse,
 )
-from zonerelay.inbound.policy.loading import load_policy
+from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.message.header.edits import edit_header
 from zonerelay.model.reply import Reply
 from zonerelay.policies.quota import parse_limits
@@ -275,7 +275,8 @@ def test_the_pages_policy_and_its_test_work(tmp_path: Path) -> None:
     for block in blocks("python"):
         name = block.partition("\n")[0].removeprefix("# ")
         (tmp_path / name).write_text(block)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mypolicy.py", "test_mypolicy.py"]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["mycheck.py", "myhandlers.py", "mypolicy.py", "test_mypolicy.py"]
     paths = os.pathsep.join((str(tmp_path), str(ROOT)))
     done = subprocess.run(
         # Its own directory: pytest would make the common one private under the feet of other tests' servers.
@@ -291,6 +292,16 @@ def test_the_pages_policy_and_its_test_work(tmp_path: Path) -> None:
         check=False,
     )
     assert "2 passed" in done.stdout, done.stdout
+
+
+def test_the_pages_handlers_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for block in blocks("python"):
+        name = block.partition("\n")[0].removeprefix("# ")
+        (tmp_path / name).write_text(block.replace("/var/lib/copies", str(tmp_path / "copies")))
+    for name in ("myhandlers:Gateway", "myhandlers:copies"):
+        assert load_policy(name, PolicyContext()).events != EVENTS
+    load_authenticator("mycheck:check", PolicyContext())
 
 
 def test_the_page_names_every_step_and_field() -> None:

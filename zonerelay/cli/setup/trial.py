@@ -39,7 +39,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     notes = []
     for at, listener in enumerate(settings.listener):
         notes += _certificates(listener, ("listener", at), report)
-        _policy(listener, hostname, ("listener", at), report)
+        notes += _policy(listener, hostname, ("listener", at), report)
     _users(settings, report)
     for at, rule in enumerate(settings.access):
         _patterns(rule.sender, ("access", at, "sender"), report)
@@ -162,10 +162,11 @@ def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
             yield f'{error}: write the domain as in "user@example.com" or "*.example.com"'
 
 
-def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Report) -> None:
+def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Report) -> list[str]:
     if not listener.policy and not listener.authenticator:
-        return
+        return []
     from zonerelay.inbound.policy import PolicyContext
+    from zonerelay.inbound.policy.changes import WholeMessage
     from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 
     context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)
@@ -175,12 +176,12 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
         except ValueError as error:
             report.refuse((*path, "authenticator"), str(error))
     if not listener.policy:
-        return
+        return []
     try:
         policy = load_policy(listener.policy, context)
     except ValueError as error:
         report.refuse((*path, "policy"), str(error))
-        return
+        return []
     try:
         closing = policy.close()
         if inspect.isawaitable(closing):
@@ -188,6 +189,10 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
     except Exception as error:  # noqa: BLE001 - an operator's code may raise anything
         problem = f"{listener.policy}: close() failed: {type(error).__name__}: {error}"
         report.refuse((*path, "policy"), problem)
+    if listener.policy_max_size < listener.max_message_size and hasattr(policy, WholeMessage.step):
+        where = f"{path[0]}[{path[1]}].policy_max_size"
+        return [f"{where}: messages up to this size only: {listener.policy} gets them whole (handle_DATA)"]
+    return []
 
 
 def _backoff(function: str, report: Report) -> None:

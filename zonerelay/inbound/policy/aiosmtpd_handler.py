@@ -108,7 +108,7 @@ class _Dialog:
         self.session = Session(asyncio.get_running_loop())
         self.envelope = Envelope()
         self.recipients: object = None  # those of the relay's transaction that the envelope stands for
-        self.is_stale = False  # the relay has not taken what the envelope says
+        self.is_stale = False  # the relay may not have taken what the envelope says
         self.auth_data: Any = None  # Any: an operator's object
         self.busy = False
 
@@ -167,26 +167,28 @@ class HandlerPolicy(Policy):
             return None
         dialog = _dialog_of(event.client)
         dialog.begin(event.client)
+        envelope = _before(dialog, event)
+        before = {field: _copied(getattr(envelope, field)) for field in _FIELDS}
         dialog.busy = True
         try:
-            envelope = _before(dialog, event)
-            before = {field: _copied(getattr(envelope, field)) for field in _FIELDS}
             server = Server(self._handler, self.context.hostname, dialog.session, envelope)
             status = await _called(hook, server, dialog.session, envelope, *arguments)
             return self._after(dialog, event, before, status)
         except UnusableError as error:
-            dialog.is_stale = True
+            _restore(envelope, before)
             return Failure(FailureKind.BAD_DECISION, f"{name}: {error}")
         except asyncio.CancelledError:
             _renewed(event.client)  # a thread may still have these
             raise
         except Exception as error:
-            dialog.is_stale = True
+            _restore(envelope, before)
             if (told := getattr(self._handler, "handle_exception", None)) is not None:
                 await _called(told, error)
             raise
         finally:
             dialog.busy = False
+            if isinstance(event, WholeMessage):
+                dialog.envelope = Envelope()  # an idle client keeps no body in memory
 
     def _named(self, event: Event) -> tuple[str, tuple[object, ...]]:
         """Return the name of the hook and its arguments behind the envelope."""
@@ -214,7 +216,7 @@ class HandlerPolicy(Policy):
         if isinstance(event, Quit):
             return None
         if reply is not None and not reply.is_positive:
-            dialog.is_stale = True
+            _restore(envelope, before)
             return Decision(reply=reply)
         if status is MISSING and isinstance(event, Mail):
             envelope.mail_from = event.sender or NULL
@@ -222,7 +224,7 @@ class HandlerPolicy(Policy):
         elif status is MISSING and isinstance(event, Rcpt):
             envelope.rcpt_tos.append(event.recipient)
         changes = _changes(event, before, envelope)
-        dialog.is_stale = changes.of_envelope
+        dialog.is_stale = dialog.is_stale or changes.of_envelope
         if isinstance(event, Vrfy) and reply is not None:
             return Changes(told=reply)
         return Changes(lines=lines) if lines else changes
@@ -411,6 +413,12 @@ def _peer(client: ClientInfo) -> tuple[object, ...] | str:
         return ""
     is_ipv6 = ip_address(client.address).version == 6
     return (client.address, client.port, 0, 0) if is_ipv6 else (client.address, client.port)
+
+
+def _restore(envelope: Envelope, before: Mapping[str, Any]) -> None:  # Any: values of an Envelope
+    """Undo what a hook has done that did not accept."""
+    for field, value in before.items():
+        setattr(envelope, field, value)
 
 
 def _copied(value: Any) -> Any:

@@ -77,15 +77,20 @@ def _unknown(conversation: Conversation, verb: str) -> ServerReply:
 
 
 def _noop(conversation: Conversation, argument: str) -> ServerReply:
-    return conversation.told(Noop, "NOOP", replies.OK, argument=argument)
+    if Noop not in conversation.context.consultants.asked:
+        return replies.OK
+    event = Noop(client=conversation.client_state.info, argument=argument)
+    return conversation.ask_handler(event, "NOOP", replies.OK)
 
 
 def _vrfy(conversation: Conversation, argument: str) -> ServerReply:
     if not argument:
         return conversation.refuse(replies.NEEDS_ARGUMENT, "VRFY")
-    if not conversation.client_state.grants.may_relay:
+    client_state = conversation.client_state
+    if Vrfy not in conversation.context.consultants.asked or not client_state.grants.may_relay:
         return replies.CANNOT_VERIFY
-    return conversation.told(Vrfy, "VRFY", replies.CANNOT_VERIFY, address=argument.strip("<>"))
+    event = Vrfy(client=client_state.info, address=argument.strip("<>"))
+    return conversation.ask_handler(event, "VRFY", replies.CANNOT_VERIFY)
 
 
 def _help(_: Conversation, argument: str) -> ServerReply:
@@ -95,7 +100,9 @@ def _help(_: Conversation, argument: str) -> ServerReply:
 def _quit(conversation: Conversation, argument: str) -> ServerReply:
     if argument:
         return conversation.refuse(replies.NO_ARGUMENT, "QUIT")
-    return conversation.told(Quit, "QUIT", replies.BYE)
+    if Quit not in conversation.context.consultants.asked:
+        return replies.BYE
+    return conversation.ask_handler(Quit(client=conversation.client_state.info), "QUIT", replies.BYE)
 
 
 _COMMANDS: dict[str, Command] = {

@@ -132,20 +132,18 @@ class Conversation:
         assert reply is not None
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
 
-    def told(self, kind: type[Event], command: str, answer: ServerReply, **said: str) -> ServerReply:
-        """Return the answer to a command that only handlers of aiosmtpd are asked about."""
-        if kind not in self.context.consultants.asked:
-            return answer
+    def ask_handler(self, event: Event, command: str, answer: ServerReply) -> ServerReply:
+        """Ask about a command that only handlers of aiosmtpd are asked about; `answer` is the relay's own."""
 
         def decided(verdict: Verdict) -> ServerReply:
             decision = verdict.decision
             if decision.reply is not None:
-                return answer if kind is Quit else self.refuse_by(verdict, command)
+                return answer if isinstance(event, Quit) else self.refuse_by(verdict, command)
             if isinstance(decision, Changes) and decision.told is not None:
                 return ServerReply(decision.told, decision.told.encode())
             return answer
 
-        return self.ask(kind(client=self.client_state.info, **said), decided)
+        return self.ask(event, decided)
 
     def _connect_decided(self, verdict: Verdict) -> ServerReply:
         reply = verdict.decision.reply

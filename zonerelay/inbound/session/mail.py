@@ -321,4 +321,6 @@ def rset(conversation: Conversation, argument: str) -> ServerReply:
     if argument:
         return conversation.refuse(replies.NO_ARGUMENT, "RSET")
     conversation.reset()
-    return conversation.told(Rset, "RSET", replies.OK)
+    if Rset not in conversation.context.consultants.asked:
+        return replies.OK
+    return conversation.ask_handler(Rset(client=conversation.client_state.info), "RSET", replies.OK)

@@ -440,8 +440,10 @@ class Session(asyncio.Protocol):
         transaction, client_state = conversation.transaction, conversation.client_state
         assert transaction is not None
         origin = client_state.origin
-        whole = WholeMessage in context.consultants.asked
-        if context.rewriting is not None and not whole:
+        kind: type[Intake] = Intake
+        if WholeMessage in context.consultants.asked:
+            kind = WholeIntake
+        elif context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
         envelope = transaction.envelope(
             context.ids.next(),
@@ -449,7 +451,6 @@ class Session(asyncio.Protocol):
             origin,
             client_state.priority or context.settings.priority,
         )
-        kind = WholeIntake if whole else Intake
         return kind(envelope, transaction, client_state, context, self._regulate)
 
     def _begin_chunk(self) -> None:

@@ -7,6 +7,7 @@ has changed. An address with bad syntax is the handler's mistake, so the reply i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zonerelay.inbound.policy.call import FailureKind
@@ -56,8 +57,10 @@ def apply(
     for mailbox in added:
         recipient = Recipient(address=mailbox) if given is None else renamed(given, mailbox)
         wanted.setdefault(recipient_key(mailbox), recipient)
-    stays = given is not None and given_address not in changes.removed
-    refusal = _refusal(sender, wanted, changes, client_state, context, more=int(stays))
+    addresses = [each.address for each in wanted.values()]
+    if given is not None and given_address not in changes.removed:
+        addresses.append(given.address)
+    refusal = _refusal(sender, addresses, changes, client_state, context)
     if refusal is not None:
         return refusal
     transaction.mail = mail if sender == mail.sender else replace(mail, sender=sender)
@@ -77,12 +80,10 @@ def _unusable(context: ListenerContext, step: str, cause: str) -> tuple[ServerRe
 
 def _refusal(
     sender: Mailbox,
-    wanted: dict[str, Recipient],
+    addresses: Sequence[Mailbox],
     changes: Changes,
     client_state: ClientState,
     context: ListenerContext,
-    *,
-    more: int,
 ) -> tuple[ServerReply, str] | None:
     if changes.sender is not None and not client_state.may_send_as(sender):
         return replies.NOT_YOUR_ADDRESS, f"the handler changed the sender to {sender}"
@@ -90,14 +91,14 @@ def _refusal(
         return None
     if changes.added and not client_state.grants.may_relay:
         return replies.RELAYING_DENIED, f"the handler added {changes.added[0]}"
-    if len(wanted) + more > context.settings.max_recipients:
+    if len(addresses) > context.settings.max_recipients:
         return replies.TOO_MANY_RECIPIENTS, "with those that the handler added"
     if context.access is not None:
         user = client_state.user.name if client_state.user is not None else ""
-        for recipient in wanted.values():
-            reply = context.access.decide(client_state.client.address, user, sender, recipient.address)
+        for address in addresses:
+            reply = context.access.decide(client_state.client.address, user, sender, address)
             if reply is not None:
-                return refused(reply, Reason.ACCESS), f"{recipient.address} after the handler's changes"
+                return refused(reply, Reason.ACCESS), f"{address} after the handler's changes"
     return None
 
 
