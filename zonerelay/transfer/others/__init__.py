@@ -14,6 +14,7 @@ from zonerelay.transfer.stored import Source
 _READERS = {
     "postfix": ("postfix", "reading_postfix"),
     "exim": ("exim", "reading_exim"),
+    "zonemta": ("zonemta", "reading_zonemta"),
     "slimta-redis": ("slimta", "reading_slimta_redis"),
     "slimta-disk": ("slimta", "reading_slimta_disk"),
 }

@@ -1,8 +1,8 @@
 """Exim 4: its spool, `input/ID-H` with the envelope and the header, `ID-D` with the body.
 
 The source is the spool directory. Recipients in the tree of non-recipients and in the journal (`ID-J`, newer
-than the -H file) are finished. Exim keeps due times in a database of hosts, not with a message, so mail that is
-not frozen is due at once; frozen mail is held. Attempts and the last reply are those in its log of the
+than the -H file) are finished. Exim keeps due times in a database of hosts, not with a message, so mail that
+is not frozen is due at once; frozen mail is held. Attempts and the last reply are those in its log of the
 message (`msglog/ID`), whose times are taken for local ones. Exim is refused while a process of it runs.
 """
 
