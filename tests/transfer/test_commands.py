@@ -15,6 +15,7 @@ import pytest
 
 from tests.store.builders import store_message
 from tests.store.spools import Spool
+from tests.support import slimta, zonemta
 from zonerelay.cli.main import main
 
 
@@ -53,6 +54,27 @@ def test_mail_moves_to_another_relay(
     assert json.loads(capsys.readouterr().out) == {
         "messages": 0, "deliveries": 0, "already": 1, "unusable": 0,
     }  # fmt: skip
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "moving-in.md"
+
+
+def test_the_page_shows_what_is_printed(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the systems that need neither root nor a server; the others were carried out by hand."""
+    (tmp_path / "slimta").mkdir()
+    with slimta.fill_queue("disk", str(tmp_path / "slimta")) as filling:
+        assert filling.wait(60) == 0
+    with zonemta.fill_queue(tmp_path / "zonemta") as filling:
+        assert filling.wait(60) == 0
+    for system, shown, place in (
+        ("slimta-disk", "/var/spool/slimta/queue", "slimta"),
+        ("zonemta", "./data/queue", "zonemta"),
+    ):
+        assert spool(config, "import", "--from", system, str(tmp_path / place)) == 0
+        printed = f"    $ zonerelay spool import --from {system} {shown}\n    {capsys.readouterr().out}"
+        assert printed in PAGE.read_text()
 
 
 def test_a_relay_that_runs_is_named(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,11 +19,12 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import Finish, Store
+from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
 from zonerelay.transfer import export, files
 from zonerelay.transfer.loader import Loaded, Loader
+from zonerelay.transfer.others.foreign import Foreign, Open, adopted
 from zonerelay.transfer.register import FILE, Register
-from zonerelay.transfer.stored import TransferError, Unusable
+from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
 
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
 
@@ -161,6 +162,65 @@ async def test_another_message_under_the_same_id_stays(tmp_path: Path, spool: Sp
         assert loaded.messages == 2
         assert await body_of(other.store, message_id(2)) == b"Subject: mine\r\n\r\n"
         assert LARGE in [body for _, _, body in (await contents(other.store)).values()]
+
+
+class Full:
+    """A store that has room for one message more."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._begun = 0
+
+    def __getattr__(self, name: str) -> Any:  # Any: what the store has
+        return getattr(self._store, name)
+
+    def begin(self, envelope: Envelope) -> MessageWriter:
+        self._begun += 1
+        if self._begun > 1:
+            raise StoreFullError("insufficient disk space")
+        return self._store.begin(envelope)
+
+
+async def test_an_import_that_broke_off_goes_on(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    await export_to(tmp_path / "mail", spool.store)
+    async with Spool(tmp_path / "other") as other:
+        with pytest.raises(StoreFullError):
+            await import_from(tmp_path / "mail", Full(other.store), tmp_path)
+        assert len(await contents(other.store)) == 1
+        loaded, _ = await import_from(tmp_path / "mail", other.store, tmp_path)
+        assert loaded.messages == 1
+        assert await contents(other.store) == await contents(spool.store)
+
+
+async def test_foreign_mail_is_recognised_without_a_register(tmp_path: Path) -> None:
+    """As after a kill between the message and the register."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"Subject: x\n\n.bare\n"
+
+    recipients = (Open(address="a@example.net"), Open(address="no address"), Open(address="b@example.net"))
+    mail = Foreign(key="other 1", sender="", recipients=recipients, created=NOW, body=body)
+
+    async def read() -> AsyncIterator[Stored | Unusable]:
+        for each in adopted(mail, NOW + 9):
+            yield each
+
+    async with Spool(tmp_path / "spool") as spool:
+        for messages in (1, 0):
+            register = Register(tmp_path)
+            loader = Loader(spool.store, register, Zones(()), now=NOW + 9, saw=lambda _: None)
+            await loader.load(Source(messages=1, octets=1, read=read))
+            register.close()
+            assert (loader.loaded.messages, loader.loaded.unusable) == (messages, 1)
+            register.path.unlink()
+        ((message, deliveries, stored),) = (await contents(spool.store)).values()
+    assert stored == b"Subject: x\r\n\r\n.bare\r\n"
+    assert not message.plain_lines
+    assert message.headers == (("Subject", "x"),)
+    assert message.trace == ("imported=other 1",)
+    assert [each.recipient for each in deliveries] == ["a@example.net", "b@example.net"]
+    assert {each.created for each in deliveries} == {NOW}
 
 
 async def test_a_torn_register_is_cut_and_a_damaged_one_refused(tmp_path: Path) -> None:

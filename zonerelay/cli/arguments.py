@@ -35,7 +35,7 @@ _CONFIG_HELP = (
 _FILTER_HELP = "Everything given must match; * stands for any text. Quote it from the shell."
 _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or configuration."
 
-SYSTEMS = ("postfix", "exim", "slimta-redis", "slimta-disk")
+SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-lua")
 """Whose queues `spool import --from` reads."""
 
 CHANGES = {

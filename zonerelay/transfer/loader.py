@@ -88,11 +88,14 @@ class Loader:
     async def _load(self, batch: Sequence[Stored]) -> None:
         work: list[tuple[Stored, MessageId]] = []
         taken = set[MessageId]()
-        for item in batch:
-            fresh = tuple(
-                each for each in item.deliveries if not self._register.knows(item.key, each.recipient)
-            )
-            identity = await self._id_for(item, fresh, taken) if fresh else None
+        left = [
+            tuple(each for each in item.deliveries if not self._register.knows(item.key, each.recipient))
+            for item in batch
+        ]
+        firsts = [_first_id(item, fresh) for item, fresh in zip(batch, left, strict=True)]
+        known = await self._store.read_messages(firsts)
+        for item, fresh, first in zip(batch, left, firsts, strict=True):
+            identity = await self._id_for(item, fresh, first, taken, known) if fresh else None
             if identity is None:
                 self.loaded.already += len(item.deliveries)
                 self._register.add((item.key, each.recipient) for each in fresh)
@@ -117,14 +120,18 @@ class Loader:
     # --- ids
 
     async def _id_for(
-        self, item: Stored, fresh: Sequence[Delivery], taken: set[MessageId]
+        self,
+        item: Stored,
+        fresh: Sequence[Delivery],
+        first: MessageId,
+        taken: set[MessageId],
+        known: dict[MessageId, Message],
     ) -> MessageId | None:
         """An id that is free; `None` when the message is in the store already.
 
         Mail of our own format keeps its id. Another one follows from the source and the time of acceptance,
         so that old mail is sent before new, and that a killed import finds what it has stored.
         """
-        first = item.message.id if item.is_ours else _derived(item, fresh, 0)
         is_part = len(fresh) < len(item.deliveries) or any(
             self._register.knows(item.key, each.address) for each in item.message.envelope.recipients
         )
@@ -132,13 +139,13 @@ class Loader:
         identity = first
         while True:
             if identity not in taken and identity <= first_at(self._now + _TOLERANCE):
-                known = (await self._store.read_messages([identity])).get(identity)
-                if known is None:
+                if identity not in known:
                     return identity
-                if not is_part and _is_same(known, item):
+                if not is_part and _is_same(known[identity], item):
                     return None
             number += 1
             identity = _derived(item, fresh, number)
+            known |= await self._store.read_messages([identity])
 
     # --- one message
 
@@ -231,6 +238,10 @@ class _Body:
         self.size += len(clean)
         self.eight_bit = self.eight_bit or not clean.isascii()
         return clean
+
+
+def _first_id(item: Stored, deliveries: Sequence[Delivery]) -> MessageId:
+    return item.message.id if item.is_ours else _derived(item, deliveries, 0)
 
 
 def _note(item: Stored) -> str:

@@ -9,19 +9,29 @@ from __future__ import annotations
 import importlib
 from contextlib import AbstractAsyncContextManager
 
-from zonerelay.transfer.stored import Source
+from zonerelay.transfer.stored import Source, TransferError
 
 _READERS = {
     "postfix": ("postfix", "reading_postfix"),
     "exim": ("exim", "reading_exim"),
+    "zonemta": ("zonemta", "reading_zonemta"),
     "slimta-redis": ("slimta", "reading_slimta_redis"),
     "slimta-disk": ("slimta", "reading_slimta_disk"),
+    "slimta-lua": ("slimta_lua", "reading_slimta_lua"),
 }
 
 
 def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[Source]:
     """The queue of another system. Entering raises TransferError and OSError."""
     module, reader = _READERS[system]
-    found = getattr(importlib.import_module(f"{__name__}.{module}"), reader)
+    try:
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), reader)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "redis":
+            raise
+        raise TransferError(
+            "a Redis server is read with the Python package redis-py; in zonerelay's source, with the relay's"
+            " own pip: pip install -r locks/redis.lock"
+        ) from error
     opened: AbstractAsyncContextManager[Source] = found(place, now)
     return opened

@@ -1,0 +1,97 @@
+"""slimta-lua: its four Redis databases, as its documents and its `to_meta` functions describe them.
+
+The source is `redis://HOST:PORT/OFFSET`. Database OFFSET has the ids and the times of retries, the next one a
+hash per message with its envelope, the next its octets, the last the locks of messages that are being
+delivered. It is refused while there is such a lock, or another client in one of the four, which belong to
+slimta-lua alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Mapping
+
+from zonerelay.model.envelope import Origin
+from zonerelay.transfer.others.databases import Databases
+from zonerelay.transfer.others.foreign import Foreign, Open, adopted
+from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+
+
+@contextlib.asynccontextmanager
+async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
+    """Raises TransferError."""
+    async with Databases.opened(place) as redis:
+        ids, metas, contents, locks = (redis.first + number for number in range(4))
+        for client in await redis.clients({ids, metas, contents, locks}):
+            raise TransferError(
+                f"slimta-lua is running: the client {client['addr']} of {place} uses database {client['db']};"
+                " stop it"
+            )
+        await redis.select(locks)
+        if locked := await redis.number("DBSIZE"):
+            raise TransferError(
+                f"slimta-lua delivers {locked} messages at this moment: stop it, and wait until its locks in"
+                f" database {locks} have expired"
+            )
+        await redis.select(ids)
+        flat = await redis.texts("ZRANGE", "retry_queue", 0, -1, "WITHSCORES")
+        due = {key: _number(score) for key, score in zip(flat[::2], flat[1::2], strict=True)}
+        names = sorted({each for each in (*await redis.texts("SMEMBERS", "message_ids"), *due) if each})
+        await redis.select(contents)
+        sizes = [await redis.number("STRLEN", name) for name in names]
+
+        async def read() -> AsyncIterator[Stored | Unusable]:
+            for name in names:
+                await redis.select(metas)
+                flat = await redis.texts("HGETALL", name)
+                await redis.select(contents)
+                (octets,) = await redis.texts("MGET", name)
+                identity = name.decode("ascii", "replace")
+                if octets is None and not flat:
+                    continue  # an id that was claimed for a message that never came
+                if octets is None or not flat:
+                    yield Unusable(identity, "half of it is missing in the databases")
+                    continue
+                meta = dict(zip(flat[::2], flat[1::2], strict=True))
+                for item in adopted(_foreign(identity, meta, octets, due.get(name, 0.0)), now):
+                    yield item
+
+        yield Source(messages=len(names), octets=sum(sizes), read=read)
+
+
+def _number(value: bytes | None) -> float:
+    try:
+        number = float(value or 0)
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+def _foreign(identity: str, meta: Mapping[bytes | None, bytes | None], octets: bytes, due: float) -> Foreign:
+    def text(name: bytes) -> str:
+        return (meta.get(name) or b"").decode("utf-8", "surrogateescape")
+
+    attempts = int(_number(meta.get(b"attempts")))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield octets
+
+    return Foreign(
+        key=f"slimta-lua {identity}",
+        sender=text(b"sender"),
+        # Each recipient ends in a NUL.
+        recipients=[
+            Open(address=each, attempts=attempts, due=due) for each in text(b"recipients").split("\0") if each
+        ],
+        created=_number(meta.get(b"timestamp")),
+        body=body,
+        weight=len(octets),
+        eight_bit=not octets.isascii(),
+        origin=Origin(
+            client_address=text(b"ip"),
+            helo=text(b"ehlo"),
+            protocol=text(b"protocol") or "ESMTP",
+            user=text(b"auth_info"),
+        ),
+    )

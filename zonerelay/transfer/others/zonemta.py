@@ -1,0 +1,208 @@
+"""ZoneMTA of 2016: its queue in LevelDB, whose scheme of keys the relay's own is made after.
+
+The source is the database's directory. A recipient that is not finished has a key `ref ID ZONE RECIPIENT`,
+with its deferral; `message ID *` has the envelope and the header, the chunks of `message ID` have the body.
+The zones of ZoneMTA are not taken over: the routes of this relay choose.
+
+LevelDB writes to what it opens, so it opens a snapshot beside the source: tables are links, the rest copies.
+The lock of the source is held, so ZoneMTA is refused while it runs, and cannot start meanwhile. Its other
+engine, a fork of Basho's LevelDB, keeps tables in directories of their own, and is refused in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.model.envelope import Origin
+from zonerelay.store.leveldb.engine import plyvel
+from zonerelay.transfer.others.foreign import Foreign, Open, adopted, attempt_of
+from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+
+_FLOCK = "hhqqi0q"  # struct flock of fcntl(2), 64 bits
+_TABLES = (".ldb", ".sst")
+
+
+class _Deferral(msgspec.Struct, frozen=True):
+    """Times are milliseconds."""
+
+    count: int = 0
+    last: float = 0
+    next: float = 0
+    response: str = ""
+
+
+class _Reference(msgspec.Struct, frozen=True):
+    recipient: str
+    deferral: _Deferral | None = msgspec.field(default=None, name="_deferred")
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A header field, its octets as the characters of ISO 8859-1."""
+
+    line: str
+
+
+class _Mail(msgspec.Struct, frozen=True):
+    """`time` is milliseconds. `sender` is false for the null sender."""
+
+    sender: str | bool = msgspec.field(default="", name="from")
+    headers: tuple[_Line, ...] = ()
+    time: float = 0
+    origin: str = ""
+    transhost: str | bool = ""
+    transtype: str = "ESMTP"
+    user: str | bool = ""
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    created: float = 0
+
+
+@contextlib.asynccontextmanager
+async def reading_zonemta(place: str, now: float) -> AsyncIterator[Source]:
+    """Raises TransferError, OSError."""
+    path = Path(place)
+    if any(path.glob("sst_*")):
+        raise TransferError(
+            f"{path} is a database of Basho's fork of LevelDB (leveldown-basho-andris), which it alone reads:"
+            " let ZoneMTA itself send what is in it"
+        )
+    if not (path / "CURRENT").is_file():
+        raise TransferError(f"{path} is no LevelDB: name the directory that ZoneMTA's queue.db says")
+    with _locked(path), _snapshot(path) as copy:
+        try:
+            database = plyvel.DB(str(copy), create_if_missing=False, paranoid_checks=True)
+        except plyvel.Error as error:
+            raise TransferError(f"{path}: {error}") from error
+        try:
+            ids = _ids(database)
+
+            async def read() -> AsyncIterator[Stored | Unusable]:
+                for identity in ids:
+                    try:
+                        foreign = _message(database, identity)
+                    except (ValueError, plyvel.Error) as error:
+                        yield Unusable(identity.decode(), str(error))
+                        continue
+                    for item in adopted(foreign, now):
+                        yield item
+
+            octets = sum(each.stat().st_size for each in copy.iterdir())
+            yield Source(messages=len(ids), octets=octets, read=read)
+        finally:
+            database.close()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = path / "LOCK"
+    if not lock.exists():
+        yield
+        return
+    with lock.open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[4]
+            raise TransferError(f"ZoneMTA is running as process {process}: stop it first") from None
+        yield
+
+
+@contextlib.contextmanager
+def _snapshot(path: Path) -> Iterator[Path]:
+    beside = path.resolve().parent
+    with tempfile.TemporaryDirectory(
+        prefix=".zonerelay-", dir=beside if os.access(beside, os.W_OK) else None
+    ) as directory:
+        for each in path.iterdir():
+            if each.is_file() and each.name != "LOCK":
+                _take(each, Path(directory) / each.name)
+        yield Path(directory)
+
+
+def _take(file: Path, copy: Path) -> None:
+    if file.suffix in _TABLES:  # never written again
+        with contextlib.suppress(OSError):
+            copy.hardlink_to(file)
+            return
+    shutil.copyfile(file, copy)
+
+
+def _rows(database: plyvel.DB, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    with database.raw_iterator(verify_checksums=True, fill_cache=False) as rows:
+        rows.seek(start)
+        while rows.valid() and rows.key() < stop:
+            yield rows.item()
+            rows.next()
+
+
+def _ids(database: plyvel.DB) -> list[bytes]:
+    """Of the messages that have a recipient left."""
+    keys = (key.split(b" ") for key, _ in _rows(database, b"ref ", b"ref!"))
+    return [identity for identity, _ in groupby(parts[1] for parts in keys if len(parts) == 4)]
+
+
+def _message(database: plyvel.DB, identity: bytes) -> Foreign:
+    """Raises ValueError and plyvel.Error."""
+    name = b"message " + identity
+    mark, meta = database.get(name + b" #"), database.get(name + b" *")
+    if mark is None or meta is None:
+        raise ValueError("its message is not there")
+    try:
+        mail = msgspec.json.decode(meta, type=_Mail, strict=False)
+        created = msgspec.json.decode(mark, type=_Mark).created
+        references = [
+            msgspec.json.decode(raw, type=_Reference, strict=False)
+            for _, raw in _rows(database, b"ref %b " % identity, b"ref %b!" % identity)
+        ]
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"its records are not ZoneMTA's: {error}") from error
+    header = "".join(f"{each.line}\r\n" for each in mail.headers).encode("latin-1", "replace") + b"\r\n"
+
+    async def body() -> AsyncIterator[bytes]:
+        yield header
+        for _, chunk in _rows(database, name + b" /", name + b" :"):
+            yield chunk
+
+    return Foreign(
+        key=f"zonemta {identity.decode()}",
+        sender=_text(mail.sender),
+        recipients=[_open(each) for each in references],
+        created=(mail.time or created) / 1000,
+        body=body,
+        weight=len(header),
+        origin=Origin(
+            client_address=mail.origin,
+            helo=_text(mail.transhost),
+            protocol=mail.transtype,
+            user=_text(mail.user),
+        ),
+    )
+
+
+def _text(value: str | bool) -> str:
+    """JavaScript says false for what there is not."""
+    return value if isinstance(value, str) else ""
+
+
+def _open(reference: _Reference) -> Open:
+    deferral = reference.deferral
+    if deferral is None:
+        return Open(address=reference.recipient)
+    return Open(
+        address=reference.recipient,
+        attempts=deferral.count,
+        due=deferral.next / 1000,
+        last=attempt_of(deferral.response, deferral.last / 1000),
+    )
