@@ -13,7 +13,6 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery
@@ -156,8 +155,11 @@ class Upload:
 
 def read_file(directory: Directory, name: str) -> bytes:
     """Raises FileNotFoundError."""
-    with open(name, "rb", buffering=0, opener=partial(os.open, dir_fd=directory.descriptor)) as file:
-        return file.readall()
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.descriptor)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 1 << 20), b""))
+    finally:
+        os.close(descriptor)
 
 
 def read_states(directories: Directories, ids: Sequence[MessageId]) -> dict[MessageId, State]:
