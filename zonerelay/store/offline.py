@@ -1,4 +1,4 @@
-"""What operators' commands do to a store beside the relay: with no relay running, or without asking it.
+"""Does what operators' commands do to a store without asking a relay.
 
 Every function works on the files of the spool and reads and writes nothing else. All of it blocks.
 """

@@ -18,9 +18,8 @@ from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store, StoreOpenError
-from zonerelay.store.disk.open import open_disk
-from zonerelay.store.leveldb.open import open_leveldb
-from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.disk.store import open_disk
+from zonerelay.store.leveldb.store import LevelDbStore, open_leveldb
 from zonerelay.store.memory.shelf import Shelf
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.surroundings import Surroundings

@@ -1,6 +1,6 @@
-"""Single files of the disk queue: staging them in scratch, and reading messages, states and bodies back.
+"""Stages single files of the disk queue in scratch, and reads messages, states and bodies back.
 
-What is staged is synced before it is renamed into place (`disk_batch`). All of this blocks and runs in
+What is staged is synced before it is renamed into place (`batch`). All of this blocks and runs in
 the store's threads. A message exists when its `.env` does: that file is renamed last and removed first,
 so an `.meta` alone is what a crash left of a message that was never acknowledged or was finished, and an
 `.env` alone is a whole message whose state is as it was at the beginning, and stands at its end.
