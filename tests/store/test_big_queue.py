@@ -48,7 +48,7 @@ class Counted(LevelDb):
 
 @pytest.fixture
 async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LevelDbStore]:
-    monkeypatch.setattr("zonerelay.store.leveldb.open.LevelDb", Counted)
+    monkeypatch.setattr("zonerelay.store.leveldb.store.LevelDb", Counted)
     async with Spool(tmp_path / "spool") as spool:
         assert isinstance(spool.store, LevelDbStore)
         Counted.reset()

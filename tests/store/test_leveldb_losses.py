@@ -221,9 +221,13 @@ def test_stopped_spool_is_acknowledged_too(tmp_path: Path, capsys: pytest.Captur
     second.mkdir(parents=True)
     losses = Losses(second)
     losses.note(Loss(id="0123abcd", what="test"))
+    (note,) = (second / DIRECTORY).iterdir()
+    relay = 65534 if os.geteuid() == 0 else os.geteuid()
+    os.chown(note, relay, -1)
     command = ["spool", "acknowledge", "--config", str(config)]
     assert main([*command, "0123abcd"]) == 0
     assert "0123abcd: acknowledged" in capsys.readouterr().out
+    assert note.stat().st_uid == relay, "the relay reads it at its next start"
     losses.refresh()
     assert losses.open == ()
     assert main([*command, "0123abcd"]) == 1

@@ -1,4 +1,4 @@
-"""What operators' commands do to a store beside the relay: with no relay running, or without asking it.
+"""Does what operators' commands do to a store without asking a relay.
 
 A check and a snapshot change nothing, and a relay may run; a repair wants it stopped. What is not `async`
 blocks.

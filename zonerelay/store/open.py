@@ -46,11 +46,11 @@ async def open_store(
         case Backend.MEMORY:
             return await _open_memory(settings)
         case Backend.DISK:
-            from zonerelay.store.disk.open import open_disk
+            from zonerelay.store.disk.store import open_disk
 
             return await open_disk(settings, around)
         case Backend.LEVELDB:
-            from zonerelay.store.leveldb.open import open_leveldb
+            from zonerelay.store.leveldb.store import open_leveldb
 
             return await open_leveldb(settings, around)
         case Backend.POSTGRES:

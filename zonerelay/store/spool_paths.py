@@ -1,4 +1,4 @@
-"""The directory of each worker's spool, and the spools there that belong to no worker any more.
+"""Says where each worker's spool lies, and finds the spools that belong to no worker any more.
 
 The first worker's spool is `[spool] path` itself, that of worker 3 is `03` in it; the other directories of
 the disk queue and the shelf go the same way. So a relay with one worker is the first worker of any other

@@ -1,4 +1,4 @@
-"""The clock, callbacks and environment that every store is given, as one value."""
+"""Holds the clock, the callbacks and the environment that every store is given."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How many deliveries each zone holds, by durable state, without asking the disk.
+"""Counts the deliveries of each zone by durable state, without asking the disk.
 
-After a start they count the changes since, plus what the spool held, once the background has walked it.
-Until then they are too low and may be below zero: `current` shows zero instead, and `is_whole` is false, so
-that callers do not take them for the queue.
+After a start the counts hold the changes since then, and a walk in the background adds what the spool held.
+Until it ends the counts are too low and may be below zero: `current` shows zero instead, and `is_whole` is
+false, so that callers do not take the counts for the queue.
 """
 
 from __future__ import annotations

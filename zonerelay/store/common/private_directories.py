@@ -1,4 +1,4 @@
-"""Directories and files beside mail: no other user may read them, and they survive a power cut.
+"""Makes the directories and files beside mail, which no other user may read and which survive a power cut.
 
 Several workers may be making the same ones at the same time: the spool of each but the first is in that of
 the first. Blocks.
@@ -73,7 +73,7 @@ def write_durably(path: Path, content: bytes) -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
                 old = path.stat()  # a command that root runs must leave it to the relay
                 os.fchown(descriptor, old.st_uid, old.st_gid)
             file.write(content)

@@ -1,4 +1,4 @@
-"""The mark of a shared queue: a store that comes back empty must not pass for a new one.
+"""Keeps the mark of a shared queue, so that a store that comes back empty does not pass for a new one.
 
 A server that has lost its disk, or another one behind the same name, has no mail and would be believed. So
 the store carries a mark, and each machine keeps a copy of it in `FILE` under `[spool] path`, by the place of

@@ -1,4 +1,4 @@
-"""Reads many messages for a list, which an unreadable message must not end."""
+"""Reads many messages for a list. An unreadable message does not end it."""
 
 from __future__ import annotations
 

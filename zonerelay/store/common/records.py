@@ -1,4 +1,4 @@
-"""The spool's records: how keys are spelled and what JSON stands in their values.
+"""Spells the keys of the spool's records, and the JSON in their values.
 
 Keys are ASCII, fields separated by one space, so that one prefix scan can never run into another
 zone, domain or message: whatever could disturb that (space, `%`, control and non-ASCII characters)

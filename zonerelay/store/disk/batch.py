@@ -1,4 +1,4 @@
-"""Many changes of the disk queue made durable together. All of this blocks: the writer thread calls it.
+"""Makes many changes of the disk queue durable together. All of this blocks: the writer thread calls it.
 
 The steps of a batch, each finished before the next begins:
 
@@ -9,7 +9,7 @@ The steps of a batch, each finished before the next begins:
 4. the directories are synced, once for all sessions that wait: now everything is durable;
 5. states of finished messages and the intent are removed. A crash before this costs nothing.
 
-After an error, and at a start, `disk_stock.settle_down` ends what was begun.
+After an error, and at a start, `stock.settle_down` ends what was begun.
 """
 
 from __future__ import annotations

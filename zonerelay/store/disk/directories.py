@@ -1,4 +1,4 @@
-"""The directories of the disk queue: made, locked for one relay, and proved to fit together.
+"""Makes the directories of the disk queue, locks them for one relay, and proves that they fit together.
 
 Messages (`.env`), states (`.meta`) and work in progress (scratch) may each have a directory; the first two
 may be the same. Each holds a file `zonerelay.lock`, locked while a relay runs, with the name of the queue

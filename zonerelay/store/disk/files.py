@@ -1,6 +1,6 @@
-"""Single files of the disk queue: staging them in scratch, and reading messages, states and bodies back.
+"""Stages single files of the disk queue in scratch, and reads messages, states and bodies back.
 
-What is staged is synced before it is renamed into place (`disk_batch`). All of this blocks and runs in
+What is staged is synced before it is renamed into place (`batch`). All of this blocks and runs in
 the store's threads. A message exists when its `.env` does: that file is renamed last and removed first,
 so an `.meta` alone is what a crash left of a message that was never acknowledged or was finished, and an
 `.env` alone is a whole message whose state is as it was at the beginning, and stands at its end.
@@ -13,7 +13,6 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery
@@ -156,8 +155,11 @@ class Upload:
 
 def read_file(directory: Directory, name: str) -> bytes:
     """Raises FileNotFoundError."""
-    with open(name, "rb", buffering=0, opener=partial(os.open, dir_fd=directory.descriptor)) as file:
-        return file.readall()
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.descriptor)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 1 << 20), b""))
+    finally:
+        os.close(descriptor)
 
 
 def read_states(directories: Directories, ids: Sequence[MessageId]) -> dict[MessageId, State]:

@@ -1,4 +1,4 @@
-"""The format of the disk queue's files. No I/O.
+"""Writes and reads the format of the disk queue's files. No I/O.
 
 `<id>.env` never changes: a line that names the format, the body as it is (so that an operator can read
 it), one line of JSON with the message, the first state of its deliveries and a checksum per chunk, and a

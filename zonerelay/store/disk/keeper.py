@@ -1,4 +1,4 @@
-"""Keeps the disk queue usable: its threads, and the repair of its directories after a failed write.
+"""Keeps the disk queue usable: it owns the threads, and repairs the directories after a failed write.
 
 `LocalKeeper` says when writing stops and begins again. Half of `min_free_space` is kept back as ballast and
 given up when the disk is full, because a deferral needs a new file before it can replace the old one.

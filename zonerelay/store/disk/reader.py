@@ -32,7 +32,7 @@ async def read_chunks(keeper: DiskKeeper, message_id: MessageId) -> AsyncGenerat
     descriptor, stored = await keeper.read(_open, message_id)
     try:
         for first in range(0, stored.message.chunks, READ_CHUNKS):
-            for chunk in await keeper.read(_read, descriptor, stored, first):
+            for chunk in await keeper.reader.run(files.read_chunks, descriptor, stored, first, READ_CHUNKS):
                 yield chunk
     finally:
         # Closing is quick unless it frees a large file that was removed; the loop cannot wait for
@@ -47,10 +47,6 @@ def _open(directories: Directories, message_id: MessageId) -> tuple[int, StoredM
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _read(_directories: Directories, descriptor: int, stored: StoredMessage, first: int) -> list[bytes]:
-    return files.read_chunks(descriptor, stored, first, READ_CHUNKS)
 
 
 class Walk:

@@ -1,4 +1,4 @@
-"""The states of messages in the disk queue as the event loop knows them, and plans of changes to them.
+"""Keeps the states of messages in the disk queue as the event loop knows them, and plans their changes.
 
 A message's state is one file, so a change of one delivery needs them all. States are kept in
 memory while a caller holds them and, as long as there is room, afterwards; what is not here is read from
@@ -163,7 +163,9 @@ class States:
 class ChangePlan:
     """One submission's changes, decided before any I/O. Single use: build, `seal`, and `States` knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: dict[MessageId, MessageState]) -> None:
+        """`held` are the states of the messages that deliveries will be changed of."""
+        self.held = held
         self._encoded: dict[MessageId, dict[DeliveryKey, bytes]] = {}
         self._open: dict[MessageId, dict[DeliveryKey, Delivery]] = {}
         self._new: dict[MessageId, Put] = {}
@@ -194,27 +196,29 @@ class ChangePlan:
         self.size += len(new.message) + sum(map(len, chunks or ()))
         return new
 
-    def change(self, state: MessageState, key: DeliveryKey, new: Delivery | None) -> None:
-        """A delivery's new state, `None` if it leaves; ignored when it does not exist (any more)."""
-        deliveries = self._open.get(state.id, state.deliveries)
-        old = deliveries.get(key)
+    def current(self, key: DeliveryKey) -> Delivery | None:
+        """The delivery as the plan leaves it so far, `None` when it does not exist (any more)."""
+        state = self.held.get(key.message_id)
+        return None if state is None else self._open.get(state.id, state.deliveries).get(key)
+
+    def change(self, key: DeliveryKey, new: Delivery | None) -> None:
+        """A delivery's new state, `None` if it leaves. Ignored when it does not exist (any more)."""
+        old = self.current(key)
         if old is None:
             return
+        state = self.held[key.message_id]
         record = None if new is None else disk_format.encode_record(new)
         if state.id not in self._open:
-            deliveries = self._open[state.id] = dict(state.deliveries)
+            self._open[state.id] = dict(state.deliveries)
             self._encoded[state.id] = state.encoded()
             self.states[state.id] = state
+        deliveries = self._open[state.id]
         if new is None or record is None:
             del deliveries[key], self._encoded[state.id][key]
         else:
             deliveries[key], self._encoded[state.id][key] = new, record
         before = self.transitions.get(key)
         self.transitions[key] = (old if before is None else before[0], new)
-
-    def current(self, state: MessageState, key: DeliveryKey) -> Delivery | None:
-        """The delivery as this plan leaves it so far."""
-        return self._open.get(state.id, state.deliveries).get(key)
 
     def seal(self, states: States) -> None:
         """Complete the operations and let the states run ahead. They are handed to the committer at once."""

@@ -1,4 +1,4 @@
-"""The disk queue: `Store` over files, for one process, after the custom of traditional MTAs.
+"""Implements `Store` over files, for one process, after the custom of traditional MTAs.
 
 Owns the order of things: plan a change, hand it to the group committer, and when it is durable let
 index and walks follow; `IndexClaims` hands deliveries out. On any failed write everything
@@ -11,62 +11,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from typing import NamedTuple
 
+from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body.cache import BodyCache
-from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.index_claims import IndexClaims
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.local_store import LocalStore
 from zonerelay.store.common.reading import read_each
-from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import (
-    Change,
-    Finish,
     QueueCounts,
     StoreCorruptError,
+    StoreError,
+    StoreOpenError,
     Submit,
     Wanted,
     everybody,
 )
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
+from zonerelay.store.disk.directories import Directories, check_marks, open_directories
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.reader import Walk, read_chunks
 from zonerelay.store.disk.states import ChangePlan, MessageState, States
-from zonerelay.store.disk.stock import Stock, left_over
+from zonerelay.store.disk.stock import Stock, left_over, list_names, take_stock
 from zonerelay.store.disk.uploads import ScratchUploads
+from zonerelay.store.surroundings import Surroundings
 
 
-class DiskStore(BatchedUpdate):
+class DiskStore(LocalStore[ChangePlan]):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
-    node = 0
-
     def __init__(self, keeper: DiskKeeper, stock: Stock) -> None:
+        super().__init__(keeper, stock.last_id)
         self._keeper = keeper
         self._committer = keeper.committer
         self._index = Index()
-        self._states = States(self._read_states)
-        self._bodies = BodyCache()
-        self.uploads = 0
+        self._states = States(lambda ids: keeper.read(files.read_states, ids))
         self._uploads = ScratchUploads(keeper, self._bodies)
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
-        # Reports that a repair has found although their settle failed. It is repeated; they may have left by
-        # then, and are not to be made a second time.
-        self._made: set[MessageId] = set()
-        self._last_id = stock.last_id
         keeper.last_id = self.last_message_id
         keeper.on_failure = self._reset
         keeper.on_repair = self._repaired
-        self.check_writable = keeper.check_writable
-        self.unhealthy = keeper.unhealthy
-        self.problems = keeper.problems
-        self.usable = keeper.usable
         # Called for every claim, so without a step in between.
         claims = IndexClaims(lambda: self._index, keeper.check_usable, self._states.hold, self._states.drop)
         self.claim = claims.claim
@@ -96,7 +90,7 @@ class DiskStore(BatchedUpdate):
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        plan = ChangePlan()
+        plan = ChangePlan({})
         if message.id not in self._uploads:
             self._add_message(plan, message, deliveries, chunks)
             return self._submit(plan)
@@ -117,63 +111,25 @@ class DiskStore(BatchedUpdate):
         new = plan.add_message(message, deliveries, chunks, is_own=is_own)
         if chunks is not None:
             self._bodies.extend(message.id, 1, chunks)
-        if self._last_id is None or message.id > self._last_id:
-            self._last_id = message.id
+        self._note_id(message.id)
         return new
 
     # --- settling
 
-    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        self._keeper.check_usable()
-        reports = [change for change in changes if isinstance(change, Submit)]
-        for report in reports:
-            check_own_message(report)
-        keys = [change.delivery.key for change in changes if not isinstance(change, Submit)]
-        held = await self._states.hold({key.message_id for key in keys})
-        written = None
-        try:
-            plan = ChangePlan()
-            for change in changes:
-                if isinstance(change, Submit):
-                    if change.message.id not in self._made:
-                        chunks = split(change.body)
-                        self._add_message(plan, change.message, change.deliveries, chunks, is_own=True)
-                elif (state := held.get(change.delivery.message_id)) is not None:
-                    new = None if isinstance(change, Finish) else change.delivery
-                    plan.change(state, change.delivery.key, new)
-            if plan.states:
-                written = self._submit(plan, settled=keys, lazy=lazy)
-            else:
-                self.release(keys)
-        finally:
-            self._states.drop(held.values())
-        if written is not None:
-            await written
-        self._made.difference_update(report.message.id for report in reports)
+    async def _plan(self, keys: Sequence[DeliveryKey]) -> ChangePlan:
+        return ChangePlan(await self._states.hold({key.message_id for key in keys}))
 
-    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
-        self._keeper.check_usable()
-        held = await self._states.hold({key.message_id for key in keys})
-        written = None
-        existed = 0
-        try:
-            plan = ChangePlan()
-            for key in keys:
-                state = held.get(key.message_id)
-                old = None if state is None else plan.current(state, key)
-                if state is None or old is None:
-                    continue
-                existed += 1
-                new = changed(old, change)
-                if new != old:
-                    plan.change(state, key, new)
-            if plan.states:
-                written = self._submit(plan)
-        finally:
-            self._states.drop(held.values())
-        if written is not None:
-            await written
-        return existed
+    def _let_go(self, plan: ChangePlan) -> None:
+        self._states.drop(plan.held.values())
+
+    def _add_report(self, plan: ChangePlan, report: Submit) -> None:
+        self._add_message(plan, report.message, report.deliveries, split(report.body), is_own=True)
+
+    def _drop_claims(self, keys: Sequence[DeliveryKey]) -> None:
+        self.release(keys)
+
+    async def _stored_reports(self, doubtful: Collection[MessageId]) -> Collection[MessageId]:
+        return doubtful
 
     def _submit(
         self, plan: ChangePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
@@ -217,7 +173,8 @@ class DiskStore(BatchedUpdate):
         for state in self._uncertain:
             now = found.get(state.id, [])
             if state.is_new and state.is_own and state.id in found:
-                self._made.add(state.id)
+                # Its settle failed and is repeated. It may have left by then, and is not made a second time.
+                self._doubtful.add(state.id)
             there = {} if isinstance(now, StoreCorruptError) else {d.key: d for d in now}
             for key in state.known:
                 self._index[key.queue].clear_changes(key)
@@ -225,9 +182,6 @@ class DiskStore(BatchedUpdate):
         self._uncertain = []
 
     # --- reading
-
-    async def _read_states(self, ids: Sequence[MessageId]) -> dict[MessageId, files.State]:
-        return await self._keeper.read(files.read_states, ids)
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._keeper.check_usable()
@@ -242,16 +196,8 @@ class DiskStore(BatchedUpdate):
                 self._bodies.put(message_id, body)
         return stored.message
 
-    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        message = await self.read_message(message_id)
-        cached = self._bodies.get(message_id, message.chunks)
-        if cached is not None:
-            for chunk in cached:
-                yield chunk
-            return
-        async with contextlib.aclosing(read_chunks(self._keeper, message_id)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    def _read_chunks(self, message: Message) -> AsyncGenerator[bytes, None]:
+        return read_chunks(self._keeper, message.id)
 
     async def oldest(self, zone: str, *, now: float) -> float | None:
         self._keeper.check_usable()
@@ -294,16 +240,65 @@ class DiskStore(BatchedUpdate):
     def is_counted(self) -> bool:
         return True  # the index was read before the store was there
 
-    def last_message_id(self) -> MessageId | None:
-        return self._last_id
-
     # --- health
-
-    async def probe(self) -> None:
-        await self._keeper.probe()
 
     async def close(self) -> None:
         await self._uploads.close()
         await self._keeper.close()
         self._states.reset()
         self._bodies.clear()
+
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class _Opened(NamedTuple):
+    directories: Directories
+    ballast: Ballast
+    stock: Stock
+
+
+async def open_disk(settings: SpoolSettings, around: Surroundings) -> DiskStore:
+    """Raises StoreOpenError. Returns when every state has been read."""
+    opened = await asyncio.get_running_loop().run_in_executor(None, _open, settings, around.clock.now())
+    keeper = DiskKeeper(
+        opened.directories,
+        noted_id=opened.stock.noted_id,
+        number=opened.stock.number,
+        ballast=opened.ballast,
+        min_free_space=settings.min_free_space,
+        around=around,
+    )
+    store = DiskStore(keeper, opened.stock)
+    keeper.start()
+    return store
+
+
+def _open(settings: SpoolSettings, now: float) -> _Opened:
+    directories = open_directories(settings)
+    try:
+        ballast = Ballast(directories.meta.path, settings.min_free_space // 2)
+        stock = ballast.make_way(lambda: _take_stock(directories, now))
+    except StoreOpenError:
+        directories.close()
+        raise
+    except (StoreError, OSError) as error:
+        directories.close()
+        raise StoreOpenError(
+            f"the queue in {directories.meta.path} cannot be read: {error}; nothing of it was given up"
+        ) from error
+    if stock.unreadable or stock.foreign:
+        _log.error(
+            "the queue in %s has %d unreadable and %d foreign files: docs/disk-queue.md says what to do",
+            directories.meta.path,
+            stock.unreadable,
+            stock.foreign,
+        )
+    return _Opened(directories, ballast, stock)
+
+
+def _take_stock(directories: Directories, now: float) -> Stock:
+    listing = list_names(directories)
+    identity = f"{now:.6f} {directories.meta.path.stat().st_ino:x}"
+    check_marks(directories, identity=identity, pending=bool(listing.intents), used=listing.is_used)
+    return take_stock(directories)

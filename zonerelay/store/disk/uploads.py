@@ -1,4 +1,4 @@
-"""Large messages that are arriving in the disk queue: each is a file in scratch that grows.
+"""Takes large messages into the disk queue: each is a file in scratch that grows.
 
 Groups of chunks are appended in the threads for files while the next group fills. What is given up is
 removed in the background, and by the next start at the latest. A failed append fails only its own message.

@@ -1,4 +1,4 @@
-"""Handing out deliveries from the LevelDB spool: fills a zone's window from disk as claims need it.
+"""Hands out deliveries from the LevelDB spool. It fills a zone's window from disk as claims need it.
 
 One read per zone at a time, under the zone's lock; the window notices what happens to deliveries
 meanwhile. A claim that fails or is cancelled half-way gives back what it took.
@@ -7,7 +7,8 @@ meanwhile. A claim that fails or is cancelled half-way gives back what it took.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
 
 from zonerelay.model.address import domain_of
@@ -104,14 +105,19 @@ class ZoneClaims:
 
     # --- reading
 
+    @contextlib.contextmanager
+    def _reading(self, source: DiskRange) -> Iterator[bytes]:
+        """Yields the key to read from. Only a read that ends well moves the mark of the range."""
+        try:
+            yield self.window.start_reading(source)
+        except BaseException:
+            self.window.stop_reading(source)
+            raise
+
     async def _read(self, source: DiskRange, wanted: int, now: float) -> None:
         window, epoch = self.window, self.window.epoch
-        start = window.start_reading(source)
-        try:
+        with self._reading(source) as start:
             page = await self._read_page(source, start, wanted, now)
-        except BaseException:
-            window.stop_reading(source)
-            raise
         if window.epoch != epoch:
             return
         window.absorb(source, page.deliveries, page.low, now)
@@ -131,12 +137,8 @@ class ZoneClaims:
 
     async def _find_due(self) -> None:
         window, epoch = self.window, self.window.epoch
-        start = window.start_reading(window.due_range)
-        try:
+        with self._reading(window.due_range) as start:
             keys = await self._reader.read(scan.read_keys, start, window.due_range.end)
-        except BaseException:
-            window.stop_reading(window.due_range)
-            raise
         if window.epoch == epoch:
             window.skip_taken(keys)
 

@@ -1,4 +1,4 @@
-"""Reads from the LevelDB spool what memory does not hold: cold messages, deliveries, bodies, the whole queue.
+"""Reads from the LevelDB spool what memory does not hold: messages, deliveries, bodies, the whole queue.
 
 Memory runs ahead of the disk, so what changed while it was being read is read again, or not kept. Bodies are
 read in groups of chunks, the next group while one is consumed: a reader holds two groups at most. A chunk

@@ -1,4 +1,4 @@
-"""LevelDB itself: the only module that knows plyvel. Every call blocks; the store's threads make them.
+"""Reads and writes a LevelDB database. This is the only module that knows plyvel. Every call blocks.
 
 Promises: a batch is written with `sync=True` or not at all (DESIGN rule 1), and nothing but
 StoreError leaves a `Database`. Every block that is read is checked. What cannot be read back is told to

@@ -1,4 +1,4 @@
-"""What the event loop knows about stored messages and deliveries while their writes are in flight.
+"""Knows what is stored of messages and deliveries while writes are in flight. No I/O.
 
 Memory runs ahead of the disk: a change is planned from the state that earlier submissions will have left, so
 concurrent settles of one message do not wait for each other. That is sound because submissions are written in
@@ -28,6 +28,7 @@ MAX_CHANGES = 10_000
 """Changed messages remembered while reads are under way; beyond that all those reads are repeated."""
 
 
+@dataclass(slots=True, eq=False)
 class OpenMessage:
     """A message and how many of its deliveries stay open once everything submitted is written.
 
@@ -35,14 +36,14 @@ class OpenMessage:
     `count_stored` says whether `meta open {ID}` exists.
     """
 
-    __slots__ = ("count_stored", "message", "open", "weight", "writes")
+    message: Message | None
+    open: int
+    count_stored: bool = False
+    writes: int = 0
 
-    def __init__(self, message: Message | None, count: int, *, count_stored: bool = False) -> None:
-        self.message = message
-        self.open = count
-        self.count_stored = count_stored
-        self.writes = 0
-        self.weight = 1 if message is None else len(message.envelope.recipients)
+    @property
+    def weight(self) -> int:
+        return 1 if self.message is None else len(self.message.envelope.recipients)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Keeps the LevelDB spool usable: reopening after a failed write, damage, compaction, sweeping after a start.
+"""Keeps the LevelDB spool usable: it reopens after a failed write, tells of damage, compacts and sweeps.
 
 `LocalKeeper` says when writing stops and begins again; the repair of this engine is to reopen the database. A
 spool that has shown damage takes no new mail until the next start, and delivers what can be read. Half of
@@ -78,12 +78,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     COPIES = 3
 
     def __init__(
-        self,
-        reader: ReaderThreads[LevelDb],
-        *,
-        ballast: Ballast,
-        min_free_space: int,
-        around: Surroundings,
+        self, reader: ReaderThreads[LevelDb], *, ballast: Ballast, min_free_space: int, around: Surroundings
     ) -> None:
         super().__init__(reader, ballast=ballast, min_free_space=min_free_space, around=around)
         self.counts = Counts()
@@ -216,7 +211,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
 
     async def acknowledge(self, identity: str) -> bool:
         """False when no such loss waits for it. Raises StoreError."""
-        known = await self.reader.read(_acknowledge, identity)
+        known = await self.reader.run(self._db.losses.acknowledge, identity)
         self.note_losses()
         return known
 
@@ -319,10 +314,6 @@ def _damage_advice(path: Path, what: str) -> str:
         f" rest stays where it is. Look at the disk and at the kernel's messages. When the queue"
         f" has drained, stop the relay. {RESCUE}"
     )
-
-
-def _acknowledge(db: LevelDb, identity: str) -> bool:
-    return db.losses.acknowledge(identity)
 
 
 def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> View:

@@ -1,4 +1,4 @@
-"""How far a sorted range of keys on disk has been read into memory: its low-water mark. No I/O.
+"""Keeps the low-water mark of a sorted range of keys: how far it has been read into memory. No I/O.
 
 A mark moves up when rows are read and down when something is stored below it that memory does not hold; what
 is stored while rows are being read moves it back down when the read is over. So nothing is missed, and reads

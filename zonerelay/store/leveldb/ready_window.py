@@ -1,4 +1,4 @@
-"""What of a zone's queue can be handed out next: a bounded window over an unbounded queue. No I/O.
+"""Holds what of a zone's queue can be handed out next: a bounded window over an unbounded queue. No I/O.
 
 The invariant, on which "nothing is ever missed" rests: every delivery that is ready (not held, due)
 and not claimed is either in the window's memory or in a `DiskRange` at or above its low-water mark:

@@ -1,4 +1,4 @@
-"""Reads of the spool that walk key ranges. All of it blocks and runs in the store's reader thread.
+"""Walks key ranges of the spool. All of it blocks and runs in the store's reader thread.
 
 Walks are in pages, so that a walk over a queue of millions delays other reads by some milliseconds at
 most. An unreadable record is logged and stepped over: it stays for the operator who repairs the spool

@@ -1,4 +1,4 @@
-"""The directory of a LevelDB spool around its database: opened after a judgement, watched, and left marked.
+"""Opens the directory of a LevelDB spool around its database, watches it, and leaves it marked.
 
 Nothing is changed by an opening that fails. `damage.directory` judges the files before LevelDB may touch
 them, `damage.mending` makes logs with holes whole, and the mark `synced` says how far the newest log was
@@ -185,11 +185,7 @@ class LevelDb(Database):
                 raise
             return  # told by now; the mark says what the record would
         if mark is not None and (found is None or not found.isdigit()):
-            said = (
-                "missing"
-                if found is None
-                else f"unreadable ({found[:20].decode('ascii', 'backslashreplace')})"
-            )
+            said = "missing" if found is None else f"unreadable ({found[:20]!r})"
             self.losses.tell(
                 Loss(
                     id=identity_of(b"format %b" % (found or b"")),

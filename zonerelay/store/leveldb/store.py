@@ -1,7 +1,7 @@
-"""The LevelDB spool: `Store` over one directory, for one process.
+"""Implements `Store` over one LevelDB directory, for one process.
 
 Owns the order of things: plan a change, hand it to the group committer, and when it is durable let
-claims, window and counts follow. What memory does not hold is read by `leveldb_cold.py`. On any failed write
+claims, window and counts follow. What memory does not hold is read by `cold_reads`. On any failed write
 everything unconfirmed is given up, callers get StoreError, and `SpoolKeeper` reopens the database; the queue
 is then read from disk again, and only claims survive, so that nothing is handed out twice.
 """
@@ -9,42 +9,41 @@ is then read from disk again, and only claims survive, so that nothing is handed
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import NamedTuple
 
+from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.body.cache import BodyCache
-from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.body.writer import BodyWriter
-from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
-from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, Submit
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
+from zonerelay.store.common.local_store import LocalStore
+from zonerelay.store.contract import CHUNK_SIZE, QueueCounts, StoreError, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
-from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.engine import Op, View
 from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import WritePlan, due_time
+from zonerelay.store.surroundings import Surroundings
 
 
-class LevelDbStore(BatchedUpdate):
+class LevelDbStore(LocalStore[WritePlan]):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
-    node = 0
-
-    def __init__(
-        self, keeper: SpoolKeeper, in_flight: InFlight, *, last_id: MessageId | None, empty: bool
-    ) -> None:
-        self.uploads = 0
+    def __init__(self, keeper: SpoolKeeper, *, last_id: MessageId | None, empty: bool) -> None:
+        super().__init__(keeper, last_id)
         self._keeper = keeper
         self._committer = keeper.committer
         self._reader = keeper.reader
-        self._in_flight = in_flight
-        self._bodies = BodyCache()
+        self._in_flight = in_flight = InFlight()
         self._cold = ColdReads(keeper, in_flight, self._bodies)
         self._zones = Zones(keeper, in_flight, empty=empty)
         self.claim = self._zones.claim
@@ -53,17 +52,9 @@ class LevelDbStore(BatchedUpdate):
         self.release = self._zones.release
         self.next_due = self._zones.next_due
         self.has_ready = self._zones.has_ready
-        self._last_id = last_id
         self._stored_last_id: MessageId | None = None
-        # Reports under way, and those whose write has failed: they may be there all the same.
-        self._reporting: set[MessageId] = set()
-        self._doubtful: set[MessageId] = set()
         keeper.on_failure = self._reset
-        self.check_writable = keeper.check_writable
-        self.unhealthy = keeper.unhealthy
-        self.problems = keeper.problems
         self.acknowledge = keeper.acknowledge
-        self.usable = keeper.usable
         self.scan = self._cold.scan
 
     # --- taking mail
@@ -112,57 +103,18 @@ class LevelDbStore(BatchedUpdate):
         plan.size += sum(map(len, chunks))
         plan.add_message(message, deliveries)
         self._bodies.extend(message_id, first, chunks)
-        if self._last_id is None or message_id > self._last_id:
-            self._last_id = message_id
+        self._note_id(message_id)
 
     # --- settling
 
-    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        keys: list[DeliveryKey] = []
-        reports: set[MessageId] = set()
-        for change in changes:
-            if isinstance(change, Submit):
-                reports.add(change.message.id)
-            else:
-                keys.append(change.delivery.key)
-        doubtful = reports & self._doubtful
-        made = await self.read_messages(list(doubtful)) if doubtful else {}
-        plan = WritePlan(self._in_flight, await self._cold.find(keys))
-        key = iter(keys)
-        for change in changes:
-            if isinstance(change, Finish):
-                plan.change(next(key), None)
-            elif isinstance(change, Postpone):
-                plan.change(next(key), change.delivery)
-            else:
-                check_own_message(change)
-                if change.message.id not in made:
-                    self._add_message(plan, change.message, change.deliveries, split(change.body))
-        self._reporting |= reports
-        try:
-            if plan.ops:
-                await self._submit(plan, settled=keys, lazy=lazy)
-            else:
-                self._drop_claims(keys)
-            self._doubtful -= reports
-        finally:
-            self._reporting -= reports
+    async def _plan(self, keys: Sequence[DeliveryKey]) -> WritePlan:
+        return WritePlan(self._in_flight, await self._cold.find(keys))
 
-    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
-        existed = 0
-        found = await self._cold.find(keys)
-        plan = WritePlan(self._in_flight, found)
-        for key in keys:
-            old = self._in_flight.state(key, found)
-            if old is None:
-                continue
-            existed += 1
-            new = changed(old, change)
-            if new != old:
-                plan.change(key, new)
-        if plan.ops:
-            await self._submit(plan)
-        return existed
+    def _add_report(self, plan: WritePlan, report: Submit) -> None:
+        self._add_message(plan, report.message, report.deliveries, split(report.body))
+
+    async def _stored_reports(self, doubtful: Collection[MessageId]) -> Collection[MessageId]:
+        return await self.read_messages(list(doubtful))
 
     def _submit(
         self, plan: WritePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
@@ -230,16 +182,8 @@ class LevelDbStore(BatchedUpdate):
             return await self._cold.read_message(message_id)
         return known.message
 
-    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        message = await self.read_message(message_id)
-        cached = self._bodies.get(message_id, message.chunks)
-        if cached is not None:
-            for chunk in cached:
-                yield chunk
-            return
-        async with contextlib.aclosing(read_chunks(self._reader, message_id, message.chunks)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    def _read_chunks(self, message: Message) -> AsyncGenerator[bytes, None]:
+        return read_chunks(self._reader, message.id, message.chunks)
 
     async def oldest(self, zone: str, *, now: float) -> float | None:
         window = self._zones[zone].window
@@ -271,13 +215,7 @@ class LevelDbStore(BatchedUpdate):
     def is_counted(self) -> bool:
         return self._keeper.counts.is_whole
 
-    def last_message_id(self) -> MessageId | None:
-        return self._last_id
-
     # --- health
-
-    async def probe(self) -> None:
-        await self._keeper.probe()
 
     async def close(self) -> None:
         await self._keeper.close()
@@ -286,3 +224,36 @@ class LevelDbStore(BatchedUpdate):
 
 def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> list[Op]:
     return [(records.chunk_key(message_id, number), chunk) for number, chunk in enumerate(chunks, first)]
+
+
+class _Opened(NamedTuple):
+    last_id: MessageId | None
+    is_empty: bool
+    view: View
+
+
+async def open_leveldb(settings: SpoolSettings, around: Surroundings) -> LevelDbStore:
+    """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
+    reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
+    guard = space_guard(settings)
+    ballast = Ballast(settings.path, guard // 2)
+    try:
+        opened = await reader.run(ballast.make_way, functools.partial(_open, reader.opened))
+    except BaseException:
+        reader.opened.close()
+        reader.stop()
+        raise
+    keeper = SpoolKeeper(reader, ballast=ballast, min_free_space=guard, around=around)
+    store = LevelDbStore(keeper, last_id=opened.last_id, empty=opened.is_empty)
+    keeper.sweep(opened.view, opened.last_id)
+    return store
+
+
+def _open(db: LevelDb) -> _Opened:
+    db.open()
+    try:
+        scan.drop_hints(db)
+        return _Opened(scan.last_message_id(db), not scan.zones(db), db.snapshot())
+    except StoreError as error:
+        db.close()
+        raise db.open_error(error) from error

@@ -1,4 +1,4 @@
-"""One atomic write: turns changes of deliveries into keys and values, before any I/O.
+"""Plans one atomic write: it turns changes of deliveries into keys and values, before any I/O.
 
 A plan is built completely before anything else knows of it, so an envelope that cannot be encoded
 leaves no trace. The count of open deliveries decides when a message leaves with its body; it is
@@ -70,17 +70,20 @@ class WritePlan:
         self._counts[entry] = count
         self.size += len(metadata) + _RECORD_SIZE * count
 
-    def change(self, key: DeliveryKey, new: Delivery | None) -> bool:
-        """A delivery's new state, `None` if it leaves; false when it does not exist (any more)."""
+    def current(self, key: DeliveryKey) -> Delivery | None:
+        """The delivery as the plan leaves it so far, `None` when it does not exist (any more)."""
         before = self.transitions.get(key)
-        old = before[1] if before is not None else self._in_flight.state(key, self._found)
+        return before[1] if before is not None else self._in_flight.state(key, self._found)
+
+    def change(self, key: DeliveryKey, new: Delivery | None) -> None:
+        """A delivery's new state, `None` if it leaves. Ignored when it does not exist (any more)."""
+        old = self.current(key)
         if old is None:
-            return False
+            return
         self._write(key, old, new)
         if new is None:
             self._closed[key.message_id] = self._closed.get(key.message_id, 0) + 1
         self.size += _RECORD_SIZE
-        return True
 
     def seal(self) -> None:
         """Complete the operations and note them as in flight. The caller submits them at once."""

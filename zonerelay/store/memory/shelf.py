@@ -1,4 +1,4 @@
-"""The memory store's file: what Python's `shelve` keeps, for tests and development.
+"""Keeps the memory store's queue in a file of Python's `shelve`, for tests and development.
 
 A thread writes every change soon; no caller waits for it. An orderly stop loses nothing.
 A crash loses what was not synced yet (about `SYNC_DELAY` seconds), and can damage the whole file, depending

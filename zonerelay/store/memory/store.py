@@ -1,5 +1,6 @@
-"""A store in plain dictionaries, for tests and for throw-away use: nothing survives the process, or, with
-a `Shelf`, nothing but an orderly restart.
+"""Implements `Store` in plain dictionaries, for tests and for throw-away use.
+
+Nothing survives the process. With a `Shelf` the queue survives an orderly restart.
 
 It is the reference that other stores are compared with, so it is written to be obviously right and
 not to be fast: every claim looks at the whole queue.

@@ -1,7 +1,8 @@
-"""Bodies that were just stored, so that delivering new mail reads no disk. Bounded in octets.
+"""Keeps the bodies that were just stored, so that delivering new mail reads no disk.
 
-Chunks are kept as they were written, also while a large body is still arriving. What does not fit goes,
-oldest message first; a body larger than `LARGEST` is not kept at all, for it would push out all the rest.
+The cache keeps chunks as they were written, also while a large body is still arriving. It holds at most
+`CAPACITY` octets: the oldest message goes first. It does not keep a body larger than `LARGEST`, which would
+push out all the others.
 """
 
 from __future__ import annotations

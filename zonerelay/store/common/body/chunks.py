@@ -1,4 +1,4 @@
-"""Checks that every store makes before it writes, so that a caller's mistake cannot damage a queue."""
+"""Checks what a store is about to write, so that a caller's mistake cannot damage a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking one message's body into a spool that stores it in chunks.
+"""Takes one message's body into a spool that stores it in chunks.
 
 Up to `GROUP_CHUNKS` chunks wait in memory; a message that ends before that is one atomic synced
 batch. A longer one is stored in groups while it arrives, each group in a synced batch (DESIGN

@@ -1,4 +1,4 @@
-"""Fresh deliveries in memory that can be handed out: the oldest first, or the oldest new ones. No I/O.
+"""Orders the fresh deliveries in memory: the oldest first, or the oldest of the new ones. No I/O.
 
 There are two heaps: one from the message on that `first_since` last named, and one of the
 rest. They may hold keys that were taken or forgotten meanwhile: `is_there` decides.

@@ -1,4 +1,4 @@
-"""Which deliveries of the disk queue can be handed out next: an index in memory, no I/O.
+"""Indexes every delivery of a queue in memory, and says which of them can be handed out next. No I/O.
 
 A file system cannot be asked what is due, so every delivery has an entry here, and its state is read from
 its file only when it is handed out. An entry costs about 500 octets (docs/disk-queue.md): the index

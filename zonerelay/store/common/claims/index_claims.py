@@ -1,4 +1,4 @@
-"""Handing out deliveries that an index has, where their states must be read first.
+"""Hands out the deliveries of an index, after their states were read.
 
 Several claims read at the same time, and what they have taken may be given back or changed before they have
 read it. So each claim of a delivery has a number of its own (`Entry.claim`): once everything was read, it

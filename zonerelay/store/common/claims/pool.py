@@ -1,4 +1,4 @@
-"""This relay's claims in a shared store: deliveries handed out, or kept for the next claim. No I/O.
+"""Holds this relay's claims in a shared store: deliveries handed out, or kept for the next claim. No I/O.
 
 Mail that was accepted here is claimed in the write that stores it, so that handing it out asks no server.
 A pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the store, for a relay that has room.

@@ -1,4 +1,4 @@
-"""Deliveries in memory that can be handed out: fresh ones and deferred ones, in turns. No I/O.
+"""Orders the deliveries in memory that can be handed out: fresh and deferred ones take turns. No I/O.
 
 The heaps may hold keys that were taken, changed or forgotten meanwhile: `when_of` decides.
 """

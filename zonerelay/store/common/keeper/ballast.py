@@ -1,8 +1,8 @@
-"""Room kept back for a full disk: a file of real blocks that is given up when LevelDB needs space.
+"""Keeps room back for a full disk: a file of real blocks that is given up when the store needs space.
 
 LevelDB writes a table before it opens a spool whose log holds anything, and a log before it removes
-anything; so a disk that others have filled to the last block could never be drained. The room counts as
-free space, for that is what it is there for. All of this blocks: the store's reader thread calls it.
+anything. So a queue on a disk that other programs have filled to the last block could never be drained. The
+room counts as free space. All of this blocks: the store's reader thread calls it.
 """
 
 from __future__ import annotations

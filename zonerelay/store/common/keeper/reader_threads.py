@@ -1,4 +1,4 @@
-"""The threads of a store on this machine's disks. The event loop never touches a disk: these threads do.
+"""Runs the threads that touch a disk for a store: the event loop never does.
 
 While a write syncs, reads go on. A spool is opened and repaired in its one reader thread too, when nothing is
 being written, so no read ever meets a half-open database.

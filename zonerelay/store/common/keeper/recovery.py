@@ -1,4 +1,4 @@
-"""The loop that brings a failed store back: pause, try, and pause for longer after each failure.
+"""Brings a failed store back: it pauses, tries, and pauses for longer after each failure.
 
 This module owns the pauses alone. The engine that failed decides what an attempt does, which errors are worth
 another attempt, and what its memory still knows once an attempt has succeeded.

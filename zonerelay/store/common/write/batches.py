@@ -1,4 +1,4 @@
-"""An operator's change of many deliveries, cut into durable writes of a bounded size."""
+"""Cuts an operator's change of many deliveries into durable writes of a bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit: one writer, one synced batch at a time, and all submitters of a batch share its sync.
+"""Commits in groups: one writer writes one synced batch at a time, whose submitters share its sync.
 
 What is submitted while the event loop is busy is written together; the next batch gathers while
 that one is being synced. Submissions are applied strictly in the order in which they were made,

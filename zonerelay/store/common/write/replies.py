@@ -1,4 +1,4 @@
-"""Takes in a reply when it comes, also when its caller no longer waits for it."""
+"""Takes in a server's reply when it comes, also when its caller no longer waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that does one job after the other, and tells the event loop about each.
+"""Runs a thread that does one job after the other, and tells the event loop about each.
 
 A `ThreadPoolExecutor` would do, but its futures, locks and chained callbacks cost as much time
 as the hand-over itself, twice per synced write. Here a job costs one queue item and one callback.

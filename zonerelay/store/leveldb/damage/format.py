@@ -1,4 +1,4 @@
-"""LevelDB's own files, read from their octets: logs, the batches in them, and the manifest. Pure: no I/O.
+"""Reads LevelDB's own files from their octets: logs, the batches in them, and the manifest. No I/O.
 
 LevelDB drops the rest of a block of 32 KiB behind a damaged record, takes a length that runs over the end of
 the file for the end of the log, and steps over zeros without a word. `read_log` finds every record that is

@@ -1,4 +1,4 @@
-"""The losses that an opening has found: reported until an operator acknowledges them, and kept aside.
+"""Keeps the losses that an opening has found, and reports them until an operator acknowledges them.
 
 Each loss is a note `lost/ID.json` in the spool's directory, with a hard link `lost/ID-000123.log` to the
 log as it was. At most `MAX_KEPT` logs are kept: the oldest that were acknowledged go first, and when there is

@@ -1,4 +1,4 @@
-"""Logs with holes, made whole before LevelDB opens them: only what is damaged is lost, and that is told.
+"""Makes logs with holes whole before LevelDB opens them: only what is damaged is lost, and that is told.
 
 LevelDB would drop the whole rest of a block. So a log that has a hole is kept aside and written anew with
 every record that is whole. Until LevelDB has opened the database, `undo` puts everything back. This blocks.
