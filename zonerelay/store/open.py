@@ -101,7 +101,7 @@ def open_limits(settings: Settings, holder: str, environment: Mapping[str, str])
         from zonerelay.store.redis.limits import RedisShelf  # noqa: PLC0415
         from zonerelay.store.redis.open import server_of  # noqa: PLC0415
 
-        shelf = RedisShelf(server_of(settings.redis, environment), settings.redis.prefix.encode())
+        shelf = RedisShelf(server_of(settings.redis, environment))
     elif settings.spool.backend is Backend.POSTGRES:
         from zonerelay.store.postgres.limits import PostgresShelf  # noqa: PLC0415
         from zonerelay.store.postgres.open import access_of  # noqa: PLC0415

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -57,6 +58,23 @@ class QueueMark:
                 " right server. If it was emptied on purpose, run zonerelay spool accept-empty on each"
                 " machine that shares it"
             )
+
+    async def recognise(
+        self,
+        read: Callable[[], Awaitable[str | None]],
+        write: Callable[[str], Awaitable[object]],
+        clock: Clock,
+    ) -> None:
+        """Checks what `read` finds in the store, and adopts it. Raises StrangeStoreError.
+
+        A store without a mark is given one. `write` leaves the mark of another relay, made just now, alone.
+        """
+        stored = await read()
+        await self.check(stored)
+        if stored is None:
+            await write(_new_mark(clock))
+            stored = await read()
+        await self.adopt(stored or "")
 
     async def adopt(self, stored: str) -> None:
         """It was checked: know it from now on."""
@@ -118,7 +136,7 @@ class QueueMark:
             raise
 
 
-def new_mark(clock: Clock) -> str:
+def _new_mark(clock: Clock) -> str:
     """Says when: an operator may have to tell two of them apart."""
     when = datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="microseconds")
     return f"{when} {os.getpid()}"
