@@ -35,7 +35,7 @@ from zonerelay.store.leveldb import in_flight, ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.postgres import reader as postgres_reader
-from zonerelay.store.postgres import submissions as postgres_submissions
+from zonerelay.store.postgres import store as postgres
 from zonerelay.store.redis import claim_book as redis_claim_book
 from zonerelay.store.redis import claims as redis_claims
 from zonerelay.store.redis import reader as redis_reader
@@ -60,7 +60,7 @@ TINY: dict[object, dict[str, int]] = {
     redis_reader: {"PAGE_ROWS": 3},
     redis_claim_book: {"HOT_MESSAGES": 2},
     claim_pool: {"POOL_LIMIT": 2},
-    postgres_submissions: {"HOT_MESSAGES": 2},
+    postgres: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
     s3_own_messages: {"HOT_MESSAGES": 4},
     s3_reader: {"GROUP": 2},

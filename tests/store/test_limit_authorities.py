@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import MemoryAuthority
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
-from zonerelay.limits.authority.table import LimitTable, MemoryAuthority
+from zonerelay.config.settings import RedisSettings
+from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.shared import SharedAuthority
 from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
 from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk
@@ -47,8 +49,8 @@ async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIter
         yield lambda holder: SocketAuthority(path, holder)
         await server.close()
     elif kind == "redis":
-        to, prefix = Server(shared_server().url), f"{name}:".encode()
-        yield lambda holder: SharedAuthority(RedisShelf(to, prefix), holder, lease=lease)
+        to = Server(RedisSettings(url=shared_server().url, prefix=f"{name}:"))
+        yield lambda holder: SharedAuthority(RedisShelf(to), holder, lease=lease)
     else:
         access = Access(shared_postgres().url, "", f"limits_{name}", "limits", 60.0)
         link = await Link.open(access)

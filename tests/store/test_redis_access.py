@@ -128,7 +128,7 @@ async def test_a_server_that_does_not_say_goodbye_keeps_no_socket(
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     monkeypatch.setattr("zonerelay.store.redis.connection.GOODBYE", 0.02)
     before = len(list(FILES.iterdir()))
-    at = Server(server.url, user="zonerelay", password=PASSWORD, ca_file=str(tmp_path / "ca.pem"))
+    at = Server(RedisSettings(url=server.url, user="zonerelay", ca_file=tmp_path / "ca.pem"), PASSWORD)
     wire = await open_wire(at, pytest.fail)
     server.signal(signal.SIGSTOP)
     try:

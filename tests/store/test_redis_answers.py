@@ -13,6 +13,7 @@ from tests.store.fleet import Fleet, until_healthy
 from tests.store.spools import until
 from tests.support.ports import free_port, wait_until
 from tests.support.redis_server import RedisServer
+from zonerelay.config.settings import RedisSettings
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import Server, open_wire
 
@@ -21,7 +22,7 @@ from zonerelay.store.redis.connection import Server, open_wire
 async def given_up(server: RedisServer, *command: str) -> AsyncIterator[list[str]]:
     """The reasons for which a wire was given up that was asked this."""
     broken: list[str] = []
-    wire = await open_wire(Server(server.url), broken.append)
+    wire = await open_wire(Server(RedisSettings(url=server.url)), broken.append)
     try:
         with pytest.raises(StoreError):
             await wire.call(*command)

@@ -169,7 +169,7 @@ def test_no_more_turns_are_asked_for_than_deliveries_wait() -> None:
     turns.take(0.0)
     turns.pending -= 1
     assert wanted == [turns]
-    assert not turns.has_unused
+    assert not turns.unused()
 
 
 def test_what_is_not_needed_any_more_goes_back_while_others_can_use_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zonerelay.config.settings import RedisSettings
 from zonerelay.store.redis.connection import Confirmation, Reply, Server
 from zonerelay.store.redis.durability import ServerFacts
 
@@ -34,4 +35,4 @@ def test_free_memory_is_what_is_left_below_the_limit() -> None:
 
 
 def test_password_is_in_no_text() -> None:
-    assert "geheim" not in repr(Server("unix:///x", password="geheim"))
+    assert "geheim" not in repr(Server(RedisSettings(url="unix:///x"), password="geheim"))

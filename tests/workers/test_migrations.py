@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.outbox import OutboxBed
 from zonerelay.outbox.database import tables
-from zonerelay.outbox.database.migrations import check, migrate
-from zonerelay.outbox.database.tables import MIGRATIONS, Names, has_priority
+from zonerelay.outbox.database.tables import MIGRATIONS, Names, check, has_priority, migrate
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.schema import Migration

@@ -1,12 +1,12 @@
-"""The authority that machines share through a store: one book for each zone, read, decided on, and replaced.
+"""Shares limits between machines through a store: one book for each zone, read, decided on, and replaced.
 
 No server decides: each relay reads the book, applies the pure code of `authority/`, and writes the book back
 unless another relay has written meanwhile; then it begins again. A relay that is slow or stopped in between
 delays no other one; its outdated write is refused.
 
-Failure: a relay that is not heard of for `LEASE` seconds, by the store's clock, has nothing any longer; it
-itself stops before (`keeper.py`). While the store is out of reach every exchange fails at once; when it is
-there again everything is said again.
+Failure: a relay that is not heard of for `LEASE` seconds, by the store's clock, loses all units; it stops
+using them before (`worker/keeper`). While the store is out of reach every exchange fails at once; when the
+store is there again the relay declares everything it holds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Protocol
 
 from zonerelay.limits.authority.book import Book
 from zonerelay.limits.values import Answer, AuthorityError, Request
+from zonerelay.process.tasks import cancel_all
 
 LEASE = 15.0
 """Seconds. A relay that dies leaves its part unused for so long."""
@@ -49,15 +50,15 @@ class BookStore(Protocol):
     name: str
 
     async def open(self, hear: Callable[[str], None]) -> None:
-        """Connect. `hear` is called with each word that is passed on."""
+        """Connects. `hear` is called with each word that is passed on."""
 
     async def read(self, zone: str) -> BookVersion: ...
 
     async def replace(
         self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
-        """Put this in the page's place, for `keep` seconds at least, and pass on the words; false, with
-        nothing done, when it is not there any longer.
+        """Puts this in the page's place, for `keep` seconds at least, and passes on the words. Returns false,
+        with nothing done, when the page has changed.
         """
 
     async def ended(self) -> None:
@@ -111,9 +112,7 @@ class SharedAuthority:
             async with asyncio.timeout(GOODBYE):
                 for zone, limit in list(self._zones.items()):
                     await self.exchange(zone, Request(limit, everything=True))
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
         self._open = False
         await self._shelf.close()
 

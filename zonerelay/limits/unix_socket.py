@@ -26,6 +26,7 @@ import msgspec
 
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.values import Answer, AuthorityError, Request
+from zonerelay.process.tasks import cancel_all
 
 MAX_FRAME = 16 * 1024 * 1024
 """Octets. The largest are those that say everything: a hundred for each line that has units."""
@@ -111,14 +112,8 @@ class LimitServer:
         """Closes all connections; the workers go on with the units they hold."""
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(*self._tasks)
         self._path.unlink(missing_ok=True)
-
-    @property
-    def holders(self) -> tuple[str, ...]:
-        return tuple(self._workers)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -135,7 +130,7 @@ class LimitServer:
         decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
         hello = await _read_frame(reader, decoder)
         if not isinstance(hello, Hello):
-            raise AuthorityError("the first frame must say who asks")
+            raise AuthorityError("the first frame must name the holder")
         holder = hello.holder
         self._workers[holder] = writer
         self._table.enter(holder, lambda zone: self._write(writer, News(zone)))
@@ -211,9 +206,7 @@ class SocketAuthority:
             raise AuthorityError(f"{self.name} does not answer in time") from error
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
 
     async def _stay_connected(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
@@ -255,4 +248,4 @@ class SocketAuthority:
             for answer in waiting:
                 if not answer.done():
                     answer.set_exception(AuthorityError(f"{self.name} has gone"))
-                    answer.exception()  # who asked may have gone as well
+                    answer.exception()  # the caller may have gone as well

@@ -1,8 +1,8 @@
 """The messages between a worker and the authority over shared limits. Values only.
 
 A *unit* is the right to one connection of a line at a site: it counts in the zone, at the site and for the
-line. A *turn* is a moment at which one MAIL may be written. The *authority* knows who holds which units and
-which turns are given away; a *holder* is a worker that asks it.
+line. A *turn* is a moment at which one MAIL may be written. The *authority* knows which holder has which
+units and which turns are given away; a *holder* is a worker that asks it.
 
 A request declares a state, not a change: "of this line I keep 3 units and want 5". To repeat it changes
 nothing, and an authority that has forgotten everything believes it. So answers may get lost, and an authority

@@ -5,22 +5,19 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.settings import OutboxSettings, Settings
-from zonerelay.model.clock import Clock
+from zonerelay.config.settings import OutboxSettings, SpoolSettings
 from zonerelay.outbox.database.passwords import PasswordError, read_key
 from zonerelay.outbox.joined import JoinedStore
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import LoginHost, Mailboxes, ZoneHost
 from zonerelay.outbox.store import OutboxStore
-from zonerelay.store.contract import Lost, Store, StoreOpenError
+from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.postgres.driver import Access, load_driver
 from zonerelay.store.surroundings import secret_of
-from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.subsystems import OutboxFigures
 
 NAME_FILE = "outbox-{:02d}.name"
@@ -30,36 +27,17 @@ class Outbox:
     """One per worker, where [outbox] has a url. `join` makes one store of it and the spool."""
 
     def __init__(
-        self,
-        settings: Settings,
-        index: int,
-        *,
-        environment: Mapping[str, str],
-        redactor: Redactor,
-        events: Events,
-        clock: Clock,
-        known_zones: Callable[[], Collection[str]],
-        on_news: Callable[[str], None],
-        on_lost: Lost,
+        self, spool: SpoolSettings, index: int, environment: Mapping[str, str], around: OutboxSurroundings
     ) -> None:
         """For worker `index` of the relay. Raises StoreOpenError for secrets that cannot be read."""
         load_driver()
-        outbox = settings.outbox
-        self._name = _HeldName(settings.spool.path.parent / NAME_FILE.format(index))
+        outbox = around.settings
+        self._name = _HeldName(spool.path.parent / NAME_FILE.format(index))
         self._is_first = index == 0
-        self.mailboxes = Mailboxes(read_keys(outbox, environment), clock.monotonic)
-        around = OutboxSurroundings(
-            settings=outbox,
-            clock=clock,
-            redact=redactor.always(),
-            events=events,
-            known_zones=known_zones,
-            on_news=on_news,
-            on_lost=on_lost,
-        )
+        self.mailboxes = Mailboxes(read_keys(outbox, environment), around.clock.monotonic)
         self._keeper = OutboxKeeper(access_of(outbox, environment), self._name.text, around)
         self.store = OutboxStore(self._keeper, self.mailboxes, around)
-        events.metrics.outbox.attach(self._figures)
+        around.events.metrics.outbox.attach(self._figures)
 
     def join(self, spool: Store) -> Store:
         return JoinedStore(spool, self.store, counts=self._is_first)
@@ -75,14 +53,8 @@ class Outbox:
         return (*trouble, *self.mailboxes.problems())
 
     def _figures(self) -> OutboxFigures:
-        figures = self.store.reader.figures
-        return OutboxFigures(
-            figures.rows,
-            figures.lag,
-            self.store.claims.claimed,
-            self._keeper.reaped,
-            self._keeper.usable,
-        )
+        reader, keeper = self.store.reader, self._keeper
+        return OutboxFigures(reader.rows, reader.lag, self.store.claims.claimed, keeper.reaped, keeper.usable)
 
 
 class _HeldName:

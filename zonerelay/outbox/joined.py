@@ -28,7 +28,7 @@ from zonerelay.store.contract import (
 
 
 class JoinedStore:
-    """Takes both over: `close` closes them. `counts`: of several workers one counts the rows of all."""
+    """Owns both stores: `close` closes them. `counts`: of several workers one counts the rows of all."""
 
     def __init__(self, spool: Store, outbox: OutboxStore, *, counts: bool = True) -> None:
         self._counts_rows = counts
@@ -70,7 +70,9 @@ class JoinedStore:
         return found
 
     async def _beside(self, rows: list[Delivery], claim: Awaitable[list[Delivery]]) -> list[Delivery]:
-        """The rows without what is given back meanwhile, and what the claim of the spool brings."""
+        """Returns the rows that were not given back meanwhile, and the deliveries that the spool's claim
+        brings.
+        """
         kept = {row.key: row for row in rows}
         self._waiting.append(kept)
         try:
@@ -85,7 +87,7 @@ class JoinedStore:
     async def claim_new(
         self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        """From the spool alone: half of every `claim` is the outbox's, so its rows wait for none here."""
+        """Claims from the spool alone. Half of every `claim` is the outbox's, so its rows do not wait."""
         if is_mailbox_zone(zone):
             return []
         return await self._spool.claim_new(zone, limit, since=since, skip_domains=skip_domains)

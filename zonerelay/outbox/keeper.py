@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.settings import OutboxSettings
 from zonerelay.model.clock import Clock
-from zonerelay.outbox.database import migrations
+from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.database.tables import Names, has_priority
 from zonerelay.store.contract import Lost, StoreError, StoreOpenError
@@ -105,7 +105,7 @@ class OutboxKeeper(DatabaseSession):
         self._heart = self._tasks.start(self._beat())
 
     async def close(self) -> None:
-        """To be called when nothing is written any more."""
+        """Ends the session. Call it when nothing is written any more."""
         self._closed = True
         await self._tasks.cancel()
         if self.usable and self._control is not None:
@@ -119,8 +119,8 @@ class OutboxKeeper(DatabaseSession):
 
     async def _enter(self, control: Link) -> bool:
         if self._around.settings.create_tables:
-            await migrations.migrate(control, self._statements.names)
-        await migrations.check(control, self._statements.names)
+            await tables.migrate(control, self._statements.names)
+        await tables.check(control, self._statements.names)
         self._statements.use(has_priority=await has_priority(control.fetch, self._statements.names))
         await control.listen(self._statements.names.channel, lambda _text: self.heard())
         if self.session and await self._renew():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -77,7 +78,7 @@ class OutboxStore:
         self.reader.start()
 
     async def close(self) -> None:
-        """What waits goes back into the queue, what is known is written."""
+        """Writes the outcomes that are known, and lets the other rows go back into the queue."""
         await self.claims.close()
         await self.reader.close()
         await self._writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
@@ -123,7 +124,7 @@ class OutboxStore:
     # --- settling
 
     def settle(self, changes: Sequence[Finish | Postpone]) -> None:
-        """Takes note, and has it written."""
+        """Notes the outcomes, and hands them to the writer."""
         now = self._clock.now()
         touched: dict[MessageId, Row] = {}
         for change in changes:
@@ -147,7 +148,7 @@ class OutboxStore:
             self._store(row, now)
 
     def _was_stalled(self, row: Row, delivery: Delivery) -> bool:
-        """No attempt was made, for the lease had lapsed: it need not wait for a retry."""
+        """Whether no attempt was made because the lease had lapsed: the delivery need not wait then."""
         attempts = row.state(delivery.recipient).attempts
         return row.message_id in self._stalled and delivery.attempts == attempts and not delivery.held
 
@@ -162,7 +163,7 @@ class OutboxStore:
         return write
 
     def _stored(self, write: Write, kept: bool) -> None:
-        """The writer says so: it is durable, or another relay has the row."""
+        """Takes in that a write is durable, or that another relay has the row."""
         waiter = self._waiters.pop((write.id, write.token), None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -183,7 +184,7 @@ class OutboxStore:
         self.claims.finished(row)
 
     def _lose(self, row: Row) -> None:
-        """Another relay believed this one dead, or the row was changed by hand."""
+        """Forgets a row that another relay has, or that was changed by hand."""
         keys = list(keys_of(row))
         self._forget(row)
         lost = [key for key in keys if key in self._handed]
@@ -194,7 +195,7 @@ class OutboxStore:
     # --- trouble
 
     def _paused(self) -> None:
-        """Nothing new is begun; what was claimed stays ours until the lease ends."""
+        """Begins nothing new; claims stay this relay's until the lease ends."""
         if self._handed:
             self._on_lost(list(self._handed))
 
@@ -286,7 +287,8 @@ class OutboxStore:
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
         existed = 0
-        for message_id, some in groupby(sorted(keys, key=_message_of), key=_message_of):
+        by_message = attrgetter("message_id")
+        for message_id, some in groupby(sorted(keys, key=by_message), key=by_message):
             number = row_of(message_id)
             self._changing.add(number)
             try:
@@ -323,7 +325,3 @@ class OutboxStore:
     async def _written(self, write: Write) -> None:
         waiter = self._waiters.setdefault((write.id, write.token), asyncio.get_running_loop().create_future())
         await asyncio.shield(waiter)
-
-
-def _message_of(key: DeliveryKey) -> MessageId:
-    return key.message_id

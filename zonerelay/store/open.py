@@ -116,7 +116,7 @@ def open_limits(settings: Settings, holder: str, environment: Mapping[str, str])
         from zonerelay.store.redis.limits import RedisShelf
         from zonerelay.store.redis.open import server_of
 
-        shelf = RedisShelf(server_of(settings.redis, environment), settings.redis.prefix.encode())
+        shelf = RedisShelf(server_of(settings.redis, environment))
     elif settings.spool.backend is Backend.POSTGRES:
         from zonerelay.store.postgres.limits import PostgresShelf
         from zonerelay.store.postgres.open import access_of

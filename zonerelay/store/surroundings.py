@@ -1,14 +1,18 @@
-"""Holds the clock, the callbacks and the environment that every store is given."""
+"""What every store is given when it is opened, and how a shared one starts.
+
+Failure: a store that cannot start is closed again, and StoreOpenError says where the trouble is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.store.contract import Lost, News, StoreOpenError
+from zonerelay.store.contract import Lost, News, StoreError, StoreOpenError
 
 
 def no_news(zone: str) -> None:
@@ -46,3 +50,22 @@ def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> st
         return read_secret(reference, environment) if reference else ""
     except SecretError as error:
         raise StoreOpenError(f"{option}: {error}") from error
+
+
+class Starting(Protocol):
+    """The part of a shared store that opening it needs."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def start(store: Starting, where: str) -> None:
+    """Starts a store. Raises StoreOpenError, which begins with `where`; the store is closed then."""
+    try:
+        await store.start()
+    except BaseException as error:
+        await store.close()
+        if isinstance(error, StoreError) and not isinstance(error, StoreOpenError):
+            raise StoreOpenError(f"{where}: {error}") from error
+        raise

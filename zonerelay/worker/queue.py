@@ -77,19 +77,20 @@ async def open_queue(
     if not (settings.outbox.url and takes_rows):
         return MailQueue(spool, spool)
     try:
-        from zonerelay.outbox.attach import Outbox  # noqa: PLC0415 - its driver is an extra
+        # Its driver is an extra.
+        from zonerelay.outbox.attach import Outbox  # noqa: PLC0415
+        from zonerelay.outbox.keeper import OutboxSurroundings  # noqa: PLC0415
 
-        outbox = Outbox(
-            settings,
-            index,
-            environment=environment,
-            redactor=redactor,
-            events=events,
+        outbox_around = OutboxSurroundings(
+            settings=settings.outbox,
             clock=clock,
+            redact=redactor.always(),
+            events=events,
             known_zones=zones,
             on_news=notify,
             on_lost=on_lost,
         )
+        outbox = Outbox(settings.spool, index, environment, outbox_around)
     except BaseException:
         await spool.close()
         raise

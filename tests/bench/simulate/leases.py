@@ -12,7 +12,8 @@ from random import Random
 from typing import Protocol
 
 from tests.bench.simulate.figures import Figures
-from zonerelay.limits.authority.table import LimitTable, MemoryAuthority
+from tests.support.limits import MemoryAuthority
+from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.values import Answer, Request
 
 ONE_WAY = (0.0003, 0.003)

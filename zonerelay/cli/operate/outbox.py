@@ -100,8 +100,8 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
 async def _ask(settings: OutboxSettings) -> OutboxStatus:
     """Raises StoreError."""
     from zonerelay.outbox.attach import access_of
-    from zonerelay.outbox.database.migrations import check
     from zonerelay.outbox.database.sql import Statements
+    from zonerelay.outbox.database.tables import check
     from zonerelay.outbox.keeper import names_of
     from zonerelay.store.postgres.driver import Link
 

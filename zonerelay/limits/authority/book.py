@@ -186,10 +186,7 @@ class Book:
                 calendar.remove(at)
 
     def _calendar(self, name: str) -> Calendar:
-        calendar = self.calendars.get(name)
-        if calendar is None:
-            calendar = self.calendars[name] = Calendar()
-        return calendar
+        return self.calendars.setdefault(name, Calendar())
 
     # Written down
 

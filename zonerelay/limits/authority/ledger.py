@@ -76,8 +76,8 @@ _Place = tuple[int, int, Entry]
 
 
 class Share:
-    """All units of the limit, and who has how many of them, less what is asked back. `mark` is told of each
-    entry that surrenders.
+    """All units of a limit by holder, less those that are asked back. `mark` is told of each entry that
+    surrenders.
     """
 
     def __init__(self, entries: Iterable[Entry], mark: Callable[[Entry], None]) -> None:
@@ -200,7 +200,7 @@ class Ledger:
         self._suspects[claim.site] = None
 
     def entry(self, name: str, site: str, line: str) -> Entry:
-        """That of a holder that has entered; a new one if there is none."""
+        """Returns the entry of a holder that has entered, a new one if there is none."""
         holder = self.holders[name]
         entry = holder.entries.get((site, line))
         if entry is None:
@@ -264,8 +264,8 @@ class Ledger:
         return {name for name, holder in self.holders.items() if self._has_news(holder)}
 
     def tell(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[Held]:
-        """What the holder does not know yet, and of `keys` in any case (`None`: all). Empty entries are over
-        with this.
+        """Returns what the holder does not know yet, and the entries of `keys` in any case (`None`: all).
+        Empty entries are over with this.
         """
         holder = self.holders[name]
         asked = dict.fromkeys(holder.entries if keys is None else keys)
@@ -331,7 +331,9 @@ class Ledger:
         return sum(holder.units for holder in self.holders.values())
 
     def _at_site(self, entry: Entry) -> Iterator[tuple[int, int, list[Entry]]]:
-        """What a unit of its line counts for there: a limit, what is used of it, who has it."""
+        """Yields each limit that a unit of the line counts for, the units used of it, and the entries that
+        use them.
+        """
         lines = self._sites[entry.site]
         limits = _limits(lines)
         own = limits[entry.line]

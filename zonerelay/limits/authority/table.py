@@ -36,9 +36,7 @@ class LimitTable:
 
     def exchange(self, holder: str, zone: str, request: Request) -> Answer:
         now = self._clock.monotonic()
-        book = self._books.get(zone)
-        if book is None:
-            book = self._books[zone] = Book()
+        book = self._books.setdefault(zone, Book())
         answer, news = book.exchange(holder, request, now, give=self._gives(now))
         self._tell(zone, news)
         self._drop_empty(zone)
@@ -56,26 +54,3 @@ class LimitTable:
     def _drop_empty(self, zone: str) -> None:
         if self._books[zone].is_empty:
             del self._books[zone]
-
-
-class MemoryAuthority:
-    """The authority for holders in the process of the table."""
-
-    name = "this process"
-    lease = None
-
-    def __init__(self, table: LimitTable, holder: str) -> None:
-        self._table = table
-        self._holder = holder
-
-    async def start(
-        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
-    ) -> None:
-        del back, gone  # never out of reach
-        self._table.enter(self._holder, news)
-
-    async def exchange(self, zone: str, request: Request) -> Answer:
-        return self._table.exchange(self._holder, zone, request)
-
-    async def close(self) -> None:
-        self._table.leave(self._holder)

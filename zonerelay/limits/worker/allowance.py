@@ -11,6 +11,7 @@ back as soon as they are free.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from zonerelay.limits.authority.ledger import MAX_WAITING
 from zonerelay.limits.values import Claim, Held
@@ -24,6 +25,7 @@ start.
 """
 
 
+@dataclass(slots=True, eq=False)
 class LineAllowance:
     """One line of a site. `batches` and `connections`: as the scheduler and the pool count them.
 
@@ -31,32 +33,20 @@ class LineAllowance:
     they are free; `more`: mail waited for it when its last batch started.
     """
 
-    __slots__ = (
-        "back",
-        "batches",
-        "connections",
-        "idle_since",
-        "limit",
-        "line",
-        "more",
-        "pressed",
-        "said",
-        "site",
-        "surrender",
-        "units",
-        "wished",
-        "wished_at",
-    )
-
-    def __init__(self, site: str, line: str, limit: int) -> None:
-        self.site = site
-        self.line = line
-        self.limit = limit
-        self.units = self.batches = self.connections = 0
-        self.wished = self.surrender = self.back = self.pressed = 0
-        self.said = False
-        self.more = True
-        self.wished_at = self.idle_since = 0.0
+    site: str
+    line: str
+    limit: int
+    units: int = 0
+    batches: int = 0
+    connections: int = 0
+    wished: int = 0
+    surrender: int = 0
+    back: int = 0
+    pressed: int = 0
+    said: bool = False
+    more: bool = True
+    wished_at: float = 0.0
+    idle_since: float = 0.0
 
     @property
     def usable(self) -> int:
@@ -282,10 +272,7 @@ class ZoneAllowance:
         return found
 
     def _known(self, site: str, line: str) -> LineAllowance:
-        found = self._lines.get((site, line))
-        if found is None:
-            found = self._lines[site, line] = LineAllowance(site, line, 1)
-        return found
+        return self._lines.get((site, line)) or self._line(site, line, 1, self.zone_limit)
 
     def _wish(self, line: LineAllowance, units: int) -> None:
         units = min(units, line.limit)

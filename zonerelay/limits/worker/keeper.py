@@ -20,6 +20,7 @@ from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Requ
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.limits.worker.turns import ClockBounds, LeasedTurns
 from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import cancel_all
 
 TICK = 0.1
 """Seconds between two looks at what is idle, overdue or due for renewal; none while nothing is leased."""
@@ -53,7 +54,7 @@ class KeeperObserver(Protocol):
         """The authority does not answer."""
 
     def back_in_reach(self) -> None:
-        """It does again."""
+        """The authority answers again."""
 
 
 _TurnKey = tuple[str, str, Rate | None, Rate | None]
@@ -83,9 +84,10 @@ class _Zone:
 class LimitKeeper:
     """One per worker, on one event loop. `observer` is set before `start`."""
 
+    observer: KeeperObserver
+
     def __init__(self, authority: LimitAuthority, clock: Clock) -> None:
         self.authority = authority
-        self.observer: KeeperObserver | None = None
         self._clock = clock
         self._zones: dict[str, _Zone] = {}
         self._busy: dict[_Zone, None] = {}
@@ -105,10 +107,7 @@ class LimitKeeper:
         self._running = False
         if self._ticking is not None:
             self._ticking.cancel()
-        tasks = [zone.task for zone in self._zones.values() if zone.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(*(zone.task for zone in self._zones.values()))
         await self.authority.close()
 
     @property
@@ -205,7 +204,7 @@ class LimitKeeper:
         allowance.note_time(now)
         self._check_lease(zone, now)
         allowance.tidy(now)
-        if self.observer is not None and (allowance.pressed or allowance.is_crowded or allowance.closed):
+        if allowance.pressed or allowance.is_crowded or allowance.closed:
             self.observer.relieve(allowance.name)
         for key, turns in list(zone.turns.items()):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
@@ -275,8 +274,6 @@ class LimitKeeper:
         for turns, given in zip(wanted, answer.turns, strict=True):
             turns.given(given)
         self._note_back()
-        if self.observer is None:
-            return
         for seconds in waited:
             self.observer.waited(allowance.name, seconds)
         if opened or answer.held or any(answer.turns):
@@ -284,10 +281,10 @@ class LimitKeeper:
 
     def _note_lost(self, reason: str) -> None:
         was, self._lost = self._lost, reason
-        if was is None and self.observer is not None:
+        if was is None:
             self.observer.out_of_reach(reason)
 
     def _note_back(self) -> None:
         was, self._lost = self._lost, None
-        if was is not None and self.observer is not None:
+        if was is not None:
             self.observer.back_in_reach()

@@ -189,10 +189,6 @@ class LeasedTurns:
 
     # As a holder
 
-    @property
-    def has_unused(self) -> bool:
-        return bool(self._unused)
-
     def ask(self) -> TurnAsk:
         self.asked = True
         missing = self.pending + self._demand - len(self._turns)

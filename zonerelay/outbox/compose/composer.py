@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import IO
+from typing import TypeAlias
 
 from zonerelay.message.compose.compose import compose_pieces
 from zonerelay.message.compose.mime import Base64Error
@@ -33,6 +33,8 @@ _SIDE_BY_SIDE = 1024 * 1024
 _FEW = 4
 _END_OF_HEADER = b"\r\n\r\n"
 
+File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
+
 
 @dataclass(slots=True, eq=False)
 class Composed:
@@ -40,7 +42,7 @@ class Composed:
 
     message: Message
     data: bytes
-    file: IO[bytes] | None = None
+    file: File | None = None
 
 
 class Composer:
@@ -96,12 +98,12 @@ class Composer:
         try:
             for piece in compose_pieces(draft_of(row.id, row.created, row.people, content)):
                 output.add(piece)
-            output.finish()
+            data = output.finish()
         except (Base64Error, BadRowError) as error:
-            output.drop()
+            output.file.close()
             raise BadRowError(str(error)) from None
         except OSError as error:
-            output.drop()
+            output.file.close()
             raise StoreError(
                 f"a large message of the outbox cannot be put into a file: {error.strerror}"
             ) from error
@@ -113,7 +115,7 @@ class Composer:
             headers=parse_header(bytes(output.header)).fields,
             trace=("protocol=outbox", f"row={row.id}"),
         )
-        return Composed(message, bytes(output.data), output.file)
+        return Composed(message, data, None if data else output.file)
 
 
 class _Output:
@@ -121,8 +123,8 @@ class _Output:
 
     def __init__(self, max_size: int) -> None:
         self.size = 0
-        self.data = bytearray()
-        self.file: IO[bytes] | None = None
+        # In memory until it is large; it is closed with its last reader.
+        self.file: File = tempfile.SpooledTemporaryFile(_LARGE, prefix="zonerelay-outbox-")  # noqa: SIM115
         self.header = bytearray()
         self.plain_lines = True
         self._max_size = max_size
@@ -139,23 +141,16 @@ class _Output:
         if b"\r\n." in piece or b"\r\n." in self._end + piece[:2]:
             self.plain_lines = False
         self._end = (self._end + piece[-2:])[-2:]
-        if self.size <= _LARGE:
-            self.data += piece
-            return
-        if self.file is None:
-            self.file = tempfile.TemporaryFile(prefix="zonerelay-outbox-")  # noqa: SIM115 - closed with its last reader
-            self.file.write(self.data)
-            self.data.clear()
         self.file.write(piece)
 
-    def finish(self) -> None:
-        """Raises OSError."""
-        if self.file is not None:
+    def finish(self) -> bytes:
+        """The message if it is small; a large one stays in the file. Raises OSError."""
+        if self.size > _LARGE:
             self.file.flush()
-
-    def drop(self) -> None:
-        if self.file is not None:
-            self.file.close()
+            return b""
+        with self.file as small:
+            small.seek(0)
+            return small.read()
 
     def _look_for_end(self, piece: bytes) -> None:
         self.header += piece

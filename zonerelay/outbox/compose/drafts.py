@@ -36,7 +36,7 @@ _CONTENT_TYPE = re.compile(
     r"[A-Za-z0-9!#$&^_.+-]{1,64}/[A-Za-z0-9!#$&^_.+-]{1,96}"
     r"(?:; ?[A-Za-z0-9_-]{1,32}=(?:\"[ !#-\[\]-~]{0,80}\"|[A-Za-z0-9_.+-]{1,80})){0,4}"
 )
-# Made by the relay, or what would change who gets the message or how it is read.
+# The relay makes these itself, or they would change the recipients or how the message is read.
 _OURS = frozenset(
     (
         *("from", "to", "cc", "bcc", "subject", "date", "mime-version"),

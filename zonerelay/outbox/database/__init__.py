@@ -1,1 +1,1 @@
-"""The outbox's tables: their columns, their migrations, the statements over them, sealed passwords."""
+"""The outbox's tables: their columns and versions, the statements over them, sealed passwords."""

@@ -50,7 +50,7 @@ _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 
 class _Statement:
-    """A statement whose words in angle brackets stand for the names of one set of tables."""
+    """A statement in which words in angle brackets stand for the names of one set of tables."""
 
     def __init__(self, template: str) -> None:
         self._template = template
@@ -150,7 +150,7 @@ WHERE session = $1::uuid RETURNING 1""")
     bound = _Statement("""
 UPDATE <relays> SET expires = clock_timestamp() + $1 * interval '1 second'
 WHERE expires > clock_timestamp() + $1 * interval '1 second'""")
-    # $2: our own name, whose earlier session has ended with its process
+    # $2: our own name. Its earlier session has ended with its process.
     bury = _Statement("""
 DELETE FROM <relays> WHERE session IN (
     SELECT session FROM <relays> WHERE (expires < clock_timestamp() OR name = $2) AND session <> $1::uuid
@@ -175,12 +175,11 @@ UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL WH
         self.use(has_priority=True)
 
     def use(self, *, has_priority: bool) -> None:
-        schema = self.names.schema
         self._words = {
             "<priority>": "m.priority" if has_priority else "NULL::text",
-            "<table>": f'"{schema}"."{self.names.messages}"',
-            "<mailboxes>": f'"{schema}"."{self.names.mailboxes}"',
-            "<relays>": f'"{schema}"."{self.names.relays}"',
+            "<table>": self.names.quoted(self.names.messages),
+            "<mailboxes>": self.names.quoted(self.names.mailboxes),
+            "<relays>": self.names.quoted(self.names.relays),
         }
         self._worded: dict[str, str] = {}
 

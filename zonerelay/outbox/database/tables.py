@@ -1,8 +1,16 @@
-"""The outbox's tables: their columns, the rights on them, and whether a database has them.
+"""The outbox's tables: their columns, the rights on them, their versions, and whether a database has them.
 
 Applications write the first columns of a row, the relay the others. They may own the tables, in any schema
-and under any name: then `check` says at the start which column is missing or has another type. A migration
-that was released never changes; a new version appends one.
+and under any name: then `check` says at the start which column is missing or has another type.
+
+`migrate` brings the tables to this version by steps, each in one transaction, one relay at a time. A step
+that was released never changes; a new version appends one. Each step says the `oldest` version that can work
+with its result, which should be the version before, so that a fleet can be upgraded one by one: an older
+relay works with newer tables that allow for it, and refuses others. A step that does not allow for the
+version before is only taken when no relay is alive.
+
+Tables without a recorded version were made by the application's owner. If their columns are those of this
+version they are taken as they are; if not, they count as version 1. `check` then says what is wrong.
 """
 
 from __future__ import annotations
@@ -11,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.postgres.driver import Fetch
-from zonerelay.store.postgres.schema import Migration
+from zonerelay.store.postgres.driver import Fetch, Link
+from zonerelay.store.postgres.schema import Migration, check_version, run_alone
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """As they stand in statements. `channel` is where an insert is heard of."""
+    """The names of the tables. An insert is announced on `channel`."""
 
     schema: str
     messages: str
@@ -34,6 +42,10 @@ class Names:
     @property
     def channel(self) -> str:
         return f"{self.schema}_{self.messages}"
+
+    def quoted(self, name: str) -> str:
+        """A table, or a function, as statements name it. Names are checked in the configuration."""
+        return f'"{self.schema}"."{name}"'
 
 
 _MESSAGES = {
@@ -152,11 +164,11 @@ MIGRATIONS: tuple[Migration, ...] = (Migration(_FIRST, oldest=1), Migration(_WIT
 """Migration n makes version n of version n - 1. `_MESSAGES` and the others list the columns of the newest."""
 
 
-def recorded(names: Names, steps: Sequence[Migration], before: int) -> list[str]:
-    """Write down that these steps have been taken after version `before`."""
-    table = f'"{names.schema}"."{names.versions}"'
+def _recorded(names: Names, steps: Sequence[Migration], before: int) -> list[str]:
+    """Returns statements that record these steps, taken after version `before`."""
+    table = names.quoted(names.versions)
     return [
-        *statements(_VERSIONS, names),
+        *_statements(_VERSIONS, names),
         *(
             f"INSERT INTO {table} (version, oldest) VALUES ({number}, {step.oldest})"  # noqa: S608 - checked names
             for number, step in enumerate(steps, before + 1)
@@ -164,14 +176,14 @@ def recorded(names: Names, steps: Sequence[Migration], before: int) -> list[str]
     ]
 
 
-def statements(text: str, names: Names) -> list[str]:
-    """Of a step, each to be carried out by itself."""
+def _statements(text: str, names: Names) -> list[str]:
+    """Splits a step into statements, each to be carried out by itself."""
     words = {
-        "messages": f'"{names.schema}"."{names.messages}"',
-        "mailboxes": f'"{names.schema}"."{names.mailboxes}"',
-        "relays": f'"{names.schema}"."{names.relays}"',
-        "versions": f'"{names.schema}"."{names.versions}"',
-        "wake": f'"{names.schema}"."{names.messages}_wake"',
+        "messages": names.quoted(names.messages),
+        "mailboxes": names.quoted(names.mailboxes),
+        "relays": names.quoted(names.relays),
+        "versions": names.quoted(names.versions),
+        "wake": names.quoted(f"{names.messages}_wake"),
         "prefix": names.messages,
         "channel": names.channel,
     }
@@ -183,39 +195,32 @@ def statements(text: str, names: Names) -> list[str]:
 
 
 def script(names: Names) -> str:
-    """For `zonerelay outbox schema`: all of it, and the rights, as psql takes it."""
+    """Returns all tables and rights as a script for psql (`zonerelay outbox schema`)."""
     columns = ", ".join(WRITTEN_BY_APPLICATIONS)
-    table, mailboxes = f'"{names.schema}"."{names.messages}"', f'"{names.schema}"."{names.mailboxes}"'
-    relays = f'"{names.schema}"."{names.relays}"'
-    versions = f'"{names.schema}"."{names.versions}"'
     rights = f"""
 -- An application's role, here "app", inserts and reads what became of it:
 -- GRANT USAGE ON SCHEMA "{names.schema}" TO app;
--- GRANT INSERT ({columns}) ON {table} TO app;
--- GRANT SELECT (id, status, attempts, next_retry_at, sent_at) ON {table} TO app;
+-- GRANT INSERT ({columns}) ON {names.quoted(names.messages)} TO app;
+-- GRANT SELECT (id, status, attempts, next_retry_at, sent_at) ON {names.quoted(names.messages)} TO app;
 -- The relay's role, here "relay", if it does not own the tables:
 -- GRANT USAGE ON SCHEMA "{names.schema}" TO relay;
--- GRANT SELECT, UPDATE ON {table} TO relay;
--- GRANT SELECT ON {mailboxes} TO relay;
--- GRANT SELECT, INSERT, UPDATE, DELETE ON {relays} TO relay;
--- GRANT SELECT ON {versions} TO relay;
+-- GRANT SELECT, UPDATE ON {names.quoted(names.messages)} TO relay;
+-- GRANT SELECT ON {names.quoted(names.mailboxes)} TO relay;
+-- GRANT SELECT, INSERT, UPDATE, DELETE ON {names.quoted(names.relays)} TO relay;
+-- GRANT SELECT ON {names.quoted(names.versions)} TO relay;
 """
-    steps = [statement for step in MIGRATIONS for statement in statements(step.statements, names)]
-    made = ";\n\n".join([*steps, *recorded(names, MIGRATIONS, 0)])
+    steps = [statement for step in MIGRATIONS for statement in _statements(step.statements, names)]
+    made = ";\n\n".join([*steps, *_recorded(names, MIGRATIONS, 0)])
     return f'BEGIN;\nCREATE SCHEMA IF NOT EXISTS "{names.schema}";\n\n{made};\n\nCOMMIT;\n{rights}'
-
-
-async def exist(fetch: Fetch, names: Names) -> bool:
-    return bool(await _columns(fetch, names, names.messages))
 
 
 async def has_priority(fetch: Fetch, names: Names) -> bool:
     return (await _columns(fetch, names, names.messages)).get(_OPTIONAL) == _MESSAGES[_OPTIONAL]
 
 
-async def check(fetch: Fetch, names: Names) -> None:
+async def _check_columns(fetch: Fetch, names: Names) -> None:
     """Raises StoreOpenError with everything that is missing or of another type."""
-    wrong = await problems(fetch, names)
+    wrong = await _problems(fetch, names)
     if wrong:
         raise StoreOpenError(
             f"[outbox]: {'; '.join(wrong)}. zonerelay outbox schema prints what makes the tables;"
@@ -223,7 +228,7 @@ async def check(fetch: Fetch, names: Names) -> None:
         )
 
 
-async def problems(fetch: Fetch, names: Names) -> list[str]:
+async def _problems(fetch: Fetch, names: Names) -> list[str]:
     ((encoding,),) = await fetch("SELECT current_setting('server_encoding')")
     wrong = [] if encoding == "UTF8" else [f"the database's encoding is {encoding}, not UTF8"]
     for table, wanted in (
@@ -263,3 +268,68 @@ async def _columns(fetch: Fetch, names: Names, table: str) -> dict[str, str]:
         table,
     )
     return {row[0]: row[1] for row in rows}
+
+
+async def migrate(link: Link, names: Names) -> None:
+    """Makes the tables, or brings them to this version. Raises StoreOpenError for those that are too new."""
+    await run_alone(
+        link,
+        f"zonerelay outbox {names.channel}",
+        lambda fetch: _migrate(fetch, names),
+        f"[outbox]: {names.schema}.{names.messages} cannot be brought up to date: it is in use all the time",
+    )
+
+
+async def check(link: Link, names: Names) -> None:
+    """Raises StoreOpenError for tables that this relay cannot work with."""
+    await _recorded_version(link.fetch, names)
+    await _check_columns(link.fetch, names)
+
+
+async def _migrate(fetch: Fetch, names: Names) -> None:
+    if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", names.schema):
+        await fetch(f'CREATE SCHEMA "{names.schema}"')
+    recorded = there = await _recorded_version(fetch, names)
+    current = len(MIGRATIONS)
+    if not there and await _columns(fetch, names, names.messages):
+        there = current if not await _problems(fetch, names) else 1
+    if recorded >= current:
+        return
+    steps = MIGRATIONS[there:]
+    if there and any(step.oldest > there for step in steps):
+        await _check_no_relay_runs(fetch, names, there)
+    for step in steps:
+        for statement in _statements(step.statements, names):
+            await fetch(statement)
+    for statement in _recorded(names, MIGRATIONS[recorded:], recorded):
+        await fetch(statement)
+
+
+async def _recorded_version(fetch: Fetch, names: Names) -> int:
+    """The version that is written down, 0 for none. A role that may not see it is not hindered: the columns
+    say enough. Raises StoreOpenError for tables that are too new.
+    """
+    if not await fetch(
+        "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1"
+        " AND c.relname = $2 AND has_table_privilege(c.oid, 'SELECT')",
+        names.schema,
+        names.versions,
+    ):
+        return 0
+    ((version, oldest),) = await fetch(
+        f"SELECT coalesce(max(version), 0), coalesce(max(oldest), 0) FROM {names.quoted(names.versions)}"  # noqa: S608 - names are checked in the configuration
+    )
+    what = f"[outbox]: {names.schema}.{names.messages}"
+    check_version(what, version, oldest=oldest, known=len(MIGRATIONS))
+    return int(version)
+
+
+async def _check_no_relay_runs(fetch: Fetch, names: Names, version: int) -> None:
+    relays = names.quoted(names.relays)
+    await fetch(f"LOCK TABLE {relays} IN SHARE ROW EXCLUSIVE MODE")
+    alive = await fetch(f"SELECT name FROM {relays} WHERE expires > clock_timestamp()")  # noqa: S608 - as above
+    if alive:
+        raise StoreOpenError(
+            f"[outbox]: {names.schema}.{names.messages} has version {version}, and {len(alive)} relays that"
+            " may know no newer one are running: this version cannot work beside them. Stop all of them first"
+        )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -63,7 +64,7 @@ class OutboxClaims:
         self._events = around.events
         self._redact = around.redact
         self._clock = around.clock
-        self._pools: dict[str, ZonePool] = {}
+        self._pools: defaultdict[str, ZonePool] = defaultdict(ZonePool)
         self._window = Window()
         self._parked: dict[str, dict[DeliveryKey, Delivery]] = {}
         self._turn_of_due = False
@@ -83,16 +84,16 @@ class OutboxClaims:
         await cancel_all(self._task)
 
     def look(self) -> None:
-        """There may be something to claim."""
+        """Looks soon for rows to claim."""
         self._wanted.set()
 
     def doubt(self) -> None:
-        """A claim may have been made whose answer did not come."""
+        """Notes that a claim may have been made whose answer did not come."""
         self._in_doubt = True
         self.look()
 
     def due_in(self, seconds: float) -> None:
-        """Something that we have let go of comes due."""
+        """Looks again in so many seconds, when a row that was let go of comes due."""
         if seconds < self._poll and (
             self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds
         ):
@@ -194,7 +195,7 @@ class OutboxClaims:
             return ""
 
     def _admit(self, columns: Columns) -> str:
-        """The queue that has something new to do, `""` when the row has been finalised."""
+        """Returns the queue that has something new to do, `""` when the row has been finalised."""
         try:
             mailbox = self._mailbox_of(columns)
             row = read_row(columns, self._default, mailbox)
@@ -216,7 +217,7 @@ class OutboxClaims:
             self.finished(row)
             self._put(row.write(self._clock.now(), self._redact))
             return ""
-        pool = self.pool(row.queue)
+        pool = self._pools[row.queue]
         for delivery in deliveries:
             pool.put(delivery)
         return row.queue
@@ -230,7 +231,7 @@ class OutboxClaims:
         return mailbox
 
     def finished(self, row: Row) -> None:
-        """No recipient of the row is out any more."""
+        """Forgets a row of which no recipient is out any more."""
         if self.rows.pop(row.message_id, None) is None:
             return
         if self._window.remove(row.queue):
@@ -240,7 +241,7 @@ class OutboxClaims:
             self._parked.pop(row.queue, None)
 
     def lose(self) -> list[DeliveryKey]:
-        """All claims are gone; the keys that were out."""
+        """Forgets all claims, which are gone. Returns the keys that were out."""
         keys = [key for row in self.rows.values() for key in keys_of(row)]
         self.rows.clear()
         self._pools.clear()
@@ -249,12 +250,6 @@ class OutboxClaims:
         return keys
 
     # --- the pool
-
-    def pool(self, queue: str) -> ZonePool:
-        found = self._pools.get(queue)
-        if found is None:
-            found = self._pools[queue] = ZonePool()
-        return found
 
     def queues(self) -> set[str]:
         return self._window.queues
@@ -292,10 +287,10 @@ class OutboxClaims:
     def give_back(self, key: DeliveryKey) -> None:
         row = self.rows.get(key.message_id)
         if row is not None and key.recipient in row.out:
-            self.pool(key.queue).put(row.delivery(key.recipient, due=True))
+            self._pools[key.queue].put(row.delivery(key.recipient, due=True))
 
     def withdraw(self, key: DeliveryKey) -> None:
-        """Out of the pool: an operator has changed it."""
+        """Takes a delivery out of the pool, because an operator has changed it."""
         if key.queue in self._pools:
             self._pools[key.queue].forget(key)
         if key.queue in self._parked:

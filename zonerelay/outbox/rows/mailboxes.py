@@ -29,7 +29,7 @@ _MODES = ("starttls", "implicit", "none")
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """As the table has it."""
+    """A mailbox as the table has it."""
 
     id: int
     from_address: str
@@ -51,7 +51,7 @@ class Mailbox:
         return mailbox_zone(self.id)
 
     def problem(self) -> str:
-        """Why no mail can be sent through it, `""` if it can. Holds no value of the row."""
+        """Returns why no mail can be sent through it, `""` if it can. Holds no value of the row."""
         in_clear = self.tls == "none"
         checks = (
             (
@@ -140,7 +140,7 @@ class Mailboxes:
         return [mailbox.id for mailbox in self._known.values()]
 
     def found(self, mailboxes: Iterable[Mailbox]) -> None:
-        """What the table says now."""
+        """Takes in mailboxes as the table has them now."""
         for mailbox in mailboxes:
             old = self._known.get(mailbox.zone)
             if old == mailbox:
@@ -159,12 +159,12 @@ class Mailboxes:
                 self._zones.resume(mailbox.zone)
 
     def gone(self, ids: Collection[int]) -> None:
-        """No longer in the table: they serve no log-in, and rows that name them are wrong."""
+        """Forgets mailboxes that have left the table: rows that name them are wrong."""
         for mailbox in ids:
             self._known.pop(mailbox_zone(mailbox), None)
 
     def use(self, zone: str) -> Mailbox | None:
-        """The mailbox of a zone whose row has come."""
+        """Returns the mailbox of a zone whose row has come."""
         mailbox = self._known.get(zone)
         if mailbox is not None:
             self._used[zone] = self._monotonic()
@@ -195,7 +195,7 @@ class Mailboxes:
 
 
 def _host(text: str) -> str | None:
-    """As connections want it; `None` when it is neither a name nor an address."""
+    """Returns the host as connections want it, `None` for neither a name nor an address."""
     plain = text.removeprefix("[").removesuffix("]")
     if _is_address(plain):
         return plain

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outbox import MAILBOXES
@@ -20,19 +19,14 @@ from zonerelay.store.postgres.driver import Columns
 COUNT_EVERY = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Of the whole table, as of the last look. `lag`: how long the first row that is due has waited."""
-
-    rows: dict[str, int] = field(default_factory=dict)
-    lag: float = 0.0
-
-
 class OutboxReader:
-    """One per outbox."""
+    """One per outbox. `rows` by status, and `lag`, the seconds that the first row that is due has waited, are
+    those of the last count.
+    """
 
     def __init__(self, keeper: OutboxKeeper, around: OutboxSurroundings) -> None:
-        self.figures = Figures()
+        self.rows: dict[str, int] = {}
+        self.lag = 0.0
         self._keeper = keeper
         self._statements = keeper.statements
         self._default = around.settings.zone
@@ -51,7 +45,7 @@ class OutboxReader:
     # --- one row
 
     async def size(self, row: int) -> int:
-        """Octets. Raises BadRowError for one that is too large to be looked at."""
+        """Returns the octets of a row. Raises BadRowError for one that is too large to be looked at."""
         found = await self._keeper.fetch(self._statements.size, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
@@ -61,7 +55,7 @@ class OutboxReader:
         return int(found[0][0])
 
     async def content(self, row: int) -> Content:
-        """Ask for the size first."""
+        """Reads the texts of a row. Ask for the size first."""
         found = await self._keeper.fetch(self._statements.content, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
@@ -69,11 +63,11 @@ class OutboxReader:
         return Content(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
 
     async def row(self, row: int) -> Row | None:
-        """An open row without recipients that are out. Raises BadRowError."""
+        """Returns an open row without recipients that are out. Raises BadRowError."""
         return await self._one(await self._keeper.fetch(self._statements.one, row))
 
     async def lock(self, row: int, session: str) -> Row | None:
-        """Claims one that is queued. Raises BadRowError."""
+        """Claims a row that is queued. Raises BadRowError."""
         return await self._one(await self._keeper.fetch(self._statements.lock, row, session))
 
     async def _one(self, rows: Sequence[Columns]) -> Row | None:
@@ -123,6 +117,5 @@ class OutboxReader:
         self._counts = {row[0]: QueueCounts(row[1], row[2], row[3]) for row in rows}
         self._oldest = {row[0]: row[4] for row in rows if row[4] is not None}
         found = await self._keeper.fetch(self._statements.figures)
-        self.figures = Figures(
-            {row[0]: row[1] for row in found}, max((row[3] or 0.0 for row in found), default=0.0)
-        )
+        self.rows = {row[0]: row[1] for row in found}
+        self.lag = max((row[3] or 0.0 for row in found), default=0.0)

@@ -13,6 +13,7 @@ finalised.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -95,36 +96,27 @@ def read_states(json: str | None) -> _States:
         return {}
 
 
+@dataclass(eq=False)
 class Row:
     """`out`: recipients that wait in this relay, or are being attempted. `content` is there of small ones."""
 
-    def __init__(
-        self,
-        row: int,
-        token: str,
-        *,
-        zone: str,
-        priority: Priority = Priority.NORMAL,
-        created: float,
-        attempts: int,
-        people: Recipients,
-        states: _States,
-        content: Content | None,
-    ) -> None:
-        self.id = row
-        self.token = token
-        self.zone = zone
-        self.queue = queue_of(zone, priority)
-        self.created = created
-        self.people = people
-        self.content = content
-        self.message_id = message_id_of(row)
-        self.out: set[Mailbox] = set()
-        self.attempts = attempts
-        self._states = states
+    id: int
+    token: str
+    zone: str
+    created: float
+    attempts: int
+    people: Recipients
+    states: _States
+    content: Content | None
+    priority: Priority = Priority.NORMAL
+    out: set[Mailbox] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.queue = queue_of(self.zone, self.priority)
+        self.message_id = message_id_of(self.id)
 
     def state(self, recipient: Mailbox) -> State:
-        return self._states.get(recipient) or State()
+        return self.states.get(recipient) or State()
 
     def delivery(self, recipient: Mailbox, *, due: bool = False) -> Delivery:
         state = self.state(recipient)
@@ -144,10 +136,10 @@ class Row:
         return [self.delivery(each) for each in self.people.everybody if not self.state(each).done]
 
     def take_due(self, now: float) -> list[Delivery]:
-        """Who is to be attempted with this claim; at least one if anybody may be."""
+        """Returns the deliveries to attempt with this claim, at least one if any recipient is open."""
         if not self.open():
             # It was over and was queued again: a recipient that has it does not get it twice.
-            self._states = {each: state for each, state in self._states.items() if state.done == SENT}
+            self.states = {each: state for each, state in self.states.items() if state.done == SENT}
         waiting = [each for each in self.open() if not each.held]
         due = [each for each in waiting if each.next_attempt <= now + SOON]
         if not due and waiting:
@@ -194,7 +186,7 @@ class Row:
         self._settle(recipient, state)
 
     def _settle(self, recipient: Mailbox, state: State) -> None:
-        self._states[recipient] = state
+        self.states[recipient] = state
         self.attempts = max(self.attempts, state.attempts)
         self.out.discard(recipient)
 
@@ -202,7 +194,7 @@ class Row:
 
     @property
     def is_over(self) -> bool:
-        """No recipient is out: what is written now lets go of the row."""
+        """Whether no recipient is out: the next write lets go of the row then."""
         return not self.out
 
     def write(self, now: float, redact: Redactor) -> Write:
@@ -220,7 +212,7 @@ class Row:
             status = FAILED if any(state.done == FAILED for state in states.values()) else SENT
         if status == SENT:
             error_log = None
-        state = None if status == SENT else _encode(self._states)
+        state = None if status == SENT else _encode(self.states)
         # The owner of the table may have written anything; too large a number would never be stored.
         attempts = min(max(self.attempts, 0), MAX_ATTEMPTS)
         if delay is not None and delay != FOREVER:

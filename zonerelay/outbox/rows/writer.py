@@ -39,7 +39,7 @@ class OutboxWriter:
         self._idle.set()
 
     def put(self, write: Write) -> None:
-        """A later one of the same claim takes the place of one that waits: it says all that is known."""
+        """Queues a write. It replaces an earlier one of the same claim, because it says all that is known."""
         self._waiting[write.id, write.token] = write
         self._idle.clear()
         self._wanted.set()
@@ -47,23 +47,23 @@ class OutboxWriter:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def has(self, row: int, token: str) -> bool:
-        """Something of this claim is still to be written."""
+        """Returns whether something of this claim is still to be written."""
         return (row, token) in self._waiting
 
     def go_on(self) -> None:
-        """The database is back."""
+        """Writes again, because the database is back."""
         if self._waiting:
             self._wanted.set()
 
     def forget(self) -> None:
-        """Every claim was lost."""
+        """Drops all writes, because every claim was lost."""
         for write in self._waiting.values():
             self._written(write, False)
         self._waiting.clear()
         self._idle.set()
 
     async def close(self, timeout: float) -> None:
-        """Write what is left, within the time; the rest is attempted again by the relay that reaps it."""
+        """Writes what is left, within the time; the relay that reaps the other rows attempts them again."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
         await cancel_all(self._task)
@@ -91,7 +91,7 @@ class OutboxWriter:
             return False
 
     async def _write(self, batch: Sequence[Write]) -> bool:
-        """False when the same is to be tried again later."""
+        """Returns false when the same is to be tried again later."""
         try:
             kept = await self._update(batch)
         except SickError as error:

@@ -8,6 +8,7 @@ false, so that callers do not take the counts for the queue.
 from __future__ import annotations
 
 from zonerelay.model.delivery import Delivery
+from zonerelay.store.common.records import DeliveryStatus
 from zonerelay.store.contract import QueueCounts
 
 
@@ -18,7 +19,7 @@ class Counts:
         self.is_whole = False
         self._zones: dict[str, QueueCounts] = {}
 
-    def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:
+    def move(self, zone: str, old: Delivery | DeliveryStatus | None, new: Delivery | None) -> None:
         """A delivery changed from `old` (None: it is new) to `new` (None: it left)."""
         counts = self._zones.get(zone)
         if counts is None:

@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,6 +56,23 @@ class QueueMark:
                 " right server. If it was emptied on purpose, run zonerelay spool accept-empty on each"
                 " machine that shares it"
             )
+
+    async def recognise(
+        self,
+        read: Callable[[], Awaitable[str | None]],
+        write: Callable[[str], Awaitable[object]],
+        clock: Clock,
+    ) -> None:
+        """Checks what `read` finds in the store, and adopts it. Raises StrangeStoreError.
+
+        A store without a mark is given one. `write` leaves the mark of another relay, made just now, alone.
+        """
+        stored = await read()
+        await self.check(stored)
+        if stored is None:
+            await write(_new_mark(clock))
+            stored = await read()
+        await self.adopt(stored or "")
 
     async def adopt(self, stored: str) -> None:
         """It was checked: know it from now on."""
@@ -104,7 +122,7 @@ class QueueMark:
         write_durably(self._path, json.dumps(known, indent=1).encode())
 
 
-def new_mark(clock: Clock) -> str:
+def _new_mark(clock: Clock) -> str:
     """Says when: an operator may have to tell two of them apart."""
     when = datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="microseconds")
     return f"{when} {os.getpid()}"

@@ -18,6 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.store.common import records
+from zonerelay.store.common.records import DeliveryStatus
 from zonerelay.store.common.write.batches import ChangeOne, changed
 from zonerelay.store.common.write.writer_thread import Failed
 from zonerelay.store.contract import StoreError
@@ -35,13 +36,6 @@ from zonerelay.store.postgres.rows import (
 
 CLASHES = 5
 """How often a batch that another transaction was in the way of is tried."""
-
-
-class Status(NamedTuple):
-    """Where a delivery was counted before the write."""
-
-    next_attempt: float
-    held: bool
 
 
 class MessageRows:
@@ -80,7 +74,7 @@ class MessageRows:
 class Submission:
     """One submission. `changes` are outcomes, `None` when the delivery leaves; `mine` of them were handed out
     to the submitter, `pooled` lay at hand. `reports` come with what they are about. `simple`: each message
-    that deliveries leave has one recipient. `done` and `closed` are what came of it.
+    that deliveries leave has one recipient. `done` and `closed` are its results.
     """
 
     uploads: list[tuple[int, int, bytes]] = field(default_factory=list)
@@ -93,10 +87,15 @@ class Submission:
     pooled: list[Delivery] = field(default_factory=list)
     news: set[str] = field(default_factory=set)
     simple: bool = False
-    done: dict[DeliveryKey, Status] = field(default_factory=dict)
+    done: dict[DeliveryKey, DeliveryStatus] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     error: StoreError | None = None
     outcome: asyncio.Future[None] | None = None
+
+    @property
+    def added(self) -> list[MessageRows]:
+        """All messages that it stores, with those that report."""
+        return [*self.messages, *(report for report, _ in self.reports)]
 
     def ended_uploads(self) -> list[int]:
         return [new.id for new in self.messages if new.was_uploaded]
@@ -105,28 +104,27 @@ class Submission:
         self.done.clear()
         self.closed.clear()
         self.error = None
-        for new in (*self.messages, *(new for new, _ in self.reports)):
+        for new in self.added:
             new.stored = False
 
 
+class Target(NamedTuple):
+    """The link that a batch is written over, and the relay that writes it: its session and highest id."""
+
+    link: Link
+    session: int
+    last_id: int
+    channel: str
+
+
 class TransactionWriter:
-    """Writes batches over one link. `link` and `session` are asked for each."""
+    """Writes batches. Each attempt asks for its `target`."""
 
     def __init__(
-        self,
-        tell: Callable[[float | Failed], None],
-        *,
-        link: Callable[[], Link],
-        session: Callable[[], int],
-        last_id: Callable[[], int],
-        channel: str,
-        clock: Clock,
+        self, tell: Callable[[float | Failed], None], target: Callable[[], Target], clock: Clock
     ) -> None:
         self._tell = tell
-        self._link = link
-        self._session = session
-        self._last_id = last_id
-        self._channel = channel
+        self._target = target
         self._now = clock.monotonic
         self._task: asyncio.Task[None] | None = None
 
@@ -171,23 +169,23 @@ class TransactionWriter:
 
     async def _together(self, jobs: Sequence[Submission]) -> None:
         rounds = _rounds(jobs)
-        link = self._link()
+        target = self._target()
         if len(rounds) == 1 and _is_one_statement(jobs):
-            await self._round(link.fetch, jobs)
+            await self._round(target.link.fetch, jobs, target)
             return
-        async with link.transaction() as fetch:
+        async with target.link.transaction() as fetch:
             for some in rounds:
-                await self._round(fetch, some)
+                await self._round(fetch, some, target)
 
-    async def _round(self, fetch: Fetch, jobs: Sequence[Submission]) -> None:
-        session = self._session()
+    async def _round(self, fetch: Fetch, jobs: Sequence[Submission], target: Target) -> None:
+        session = target.session
         await self._store_uploads(fetch, jobs, session)
         live = [job for job in jobs if job.error is None]
-        await self._finish(fetch, live, session)
+        await self._finish(fetch, live, target)
         await self._postpone(fetch, live, session)
         await self._add(fetch, live, session)
         if news := sorted({zone for job in live for zone in job.news}):
-            await fetch(sql.TELL, self._channel, [f"{session} {word(zone)}" for zone in news])
+            await fetch(sql.TELL, target.channel, [f"{session} {word(zone)}" for zone in news])
 
     async def _store_uploads(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         if uploads := [part for job in jobs for part in job.uploads]:
@@ -203,17 +201,16 @@ class TransactionWriter:
                 # Another node believed us dead and has cleaned up behind us.
                 job.error = StoreError("the beginning of the message is gone: the lease had run out")
 
-    async def _finish(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
+    async def _finish(self, fetch: Fetch, jobs: Sequence[Submission], target: Target) -> None:
         wanted = _wanted(jobs, leaving=True)
         if not wanted:
             return
-        zones, numbers, recipients, mine = _columns(wanted)
         shared: set[int] = set()
         for *key, next_attempt, held, alone in await fetch(
-            sql.FINISH, zones, numbers, recipients, mine, session, self._last_id()
+            sql.FINISH, *_columns(wanted), target.session, target.last_id
         ):
             job, delivery_key = wanted[RowKey(*key)]
-            job.done[delivery_key] = Status(next_attempt, held)
+            job.done[delivery_key] = DeliveryStatus(next_attempt, held)
             (job.closed if alone else shared).add(key[1])
         if shared:
             closed = await close_messages(fetch, shared)
@@ -224,16 +221,15 @@ class TransactionWriter:
         wanted = _wanted(jobs, leaving=False)
         if not wanted:
             return
-        zones, numbers, recipients, mine = _columns(wanted)
         states = [job.changes[key] for job, key in wanted.values()]
         times = [max(state.next_attempt, 0.0) for state in states if state is not None]
         helds = [state.held for state in states if state is not None]
         encoded = [job.encoded[key] for job, key in wanted.values()]
         for *key, next_attempt, held in await fetch(
-            sql.POSTPONE, zones, numbers, recipients, mine, session, times, helds, encoded
+            sql.POSTPONE, *_columns(wanted), session, times, helds, encoded
         ):
             job, delivery_key = wanted[RowKey(*key)]
-            job.done[delivery_key] = Status(next_attempt, held)
+            job.done[delivery_key] = DeliveryStatus(next_attempt, held)
 
     async def _add(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         messages = [new for job in jobs for new in job.messages]
@@ -249,9 +245,8 @@ class TransactionWriter:
 
 
 async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
-    """Remove those that have no delivery any more; they are returned.
-
-    Two nodes may have finished the last two just now: the second to get the lock sees what the first did.
+    """Removes the messages that have no delivery any more, and returns them. Two nodes may have finished the
+    last two just now: the second to get the lock sees what the first did.
     """
     ids = sorted(numbers)
     await fetch(sql.LOCK_MESSAGES, ids)
@@ -260,10 +255,9 @@ async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
 
 @dataclass(slots=True)
 class Changed:
-    """`same` existed and stay as they are. `kept` are still claimed by us."""
+    """`steps` are the states before and after; `kept` are still claimed by us."""
 
     existed: int = 0
-    same: dict[DeliveryKey, Delivery] = field(default_factory=dict)
     steps: dict[DeliveryKey, tuple[Delivery, Delivery | None]] = field(default_factory=dict)
     kept: set[DeliveryKey] = field(default_factory=set)
 
@@ -290,7 +284,6 @@ async def change_deliveries(
         old = delivery_of(row)
         new = changed(old, change)
         if new == old:
-            found.same[old.key] = old
             continue
         found.steps[old.key] = (old, new)
         if new is None:
@@ -326,7 +319,7 @@ async def _rewrite(fetch: Fetch, found: Changed, session: int) -> None:
 
 
 def _rounds(jobs: Sequence[Submission]) -> list[list[Submission]]:
-    """In the order given, cut where a delivery is changed a second time."""
+    """Cuts the submissions, in their order, where a delivery is changed a second time."""
     rounds: list[list[Submission]] = [[]]
     seen: set[DeliveryKey] = set()
     for job in jobs:
@@ -364,13 +357,8 @@ def _wanted(jobs: Sequence[Submission], *, leaving: bool) -> _Wanted:
     }
 
 
-def _columns(wanted: _Wanted) -> tuple[list[str], list[int], list[str], list[bool]]:
-    return (
-        [key.zone for key in wanted],
-        [key.message_id for key in wanted],
-        [key.recipient for key in wanted],
-        [key in job.mine for job, key in wanted.values()],
-    )
+def _columns(wanted: _Wanted) -> list[Columns]:
+    return [*zip(*wanted, strict=True), [key in job.mine for job, key in wanted.values()]]
 
 
 def _delivery_row(delivery: Delivery, alone: bool) -> tuple[object, ...]:

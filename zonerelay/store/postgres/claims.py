@@ -46,7 +46,7 @@ _by_message = attrgetter("message_id")
 
 
 class PostgresClaims:
-    """All zones of one relay."""
+    """The claims of one relay, in all zones."""
 
     def __init__(self, keeper: PostgresKeeper, on_lost: Lost) -> None:
         self.claims = Claims()
@@ -60,31 +60,31 @@ class PostgresClaims:
     async def claim(
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        skip = skip_domains
         pool = self.claims.zone(zone)
 
         async def fill(room: int) -> int:
             if not pool.more and pool.due > now:
                 return 0
-            return await self.finish(self._fill(zone, room, skip, now))
+            return await self.finish(self._fill(zone, room, skip_domains, now))
 
         async with self._claiming(zone) as found:
-            await self._collect(zone, limit, found, fill, lambda room: pool.take(room, skip, now))
+            await self._collect(zone, limit, found, fill, lambda room: pool.take(room, skip_domains, now))
             if len(found) < limit and pool.parked:
-                found.extend(await self._unpark(zone, limit - len(found), skip))
+                found.extend(await self._unpark(zone, limit - len(found), skip_domains))
         return self._still_handed_out(found)
 
     async def claim_new(
         self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        skip = skip_domains
         pool = self.claims.zone(zone)
 
         async def fill(room: int) -> int:
-            return await self.finish(self._fill_new(zone, room, since, skip)) if pool.more else 0
+            return await self.finish(self._fill_new(zone, room, since, skip_domains)) if pool.more else 0
 
         async with self._claiming(zone) as found:
-            await self._collect(zone, limit, found, fill, lambda room: pool.take_new(room, since, skip))
+            await self._collect(
+                zone, limit, found, fill, lambda room: pool.take_new(room, since, skip_domains)
+            )
         return self._still_handed_out(found)
 
     async def _collect(
@@ -95,7 +95,7 @@ class PostgresClaims:
         fill: Callable[[int], Awaitable[int]],
         take: Callable[[int], _Taken],
     ) -> None:
-        """Fill the pool and take from it by turns, until there are enough or no more."""
+        """Fills the pool and takes from it by turns, until there are enough or no more."""
         while len(found) < limit:
             came = await fill(limit - len(found))
             some, passed = take(limit - len(found))
@@ -113,7 +113,7 @@ class PostgresClaims:
         return self._still_handed_out(found)
 
     def _still_handed_out(self, found: Sequence[Delivery]) -> list[Delivery]:
-        """As they are now, without what was given back, or lost, while the claim went on."""
+        """Returns them as they are now, without those given back or lost while the claim went on."""
         handed = self.claims.handed
         left = {delivery.key: handed.get(delivery.key) for delivery in found}
         for key, delivery in left.items():
@@ -138,7 +138,7 @@ class PostgresClaims:
         return None if first == NEVER else first
 
     async def resync(self, *, new_session: bool) -> None:
-        """Believe the database. Called under `exclusive`, with nothing being written."""
+        """Believes the database about all claims. Called under `exclusive`, while nothing is written."""
         claims = self.claims
         there: dict[DeliveryKey, Delivery] = {}
         if not new_session:
@@ -178,7 +178,7 @@ class PostgresClaims:
 
     @contextlib.asynccontextmanager
     async def _alone(self, zone: str) -> AsyncIterator[None]:
-        """With nothing under way for the zone, not even for a caller that has left. Raises StoreError."""
+        """Waits until nothing is under way, not even for a caller that has left. Raises StoreError."""
         self._keeper.check_usable()
         async with self._locks.setdefault(zone, asyncio.Lock()):
             await self._tasks.wait()
@@ -186,7 +186,7 @@ class PostgresClaims:
 
     @contextlib.asynccontextmanager
     async def _claiming(self, zone: str) -> AsyncIterator[list[Delivery]]:
-        """What has been found is given back when the rest fails."""
+        """Collects deliveries, and gives them back when the block fails."""
         found: list[Delivery] = []
         async with self._alone(zone):
             try:
@@ -198,7 +198,7 @@ class PostgresClaims:
     # --- asking the database
 
     async def _fill(self, zone: str, limit: int, skip: Collection[str], now: float) -> int:
-        """Claim the oldest fresh and the earliest due ones into the pool; how many rows there were."""
+        """Claims the oldest fresh and the earliest due rows into the pool. Returns how many there were."""
         pool = self.claims.zone(zone)
         values = (word(zone), self._keeper.session, limit, words(skip))
         count = 0
@@ -218,7 +218,7 @@ class PostgresClaims:
         return count
 
     async def _fill_new(self, zone: str, limit: int, since: MessageId, skip: Collection[str]) -> int:
-        """Claim the oldest fresh ones of messages from `since` on into the pool; how many rows there were."""
+        """Claims the oldest fresh rows of messages from `since` on. Returns how many there were."""
         async with self.exclusive:
             rows = await self._keeper.ask(
                 sql.CLAIM_NEW, word(zone), self._keeper.session, limit, words(skip), number(since)
@@ -251,7 +251,7 @@ class PostgresClaims:
         return float(rows[0][0]) if rows else NEVER
 
     async def _park(self, zone: str, passed: Sequence[Delivery]) -> None:
-        """Their destination is full: give them back to the database, where `claim_domain` finds them."""
+        """Gives deliveries of full destinations back to the database, where `claim_domain` finds them."""
         pool = self.claims.zone(zone)
         async with self.exclusive:
             try:
@@ -296,7 +296,7 @@ class PostgresClaims:
         return await asyncio.shield(self._tasks.start(work))
 
     async def _taken(self, work: Coroutine[Any, Any, list[Delivery]]) -> list[Delivery]:  # Any: as above
-        """The work's claims; they are given back when the caller has left meanwhile."""
+        """Returns the claims of the work, or gives them back when the caller has left meanwhile."""
         task = self._tasks.start(work)
         try:
             return await asyncio.shield(task)
@@ -314,7 +314,7 @@ class PostgresClaims:
 
 @contextlib.contextmanager
 def _doubting(pool: ZonePool) -> Iterator[None]:
-    """A question that failed has told nothing."""
+    """Doubts the pool again when the question in the block fails."""
     try:
         yield
     except BaseException:

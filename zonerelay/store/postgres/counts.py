@@ -14,6 +14,7 @@ import logging
 from zonerelay.model.delivery import Delivery
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.counts import Counts
+from zonerelay.store.common.records import DeliveryStatus
 from zonerelay.store.contract import QueueCounts, StoreError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Fetch, Link
@@ -36,7 +37,7 @@ class QueueCounter:
         self._counting: asyncio.Task[None] | None = None
         self._link: Link | None = None
 
-    def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:
+    def move(self, zone: str, old: Delivery | DeliveryStatus | None, new: Delivery | None) -> None:
         self._counts.move(zone, old, new)
         if self._since is not None:
             self._since.move(zone, old, new)
@@ -48,7 +49,7 @@ class QueueCounter:
         return self._counts.is_whole
 
     async def start(self) -> None:
-        """Take the snapshot now and count it in the background. Raises StoreError when it cannot be taken."""
+        """Takes a snapshot now and counts it in the background. Raises StoreError when there is none."""
         await self._give_up()
         if self._again is None:
             self._again = asyncio.get_running_loop().create_task(self._count_again())
@@ -83,7 +84,7 @@ class QueueCounter:
             self._since = None
 
     async def _count_again(self) -> None:
-        """For as long as others change what we cannot see, and once more when they have gone."""
+        """Counts again while other nodes change the queue, and once more when they have gone."""
         had_company = False
         while True:
             await asyncio.sleep(RECOUNT)

@@ -1,6 +1,6 @@
 """Talking to PostgreSQL. The only module that knows asyncpg, which it imports when a connection is made.
 
-A `Link` is one connection that does one thing at a time; who comes later waits. Failures are StoreErrors:
+A `Link` is one connection that does one thing at a time; a later caller waits. Failures are StoreErrors:
 
 - `ConnectionLostError`: the connection is gone or does not answer; it is unknown whether the statement was
   carried out.
@@ -71,7 +71,7 @@ class ConnectionLostError(StoreError):
 
 
 class SickError(StoreError):
-    """The database will never do this."""
+    """The database refuses the statement itself, and always will."""
 
 
 class ClashError(StoreError):
@@ -84,7 +84,7 @@ class BusyError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the database is, and how to be let in. Its repr hides the password."""
+    """The address of the database, the log-in and the lease. Its repr hides the password."""
 
     url: str
     password: str
@@ -97,11 +97,10 @@ class Access:
         return f"Access({self.url!r}, schema={self.schema!r})"
 
     def settings(self, *, reads: bool = False) -> dict[str, str]:
-        """Of every session. Statistics of a queue are always old: a plan must never walk the whole table.
-        What the session says itself (`synchronous_commit`, see `_SETTINGS`), no reload of the server changes.
-
-        A relay that stops in the middle of a transaction holds its locks on what others are to take over: the
-        server ends it. One that only `reads` may wait for whom it reads to.
+        """Returns the settings of every session. Statistics of a queue are always old: a plan must never walk
+        the whole table. What the session says itself (`synchronous_commit`, see `_SETTINGS`), no reload of
+        the server changes. A relay that stops in the middle of a transaction holds its locks on what others
+        are to take over: the server ends it. One that only `reads` may wait for whom it reads to.
         """
         patience = READ_PATIENCE if reads else min(self.lease, MOST_PATIENCE)
         return {
@@ -178,7 +177,9 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def transaction(self, *, one_moment: bool = False) -> AsyncIterator[Fetch]:
-        """Committed when the block ends well. `one_moment`: every statement sees the same state."""
+        """Runs a transaction, which is committed when the block ends well. `one_moment`: every statement sees
+        the same state.
+        """
         async with self._lock:
             isolation = "repeatable_read" if one_moment else "read_committed"
             with translated(self._driver):
@@ -220,7 +221,7 @@ class Link:
             await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
 
     def on_end(self, tell: Callable[[], None]) -> None:
-        """Called when the connection has ended, however that came."""
+        """Calls `tell` when the connection has ended, for any reason."""
         self._connection.add_termination_listener(lambda _connection: tell())
 
     @property
@@ -254,7 +255,9 @@ class Links:
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[Link]:
-        """One for the block alone. Raises ConnectionLostError when there is no way to the database."""
+        """Lends a connection to the block alone. Raises ConnectionLostError when there is no way to the
+        database.
+        """
         async with self._places:
             link = await self._take()
             self._busy.add(link)
@@ -296,7 +299,7 @@ def _discard(task: asyncio.Task[Link]) -> None:
 def load_driver() -> ModuleType:
     """Raises StoreOpenError with the command that installs it."""
     try:
-        import asyncpg  # noqa: PLC0415 - only who chose this backend has it
+        import asyncpg  # noqa: PLC0415 - the driver is an extra
     except ImportError as error:
         raise StoreOpenError(_INSTALL) from error
     return asyncpg

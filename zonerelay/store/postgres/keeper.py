@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.health import Health
-from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
+from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError
 from zonerelay.store.common.write.group_commit import GroupCommitter
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.batch import Submission, TransactionWriter
+from zonerelay.store.postgres.batch import Submission, Target, TransactionWriter
 from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.rows import unword
 from zonerelay.store.postgres.schema import check_schema, migrate
@@ -35,6 +35,8 @@ FREE_ROWS = 1000
 """Claims that are freed in one transaction."""
 OLDEST_VERSION = 13
 """Of PostgreSQL."""
+KEEPS = ("fsync", "full_page_writes", "synchronous_commit")
+"""The settings that make a commit durable, as `sql.SERVER` asks for them."""
 
 UNSAFE = "the database may lose what it has acknowledged"
 
@@ -73,35 +75,25 @@ class PostgresKeeper(DatabaseSession):
         self.last_id = 0
         self.channel = f"{access.schema}_news"
         self._mark = mark
-        self._health = Health(around.on_health)
-        self.unhealthy = self._health.unhealthy
-        self.problems = self._health.problems
-        self.usable = self._health.usable
+        self.health = Health(around.on_health)
         self._said = ""
         self.has_company = False
         """Other nodes were there at the last beat."""
         self.committer: GroupCommitter[Submission, Sequence[Submission], float] = GroupCommitter(
             lambda batches, _size: [job for jobs in batches for job in jobs],
-            self._start_writer,
+            lambda tell: TransactionWriter(tell, self._target, around.clock),
             clock=around.clock,
             observe=around.observe_commit,
             failed=self._batch_failed,
         )
 
-    def _start_writer(self, tell: Callable[..., None]) -> TransactionWriter:
-        return TransactionWriter(
-            tell,
-            link=self.writing_link,
-            session=lambda: self.session,
-            last_id=lambda: self.last_id,
-            channel=self.channel,
-            clock=self._clock,
-        )
+    def _target(self) -> Target:
+        return Target(self.writing_link(), self.session, self.last_id, self.channel)
 
     # --- may it be used?
 
     def check_usable(self) -> None:
-        self._health.check_usable()
+        self.health.check_usable()
 
     def check_open(self) -> None:
         """Raises StoreError once the relay has closed the store."""
@@ -136,15 +128,15 @@ class PostgresKeeper(DatabaseSession):
         if self._closed:
             return
         self._closed = True
-        self._health.close()
+        self.health.close()
         await self._tasks.cancel()
-        was_usable = self._health.refusal is None
+        was_usable = self.health.refusal is None
         closed = StoreError(health.CLOSED)
-        self._health.refusal = self._health.refusal or closed
+        self.health.refusal = self.health.refusal or closed
         await self.committer.drain()
         self.committer.refuse(closed)
         self.committer.stop()
-        self._health.refusal = closed
+        self.health.refusal = closed
         if was_usable:
             with contextlib.suppress(StoreError):
                 await self._leave(self._connected(self._control))
@@ -183,15 +175,18 @@ class PostgresKeeper(DatabaseSession):
         return True
 
     async def _prepare(self, control: Link) -> None:
-        """Also after trouble: an empty database may have been accepted."""
-        ((is_there,),) = await control.fetch(sql.HAS_MARK)
-        rows = await control.fetch(sql.MARK) if is_there else ()
-        await self._mark.check(rows[0][0] if rows else None)
+        """Checks the mark and makes the tables, also after trouble: an operator may have accepted an empty
+        database.
+        """
+
+        async def read() -> str | None:
+            ((is_there,),) = await control.fetch(sql.HAS_MARK)
+            rows = await control.fetch(sql.MARK) if is_there else ()
+            return rows[0][0] if rows else None
+
+        await self._mark.check(await read())
         await migrate(control, self.access.schema)
-        if not rows:
-            await control.fetch(sql.SET_MARK, new_mark(self._clock))  # or it is another relay's
-            rows = await control.fetch(sql.MARK)
-        await self._mark.adopt(rows[0][0])
+        await self._mark.recognise(read, lambda mark: control.fetch(sql.SET_MARK, mark), self._clock)
 
     # --- the lease
 
@@ -255,15 +250,15 @@ class PostgresKeeper(DatabaseSession):
     # --- trouble
 
     def _batch_failed(self, error: StoreError) -> None:
-        """Everything that was submitted fails with it."""
+        """Fails everything that was submitted."""
         self.trouble(error)
         self.hooks.failed(error)
 
     def _begin_trouble(self, error: StoreError) -> None:
         _log.error("the database cannot be used: %s", error)
-        self._health.refusal = type(error)(str(error))
-        self.committer.refuse(self._health.refusal)
-        self._health.set("database", _reason(error))
+        self.health.refusal = type(error)(str(error))
+        self.committer.refuse(self.health.refusal)
+        self.health.set("database", _reason(error))
         self._said = ""
 
     async def _return(self) -> None:
@@ -273,15 +268,15 @@ class PostgresKeeper(DatabaseSession):
         await self.reap()
 
     def _go_on_in_trouble(self, error: StoreError) -> None:
-        self._health.set("database", _reason(error))
+        self.health.set("database", _reason(error))
         if str(error) != self._said:
             self._said = str(error)
             _log.error("the database cannot be used yet: %s", error)
 
     def _end_trouble(self) -> None:
         self.committer.resume()
-        self._health.refusal = None
-        self._health.set("database", None)
+        self.health.refusal = None
+        self.health.set("database", None)
         _log.warning("the database is back")
         self.hooks.all_zones()
 
@@ -294,22 +289,14 @@ async def check_server(link: Link, *, accepts_loss: bool) -> None:
 
     Raises StoreOpenError. It costs little: settings may be changed while the relay runs, so each beat asks.
     """
-    ((version, standby, fsync, full_pages, commit),) = await link.fetch(sql.SERVER)
+    ((version, standby, *values),) = await link.fetch(sql.SERVER)
     if version < OLDEST_VERSION * 10_000:
         raise StoreOpenError(
             f"the database server is PostgreSQL {version // 10_000}; zonerelay needs {OLDEST_VERSION}"
         )
     if standby:
         raise StoreOpenError("the database server is a standby, which only reads: connect to the primary")
-    wrong = [
-        f"{name} = {value}"
-        for name, value in (
-            ("fsync", fsync),
-            ("full_page_writes", full_pages),
-            ("synchronous_commit", commit),
-        )
-        if value == "off"
-    ]
+    wrong = [f"{name} = off" for name, value in zip(KEEPS, values, strict=True) if value == "off"]
     if wrong and not accepts_loss:
         raise UnsafeError(
             f"the database server has {' and '.join(wrong)}: it would lose mail that was acknowledged. Turn"
@@ -318,7 +305,7 @@ async def check_server(link: Link, *, accepts_loss: bool) -> None:
 
 
 async def _free(link: Link, session: int) -> set[str]:
-    """Frees the claims of a session; the zones that they were in."""
+    """Frees the claims of a session, and returns their zones."""
     zones: set[str] = set()
     while rows := await link.fetch(sql.FREE, session, FREE_ROWS):
         zones |= {row[0] for row in rows}

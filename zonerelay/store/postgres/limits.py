@@ -1,4 +1,4 @@
-"""Limits over all relays that share a PostgreSQL spool: the books of zones, a row each.
+"""Stores the limits that all relays on a PostgreSQL spool share: the books of zones, a row each.
 
 One statement replaces a row and names the version that was read, so no lock outlives a statement and a
 relay that stops delays no other. The server's clock counts. The limits have one connection of their own,

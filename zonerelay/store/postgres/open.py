@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from zonerelay.config.settings import LOSS_WORDS, PostgresSettings
 from zonerelay.store.common.queue_mark import QueueMark
-from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.postgres.driver import Access, load_driver
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.store import PostgresStore
-from zonerelay.store.surroundings import Surroundings, secret_of
+from zonerelay.store.surroundings import Surroundings, secret_of, start
 
 
 async def open_postgres(
@@ -22,13 +21,7 @@ async def open_postgres(
     load_driver()
     access = access_of(settings, around.environment)
     store = PostgresStore(PostgresKeeper(access, node=settings.node, around=around, mark=mark), around)
-    try:
-        await store.start()
-    except BaseException as error:
-        await store.close()
-        if isinstance(error, StoreError) and not isinstance(error, StoreOpenError):
-            raise StoreOpenError(f"the database cannot be opened: {error}") from error
-        raise
+    await start(store, "the database cannot be opened")
     return store
 
 

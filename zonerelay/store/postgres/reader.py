@@ -20,13 +20,13 @@ CHUNKS_AT_ONCE = 4
 
 
 class PostgresReader:
-    """Over the keeper's links; a walk over the whole queue has one of its own."""
+    """Reads over the keeper's links; a scan of the whole queue has a connection of its own."""
 
     def __init__(self, keeper: PostgresKeeper) -> None:
         self._keeper = keeper
 
     async def message(self, message_id: MessageId) -> tuple[Message, bytes | None]:
-        """With its body when that is one chunk at most."""
+        """Reads a message, with its body when that is one chunk at most."""
         rows = await self._keeper.fetch(sql.MESSAGE, number(message_id))
         if not rows:
             raise MessageNotFoundError(f"no message {message_id}")
@@ -58,7 +58,7 @@ class PostgresReader:
         raise StoreCorruptError(f"message {message_id}: chunks are missing from number {first}")
 
     async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
-        """From one snapshot."""
+        """Yields the queue as one snapshot shows it."""
         self._keeper.check_usable()
         link = await Link.open(self._keeper.access, reads=True)
         try:

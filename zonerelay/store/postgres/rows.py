@@ -25,7 +25,7 @@ class RowKey(NamedTuple):
 
 
 def number(message_id: MessageId) -> int:
-    """Raises MessageNotFoundError for what cannot be a key."""
+    """Returns the key of a message. Raises MessageNotFoundError for an id that cannot be one."""
     try:
         found = int(message_id, 16)
     except ValueError:
@@ -40,7 +40,7 @@ def identity(key: int) -> MessageId:
 
 
 def word(text: str) -> str:
-    """A name as it stands in a column: ASCII without spaces, whatever it was."""
+    """Encodes a name for a column, as ASCII without spaces."""
     return records.field(text).decode("ascii")
 
 
@@ -57,12 +57,12 @@ def row_key(key: DeliveryKey) -> RowKey:
 
 
 def delivery_key(row: Columns) -> DeliveryKey:
-    """Of a row that begins with its primary key."""
+    """Returns the key of a row that begins with its primary key."""
     return DeliveryKey(unword(row[0]), identity(row[1]), Mailbox(unword(row[2])))
 
 
 def delivery_of(row: Columns) -> Delivery:
-    """Of a row that begins with zone, message_id, recipient, next_attempt, held, record."""
+    """Decodes a row that begins with zone, message_id, recipient, next_attempt, held, record."""
     delivery = records.decode_record(delivery_key(row), bytes(row[5]))
     # The columns are what the queue goes by, and what a database administrator may have changed.
     if delivery.next_attempt != row[3] or delivery.held != row[4]:
@@ -70,11 +70,7 @@ def delivery_of(row: Columns) -> Delivery:
     return delivery
 
 
-def key_columns(keys: Sequence[DeliveryKey]) -> tuple[list[str], list[int], list[str]]:
-    zones, numbers, recipients = [], [], []
-    for key in keys:
-        zone, message, recipient = row_key(key)
-        zones.append(zone)
-        numbers.append(message)
-        recipients.append(recipient)
-    return zones, numbers, recipients
+def key_columns(keys: Sequence[DeliveryKey]) -> list[Columns]:
+    """Returns the zones, message ids and recipients of the keys."""
+    rows = [row_key(key) for key in keys]
+    return [[row[at] for row in rows] for at in range(len(RowKey._fields))]

@@ -1,4 +1,4 @@
-"""The tables, and how they come to be: numbered steps, applied in order, each in one transaction.
+"""Makes the tables, and brings them to this version by numbered steps, in order, each in one transaction.
 
 An advisory lock lets one relay at a time do it; the others wait and find it done.
 
@@ -16,7 +16,8 @@ Every primary key holds the message's id, so that an operator can partition each
     delivery  one row per recipient that is still open. claimed_by: the session (of `node`) that has it.
               parked: passed over, because its destination was full. alone: its message has no other.
     upload    bodies that are arriving, so that what a crash leaves can be removed
-    limit_book  of each zone what connections and turns all relays have (limits/book.py), replaced as a whole
+    limit_book  one row per zone: the connections and turns of all relays (limits/authority/book.py), replaced
+              as a whole
     queue_mark  one row, by which relays know the queue again (common/queue_mark.py)
     node      one row per relay: its session, until when that lives, and its highest message id
 """
@@ -173,7 +174,7 @@ async def _migrate(fetch: Fetch, name: str) -> None:
     version, oldest = await _read_version(fetch, name)
     steps = MIGRATIONS[version:]
     if version and any(step.oldest > version for step in steps):
-        await _await_nobody(fetch, name, version)
+        await _check_no_relay_runs(fetch, name, version)
     for number, step in enumerate(steps, version + 1):
         for statement in filter(str.strip, step.statements.split(";")):
             await fetch(statement)
@@ -198,7 +199,7 @@ async def _prepare(fetch: Fetch, name: str) -> None:
         await fetch("ALTER TABLE schema_version ADD COLUMN oldest integer")
 
 
-async def _await_nobody(fetch: Fetch, name: str, version: int) -> None:
+async def _check_no_relay_runs(fetch: Fetch, name: str, version: int) -> None:
     """Sessions that are over end here, so that a relay that comes back has to look at the schema first."""
     await fetch("LOCK TABLE node IN SHARE ROW EXCLUSIVE MODE")
     await fetch("UPDATE node SET session = NULL WHERE expires < clock_timestamp()")

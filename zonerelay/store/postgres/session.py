@@ -79,13 +79,15 @@ class DatabaseSession(ABC):
         return await self.ask(statement, *values)
 
     async def ask(self, statement: str, *values: object) -> Sequence[Columns]:
-        """As `fetch`, during trouble too: the return after trouble asks what has become of the claims."""
+        """Does as `fetch`, during trouble too: the return after trouble asks for the state of the claims."""
         async with self._link() as link:
             return await link.fetch(statement, *values)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Fetch]:
-        """A transaction of its own, committed when the block ends well. Raises StoreError."""
+        """Runs a transaction over a connection of its own, committed when the block ends well. Raises
+        StoreError.
+        """
         async with self._link() as link, link.transaction() as fetch:
             yield fetch
 
@@ -144,7 +146,7 @@ class DatabaseSession(ABC):
 
     @property
     def _longest_lease(self) -> float:
-        """Seconds. Other relays may have a lease as long as this one's."""
+        """The longest lease in seconds; other relays may have one as long as this relay's."""
         return max(LONGEST_LEASE, 4 * self._lease)
 
     @abstractmethod
@@ -162,14 +164,14 @@ class DatabaseSession(ABC):
         return rows
 
     def lease_lost(self) -> StoreError:
-        """Another relay has found this one dead: it begins again under a new session."""
+        """Begins again under a new session, because another relay has found this one dead."""
         error = StoreError("the lease has run out: other relays may have taken over what was claimed here")
         self.trouble(error)
         return error
 
     @abstractmethod
     async def _after_beat(self) -> None:
-        """What each beat does once the lease is renewed. Raises StoreError."""
+        """Does the rest of each beat, once the lease is renewed. Raises StoreError."""
 
     async def _beat(self) -> None:
         while True:
@@ -232,4 +234,4 @@ class DatabaseSession(ABC):
 
     @abstractmethod
     def _report_bug(self, error: Exception) -> None:
-        """An unexpected error, after which the session goes on."""
+        """Reports an unexpected error, after which the session goes on."""

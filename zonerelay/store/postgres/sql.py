@@ -1,4 +1,4 @@
-"""The statements, for whole arrays of rows at once: what they cost is mostly their number.
+"""The statements of the store. Each works on arrays of rows, because most of the cost is in their number.
 
 A claim is guarded by its session in every statement that ends it: `mine` says that the caller was handed the
 delivery, so that nothing happens when another node has taken it over; without it, an unclaimed delivery
@@ -43,10 +43,8 @@ END_UPLOADS = "DELETE FROM upload WHERE message_id = ANY($1::bigint[]) AND sessi
 
 UPLOADS = "SELECT message_id FROM upload WHERE session = $1"
 
-DROP_UPLOADS = """
-WITH u AS (
-    DELETE FROM upload WHERE message_id = ANY($1::bigint[]) AND session = $2 RETURNING message_id
-)
+DROP_UPLOADS = f"""
+WITH u AS ({END_UPLOADS})
 DELETE FROM chunk WHERE message_id IN (SELECT message_id FROM u)
 """
 
@@ -138,17 +136,22 @@ WITH k AS (
 UPDATE delivery d SET claimed_by = $2, parked = false FROM k WHERE {_SAME} RETURNING {_ROW}, false
 """
 
-PARKED_DOMAINS = """
+
+def _distinct(column: str, condition: str = "true") -> str:
+    """The values of a column that an index begins with, in order, without a look at each row."""
+    return f"""
 WITH RECURSIVE found AS (
-    (SELECT domain FROM delivery WHERE zone = $1 AND claimed_by IS NULL AND parked ORDER BY domain LIMIT 1)
+    (SELECT {column} FROM delivery WHERE {condition} ORDER BY {column} LIMIT 1)
     UNION ALL
     SELECT (
-        SELECT domain FROM delivery
-        WHERE zone = $1 AND claimed_by IS NULL AND parked AND domain > found.domain ORDER BY domain LIMIT 1
-    ) FROM found WHERE found.domain IS NOT NULL
+        SELECT d.{column} FROM delivery d WHERE {condition} AND d.{column} > found.{column}
+        ORDER BY d.{column} LIMIT 1
+    ) FROM found WHERE found.{column} IS NOT NULL
 )
-SELECT domain FROM found WHERE domain IS NOT NULL LIMIT 10000
-"""
+SELECT {column} FROM found WHERE {column} IS NOT NULL"""
+
+
+PARKED_DOMAINS = _distinct("domain", "zone = $1 AND claimed_by IS NULL AND parked") + " LIMIT 10000"
 
 NEXT_DUE = """
 SELECT next_attempt FROM delivery
@@ -211,15 +214,7 @@ ORDER BY d.message_id, d.recipient LIMIT $4
 
 OF_MESSAGE = f"SELECT {_ROW} FROM delivery d WHERE d.zone = ANY($1::text[]) AND d.message_id = $2"
 
-ZONES = """
-WITH RECURSIVE found AS (
-    (SELECT zone FROM delivery ORDER BY zone LIMIT 1)
-    UNION ALL
-    SELECT (SELECT zone FROM delivery d WHERE d.zone > found.zone ORDER BY d.zone LIMIT 1)
-    FROM found WHERE found.zone IS NOT NULL
-)
-SELECT zone FROM found WHERE zone IS NOT NULL
-"""
+ZONES = _distinct("zone")
 
 _FREE = "SELECT FROM delivery d WHERE d.zone = found.zone AND claimed_by IS NULL"
 BUSY = f"""
@@ -284,18 +279,8 @@ UPDATE node SET session = NULL WHERE node IN (
 ) RETURNING node
 """
 
-ORPHANS = """
-WITH RECURSIVE found AS (
-    (SELECT claimed_by FROM delivery WHERE claimed_by IS NOT NULL ORDER BY claimed_by LIMIT 1)
-    UNION ALL
-    SELECT (
-        SELECT d.claimed_by FROM delivery d
-        WHERE d.claimed_by > found.claimed_by ORDER BY d.claimed_by LIMIT 1
-    ) FROM found WHERE found.claimed_by IS NOT NULL
-)
-SELECT claimed_by FROM found
-WHERE claimed_by IS NOT NULL AND claimed_by NOT IN (SELECT session FROM node WHERE session IS NOT NULL)
-"""
+_LIVE = "(SELECT session FROM node WHERE session IS NOT NULL)"
+ORPHANS = f"{_distinct('claimed_by', 'claimed_by IS NOT NULL')} AND claimed_by NOT IN {_LIVE}"
 
 FREE = f"""
 WITH k AS (
@@ -304,11 +289,8 @@ WITH k AS (
 UPDATE delivery d SET claimed_by = NULL FROM k WHERE {_SAME} RETURNING d.zone
 """
 
-DROP_DEAD_UPLOADS = """
-WITH u AS (
-    DELETE FROM upload WHERE session NOT IN (SELECT session FROM node WHERE session IS NOT NULL)
-    RETURNING message_id
-)
+DROP_DEAD_UPLOADS = f"""
+WITH u AS (DELETE FROM upload WHERE session NOT IN {_LIVE} RETURNING message_id)
 DELETE FROM chunk WHERE message_id IN (SELECT message_id FROM u)
 """
 

@@ -4,25 +4,30 @@ This module plans a change from what is known, hands it to the group committer, 
 follow when it is durable. Every write of an outcome names this relay's session, so an outcome of a delivery
 that another node has taken over changes nothing.
 
-When the fate of a write is unknown, its submitters get StoreError. Its new messages are removed when the
-database is back, and its outcomes are written again by their submitters.
+Nothing takes effect before it is durable: until then no delivery with an unwritten outcome is handed out, and
+a submission that fails leaves everything as it was. When the fate of a write is unknown, its submitters get
+StoreError. Its new messages are doubtful: their clients heard a refusal, so the store removes them when the
+database is back. Its outcomes are written again by their submitters.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
+from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne
+from zonerelay.store.common.write.replies import refuse
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     SHARED,
@@ -39,9 +44,10 @@ from zonerelay.store.postgres.counts import QueueCounter
 from zonerelay.store.postgres.keeper import PostgresHooks, PostgresKeeper
 from zonerelay.store.postgres.reader import PostgresReader
 from zonerelay.store.postgres.rows import identity, number, unword
-from zonerelay.store.postgres.submissions import Submissions
 from zonerelay.store.surroundings import Surroundings
 
+HOT_MESSAGES = 4096
+"""Messages whose metadata is kept in memory after acceptance or a read."""
 _RECORD_SIZE = 200
 
 
@@ -58,11 +64,15 @@ class PostgresStore(BatchedUpdate):
         reader = self._reader = PostgresReader(keeper)
         counter = self._counter = QueueCounter(keeper)
         self._claims: Claims = claims.claims
-        self._submissions = Submissions(keeper, claims.claims, counter)
-        self._bodies = self._submissions.bodies
+        # What was stored or read lately.
+        self._messages: dict[MessageId, Message] = {}
+        self._bodies = BodyCache()
+        self._in_flight: dict[Submission, None] = {}
+        self._uploading: set[int] = set()
+        self._doubtful: dict[int, set[str]] = {}
         self._asking: asyncio.Task[None] | None = None
         keeper.hooks = PostgresHooks(
-            failed=self._submissions.batch_failed,
+            failed=self._batch_failed,
             resync=self._resync,
             reconcile=self._reconcile,
             on_news=self._news_of,
@@ -75,9 +85,8 @@ class PostgresStore(BatchedUpdate):
         self.oldest, self.zones = reader.oldest, reader.zones
         self.counts, self.is_counted = counter.current, counter.is_counted
         self.check_writable = keeper.check_usable
-        self.unhealthy = keeper.unhealthy
-        self.problems = keeper.problems
-        self.usable = keeper.usable
+        health = keeper.health
+        self.unhealthy, self.problems, self.usable = health.unhealthy, health.problems, health.usable
         self.probe = keeper.probe
 
     async def start(self) -> None:
@@ -99,38 +108,27 @@ class PostgresStore(BatchedUpdate):
         key = number(message_id)
         self._bodies.extend(message_id, first, chunks)
         job = Submission(uploads=[(key, place, chunk) for place, chunk in enumerate(chunks, first)])
-        return self._submissions.submit(job, size=len(chunks) * CHUNK_SIZE)
+        return self._submit(job, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
         new = MessageRows(message, deliveries, chunks, self._keeps)
         job = Submission(messages=[new], news=self._to_share(new))
-        self._remember_body(message, chunks)
-        return self._submissions.submit(job, size=_size(new))
+        self._bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
+        return self._submit(job, size=_size(new))
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
-        self._submissions.submit(Submission(dropped=[number(message_id)]), lazy=True)
+        self._submit(Submission(dropped=[number(message_id)]), lazy=True)
 
     def _keeps(self, delivery: Delivery) -> bool:
         """Whether the write itself claims it, so that handing it out needs no statement."""
-        ready = not delivery.held and delivery.next_attempt <= 0
-        return ready and self._claims.zone(delivery.queue).has_room
+        return delivery.is_due(0.0) and self._claims.zone(delivery.queue).has_room
 
     def _to_share(self, new: MessageRows) -> set[str]:
-        """Zones with more than we can keep at hand: others may have room."""
-        return {
-            delivery.queue
-            for delivery in new.deliveries
-            if delivery.key not in new.claimed and not delivery.held and delivery.next_attempt <= 0
-        }
-
-    def _remember_body(self, message: Message, chunks: Sequence[bytes]) -> None:
-        if message.chunks <= 1:
-            self._bodies.put(message.id, chunks[0] if chunks else b"")
-        else:
-            self._bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
+        """Returns zones with more than this relay keeps at hand: other relays may have room."""
+        return {each.queue for each in new.deliveries if each.key not in new.claimed and each.is_due(0.0)}
 
     # --- settling
 
@@ -151,8 +149,8 @@ class PostgresStore(BatchedUpdate):
             # Another node has it: what became of our attempt is no longer ours to tell.
             self._claims.drop(key)
         if job.changes or job.reports:
-            self._submissions.take_hold(job)
-            await self._submissions.submit(job, size=_job_size(job), lazy=lazy)
+            self._take_hold(job)
+            await self._submit(job, size=_job_size(job), lazy=lazy)
 
     def _plan(self, job: Submission, change: Finish | Postpone) -> None:
         key = change.delivery.key
@@ -164,26 +162,144 @@ class PostgresStore(BatchedUpdate):
             job.encoded[key] = records.encode_delivery(change.delivery)
             job.changes[key] = change.delivery
 
+    # --- what becomes of a submission
+
+    def _take_hold(self, job: Submission) -> None:
+        """Keeps these from being handed out until the write is done."""
+        job.simple = True
+        for key, state in job.changes.items():
+            handed = self._claims.handed.get(key)
+            if handed is not None:
+                job.mine[key] = handed
+            elif (pooled := self._claims.zone(key.queue).forget(key)) is not None:
+                job.pooled.append(pooled)
+            known = self._messages.get(key.message_id)
+            if state is None and (known is None or len(known.envelope.recipients) != 1):
+                job.simple = False
+        self._claims.settling.update(job.changes)
+
+    def _arriving(self) -> set[DeliveryKey]:
+        """Returns deliveries claimed by a write that stores them and is under way."""
+        return {key for job in self._in_flight for new in job.added for key in new.claimed}
+
+    def _has_upload(self, number: int) -> bool:
+        """Returns whether the body is still arriving, or its end is being written."""
+        return number in self._uploading
+
+    def _submit(self, job: Submission, *, size: int = 0, lazy: bool = False) -> asyncio.Future[None]:
+        """Hands the job to the committer. It takes effect when it is durable, with or without a caller that
+        waits.
+        """
+        outcome = job.outcome = asyncio.get_running_loop().create_future()
+        self._in_flight[job] = None
+        self._uploading.update(number for number, _, _ in job.uploads)
+        applied = functools.partial(self._landed, job)
+        written = self._keeper.committer.submit([job], size=size, lazy=lazy, applied=applied)
+        if written.done() and (error := written.exception()) is not None:
+            self._give_up(job, error)
+        return outcome
+
+    def _landed(self, job: Submission) -> None:
+        """Applies a job of a durable batch, unless the database refused the job."""
+        if self._in_flight.pop(job, self) is self:
+            return
+        self._end_uploads(job)
+        if job.error is not None:
+            self._let_go(job)
+            _tell(job, job.error)
+            return
+        for key, new in job.changes.items():
+            self._land_change(job, key, new)
+        for closed in job.closed:
+            self._forget_message(identity(closed))
+        for added in job.added:
+            if added.stored:
+                self._land_message(added)
+        _tell(job, None)
+
+    def _land_change(self, job: Submission, key: DeliveryKey, new: Delivery | None) -> None:
+        claims = self._claims
+        claims.settling.discard(key)
+        claims.drop(key)
+        status = job.done.get(key)
+        if status is None:
+            return  # it was gone, or is another node's now
+        pool = claims.zone(key.queue)
+        self._counter.move(key.queue, status, new)
+        if key not in job.mine:
+            pool.due = 0.0
+        if new is not None:
+            pool.hear_of(new)
+
+    def _land_message(self, new: MessageRows) -> None:
+        self._keeper.last_id = max(self._keeper.last_id, new.id)
+        self._remember(new.message)
+        for delivery in new.deliveries:
+            self._counter.move(delivery.queue, None, delivery)
+            pool = self._claims.zone(delivery.queue)
+            if delivery.key in new.claimed:
+                pool.put(delivery)
+            else:
+                pool.hear_of(delivery)
+
+    def _forget_message(self, message_id: MessageId) -> None:
+        self._messages.pop(message_id, None)
+        self._bodies.drop(message_id)
+
+    def _let_go(self, job: Submission) -> None:
+        """Puts back the deliveries of a job that did not happen."""
+        claims = self._claims
+        claims.settling.difference_update(job.changes)
+        for delivery in job.pooled:
+            claims.zone(delivery.queue).put(delivery)
+        for key, delivery in job.mine.items():
+            if key not in claims.handed and key not in claims.lost:
+                claims.zone(key.queue).put(delivery)
+
+    def _give_up(self, job: Submission, error: BaseException) -> None:
+        self._in_flight.pop(job, None)
+        self._end_uploads(job)
+        self._let_go(job)
+        for new in job.messages:
+            self._doubtful[new.id] = {delivery.queue for delivery in new.deliveries}
+        _tell(job, error)
+
+    def _end_uploads(self, job: Submission) -> None:
+        """Forgets uploads that have ended; the next round drops what the database still has of them."""
+        self._uploading.difference_update(job.dropped, job.ended_uploads())
+
+    def _batch_failed(self, error: StoreError) -> None:
+        for job in list(self._in_flight):
+            self._give_up(job, error)
+
+    def _remember(self, message: Message) -> None:
+        self._messages[message.id] = message
+        if len(self._messages) > HOT_MESSAGES:
+            del self._messages[next(iter(self._messages))]
+
+    # --- what the keeper tells
+
     async def _resync(self, new_session: bool) -> None:
-        """The database is back: it says what is true."""
+        """Forgets what memory says and believes the database, which is back."""
         async with self._database.exclusive:
-            await self._reader.forget(self._submissions.doubtful)
-            self._submissions.doubtful.clear()
-            self._submissions.clear()
+            await self._reader.forget(self._doubtful)
+            self._doubtful.clear()
+            self._messages.clear()
+            self._bodies.clear()
             await self._database.resync(new_session=new_session)
             await self._counter.start()
 
     async def _reconcile(self) -> None:
         """Gives back what the database holds for this relay without its knowing: claims, parts of bodies."""
-        await self._database.give_back_strays(self._submissions.arriving)
+        await self._database.give_back_strays(self._arriving)
         uploads = await self._keeper.ask(sql.UPLOADS, self._keeper.session)
-        if given_up := [number for (number,) in uploads if not self._submissions.has_upload(number)]:
+        if given_up := [number for (number,) in uploads if not self._has_upload(number)]:
             await self._keeper.ask(sql.DROP_UPLOADS, given_up, self._keeper.session)
         for (zone,) in await self._keeper.ask(sql.BUSY, self._now()):
             self._news_of(unword(zone))
 
     def _news_of(self, zone: str) -> None:
-        """Others have left something there: the claims hear of it first, then the scheduler."""
+        """Tells of mail that other nodes have left: the claims hear of it first, then the scheduler."""
         self._claims.zone(zone).doubt()
         self._on_news(zone)
 
@@ -233,7 +349,7 @@ class PostgresStore(BatchedUpdate):
         let_go = claims.let_go.pop(key, None)
         if new is None:
             claims.drop(key)
-            self._submissions.forget_message(key.message_id)
+            self._forget_message(key.message_id)
         elif key in claims.handed:
             claims.handed[key] = new
         elif kept and let_go is not None:
@@ -244,7 +360,7 @@ class PostgresStore(BatchedUpdate):
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check_claim(message_id)
-        known = self._submissions.messages.get(message_id)
+        known = self._messages.get(message_id)
         if known is not None:
             return known
         message, body = await self._reader.message(message_id)
@@ -264,11 +380,9 @@ class PostgresStore(BatchedUpdate):
             yield chunk
 
     def _check_claim(self, message_id: MessageId) -> None:
-        """Another node may be sending what we had claimed: nothing more of it may leave here."""
+        """Raises StoreError when another node may be sending what this relay had claimed."""
         self._keeper.check_open()
-        claims = self._claims
-        if claims.is_lost(message_id) or (not self._keeper.holds_lease and claims.is_handed_out(message_id)):
-            raise StoreError(f"message {message_id}: the lease on it has run out")
+        self._claims.check(message_id, holds_lease=self._keeper.holds_lease)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
@@ -285,7 +399,14 @@ class PostgresStore(BatchedUpdate):
         await self._database.close()
         await self._counter.stop()
         await self._keeper.close()
-        self._submissions.clear()
+
+
+def _tell(job: Submission, error: BaseException | None) -> None:
+    assert job.outcome is not None
+    if error is not None:
+        refuse(job.outcome, error)
+    elif not job.outcome.done():
+        job.outcome.set_result(None)
 
 
 def _size(new: MessageRows) -> int:

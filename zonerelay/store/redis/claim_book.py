@@ -1,4 +1,4 @@
-"""What this relay knows without asking the server: its claims, messages and bodies in memory, the counts.
+"""Holds what this relay knows without asking the server: its claims, recent messages and bodies, the counts.
 
 Each claim has the fencing token of the lease that it was made under. Messages and small bodies that were
 just stored or read are served from memory only while this relay has claimed one of their deliveries: until
@@ -41,8 +41,9 @@ class ClaimBook:
     # --- claims
 
     def add(self, key: DeliveryKey, token: bytes) -> bool:
-        """False when it was claimed before, under a lease that was lost, and is still being worked on: the
-        work goes on under the new token, and the delivery must not be handed out a second time.
+        """Notes a claim. Returns false when the delivery was claimed before, under a lease that was lost, and
+        is still being worked on: the work goes on under the new token, and the delivery must not be handed
+        out a second time.
         """
         is_new = key not in self._tokens
         self._tokens[key] = self._last_token[key.message_id] = token
@@ -54,7 +55,7 @@ class ClaimBook:
         return self._tokens.get(key, NO_TOKEN)
 
     def drop(self, keys: Iterable[tuple[DeliveryKey, bytes]]) -> None:
-        """These claims have ended, unless they were made again meanwhile."""
+        """Forgets claims that have ended, unless they were made again meanwhile."""
         for key, token in keys:
             if token != NO_TOKEN and self._tokens.get(key) == token:
                 del self._tokens[key]
@@ -80,7 +81,7 @@ class ClaimBook:
         return message_id in self._claimed
 
     def is_sound(self, message_id: MessageId, token: bytes) -> bool:
-        """False when the message was last claimed under another token: that lease was lost."""
+        """Returns false when the message was last claimed under another token: that lease was lost."""
         return self._last_token.get(message_id, token) == token
 
     # --- what is known by heart
@@ -91,7 +92,7 @@ class ClaimBook:
             del self._hot[next(iter(self._hot))]
 
     def remember_body(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
-        """The chunks from number `first`."""
+        """Keeps the chunks from number `first` on."""
         self._bodies.extend(message_id, first, chunks)
 
     def forget_body(self, message_id: MessageId) -> None:
@@ -115,7 +116,7 @@ class ClaimBook:
         return list(self._counts)
 
     def take_counts(self, reply: Reply) -> None:
-        """Of the zones that were changed: name, ready, deferred, held."""
+        """Takes in the counts of changed zones: name, ready, deferred, held of each."""
         answer = as_list(reply)
         for at in range(0, len(answer), 4):
             zone, *numbers = answer[at : at + 4]

@@ -19,7 +19,7 @@ from zonerelay.store.common.write.replies import then
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
-from zonerelay.store.redis.connection import Argument, Reply, as_list
+from zonerelay.store.redis.connection import Argument, Reply, as_list, pairs
 from zonerelay.store.redis.keeper import RedisKeeper
 
 CLAIM_BUDGET = 500
@@ -127,9 +127,7 @@ class RedisClaims:
 
     def _note_claims(self, zone: bytes, token: bytes, found: list[Reply]) -> list[Delivery]:
         claimed = []
-        for member, record in zip(found[::2], found[1::2], strict=True):
-            assert isinstance(member, bytes)
-            assert isinstance(record, bytes)
+        for member, record in pairs(found):
             try:
                 delivery = rows.decode_member(zone, member, record)
             except StoreCorruptError as error:
@@ -169,7 +167,7 @@ class RedisClaims:
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Give back claims that hang on this relay's lease without its knowing."""
+        """Gives back claims that hang on this relay's lease unknown to it."""
         self.is_unsure = False
         token = self._keeper.lease.token
         claims = self._keeper.prefix + b"claims"
@@ -192,4 +190,4 @@ class RedisClaims:
 
 
 def _nothing(_: Reply) -> None:
-    """Nothing to learn from it."""
+    """The answer holds nothing to learn."""

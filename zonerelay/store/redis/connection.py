@@ -1,12 +1,12 @@
 """One connection to a Redis server that any number of callers share. The only module that knows redis-py.
 
-Commands are sent as they come, without waiting for answers, which come back in the same order. While
-`IN_FLIGHT` batches are under way, what comes gathers for the next, so that concurrent sessions share round
-trips. Scripts of one batch go between MULTI and EXEC, for the sake of one sync of the server's log: it syncs
-whenever it has read and carried out 16 KB of what a client says.
+A wire sends commands as they come, without waiting for answers, which come back in the same order. While
+`IN_FLIGHT` batches are under way, further commands gather for the next batch, so that concurrent sessions
+share round trips. Scripts of one batch go between MULTI and EXEC, so that the server syncs its log once: it
+syncs whenever it has read and carried out 16 KB of a client's commands.
 
-What a wire was told to `confirm` with is asked behind every batch, and the batch has failed when the answer
-is not good enough.
+A wire sends its `confirm` commands behind every batch, and the batch has failed when an answer is not good
+enough.
 
 Failure: when the connection ends, an answer takes longer than `timeout`, or the server says that it is not to
 be used, every call fails with StoreError and `on_broken` is called once; a wire is never repaired but
@@ -37,6 +37,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from zonerelay.config.settings import RedisSettings
+from zonerelay.store.common.write.replies import refuse
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis.scripts import DIGESTS, SOURCES
 
@@ -83,32 +85,30 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the server is and how to log in."""
+    """The server that the settings name, and the password, which they only point at."""
 
-    url: str
-    user: str = ""
+    settings: RedisSettings
     password: str = field(default="", repr=False)
-    ca_file: str = ""
-    timeout: float = 10.0
 
     def connection(self) -> AbstractConnection:
+        settings = self.settings
         try:
-            known = dict(parse_url(self.url))
+            known = dict(parse_url(settings.url))
         except ValueError as error:
             raise StoreOpenError(f"[redis] url: {error}") from error
         kind = known.pop("connection_class", Connection)
         known.update(
             protocol=2,
             socket_timeout=None,  # the wire has its own
-            socket_connect_timeout=self.timeout,
+            socket_connect_timeout=settings.timeout,
             retry=Retry(NoBackoff(), 0),
         )
         if self.password:
             known["password"] = self.password
-        if self.user:
-            known["username"] = self.user
-        if self.ca_file:
-            known["ssl_ca_certs"] = self.ca_file
+        if settings.user:
+            known["username"] = settings.user
+        if settings.ca_file:
+            known["ssl_ca_certs"] = str(settings.ca_file)
         made = kind(**known)  # type: ignore[operator]  # redis-py types the values of this mapping as objects
         assert isinstance(made, AbstractConnection)
         return made
@@ -147,10 +147,12 @@ class Wire:
         self._tasks = (self._loop.create_task(self._send()), self._loop.create_task(self._receive()))
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
-        """Raises nothing here: the future does, StoreError only. It may be left alone."""
+        """Sends a command and raises nothing. The future raises StoreError only, and needs no caller that
+        awaits it.
+        """
         future: asyncio.Future[Reply] = self._loop.create_future()
         if self._broken is not None:
-            _fail(future, self._broken)
+            refuse(future, self._broken)
         else:
             self._queue.append((command, future))
             self._to_send.set()
@@ -211,7 +213,10 @@ class Wire:
             if isinstance(reply, StoreError) or not asked.is_enough(reply):
                 raise StoreError(f"{asked.command[0]!r} was answered {reply!r}: not as durable as wanted")
         for future, reply in replies:
-            _answer(future, reply)
+            if isinstance(reply, StoreError):
+                refuse(future, reply)
+            elif not future.done():
+                future.set_result(reply)
 
     async def _read_group(self, size: int) -> Sequence[Reply | StoreError]:
         if size == 1:
@@ -248,9 +253,9 @@ class Wire:
                 task.cancel()
         for batch in self._sent:
             for future in itertools.chain.from_iterable(batch.groups):
-                _fail(future, self._broken)
+                refuse(future, self._broken)
         for _, future in self._queue:
-            _fail(future, self._broken)
+            refuse(future, self._broken)
         self._sent.clear()
         self._queue.clear()
         if tell:
@@ -258,7 +263,7 @@ class Wire:
 
 
 def _groups(queue: list[_Call]) -> Iterator[list[_Call]]:
-    """Scripts that follow each other together; everything else by itself."""
+    """Groups scripts that follow each other; every other command is a group by itself."""
     for is_script, calls in itertools.groupby(queue, key=lambda call: call[0][0] == "EVALSHA"):
         some = list(calls)
         step = TOGETHER if is_script else 1
@@ -272,7 +277,7 @@ def _wrapped(group: list[_Call]) -> list[Command]:
 
 
 def _judged(error: ResponseError) -> StoreError:
-    """Raises it when the connection is not to be used any longer."""
+    """Returns the error for the caller, or raises it when the connection must not be used any longer."""
     text = str(error)
     if (code := _UNUSABLE.get(type(error))) is not None:
         raise StoreError(f"{code} {text}")
@@ -284,7 +289,7 @@ def _judged(error: ResponseError) -> StoreError:
 
 
 async def _hang_up(connection: AbstractConnection) -> None:
-    """TLS says goodbye and waits for the other's; a server that does not answer delays it only shortly."""
+    """Closes a connection. TLS waits for the server's goodbye, at most `GOODBYE` seconds."""
     writer = connection._writer  # redis-py forgets it when the time is up, and TLS goes on waiting
     try:
         async with asyncio.timeout(GOODBYE):
@@ -312,11 +317,11 @@ async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
 async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
     """Raises StoreError."""
     async with _connected(server) as connection:
-        return Wire(connection, timeout=server.timeout, on_broken=on_broken)
+        return Wire(connection, timeout=server.settings.timeout, on_broken=on_broken)
 
 
 async def load_scripts(wire: Wire) -> None:
-    """On each new connection: the server may be another one, or have been started again."""
+    """Loads the scripts on each new connection, because the server may have been started again."""
     answers = [wire.call("SCRIPT LOAD", source) for source in SOURCES.values()]
     if await asyncio.gather(*answers) != [digest.encode() for digest in DIGESTS.values()]:
         raise StoreError("the spool's server does not take scripts")
@@ -329,7 +334,7 @@ class Channel:
         self._connection = connection
 
     async def next(self) -> bytes:
-        """The next message. Raises StoreError when there will be none any more."""
+        """Waits for the next message. Raises StoreError when the connection has ended."""
         try:
             while True:
                 heard = await self._connection.read_response()
@@ -351,24 +356,8 @@ async def open_channel(server: Server, name: bytes) -> Channel:
         return Channel(connection)
 
 
-def _answer(future: asyncio.Future[Reply], reply: Reply | StoreError) -> None:
-    if future.done():
-        return  # who asked has gone
-    if isinstance(reply, StoreError):
-        _fail(future, reply)
-    else:
-        future.set_result(reply)
-
-
-def _fail(future: asyncio.Future[Reply], error: StoreError) -> None:
-    if not future.done():
-        future.set_exception(type(error)(str(error)))
-        # Without a caller the loop must not complain.
-        future.exception()
-
-
 def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:
-    """A flat list of names and values."""
+    """Returns a flat list of names and values in pairs."""
     return [
         (name, value)
         for name, value in zip(reply[::2], reply[1::2], strict=True)

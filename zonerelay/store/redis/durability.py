@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from zonerelay.store.contract import StoreError
-from zonerelay.store.redis.connection import Reply, Wire
+from zonerelay.store.redis.connection import Reply, Wire, as_list, pairs
 
 _WANTED = {
     "appendonly": ("yes", "without the append-only file a restart loses what was acknowledged"),
@@ -48,11 +48,9 @@ class ServerFacts(NamedTuple):
 async def ask(wire: Wire) -> ServerFacts:
     """Raises StoreError."""
     info = _lines(await wire.call("INFO"))
-    settings: dict[str, str] = {}
     try:
-        for name in _WANTED:
-            settings |= _pairs(await wire.call("CONFIG GET", name))
-        flaws = _flaws(settings)
+        found = pairs(as_list(await wire.call("CONFIG GET", *_WANTED)))
+        flaws = _flaws({name.decode(): value.decode() for name, value in found})
     except StoreError as error:
         flaws = (f"its settings cannot be read with CONFIG GET ({error})",)
     if info.get("aof_last_write_status", "ok") != "ok":
@@ -80,11 +78,6 @@ def _lines(reply: Reply) -> dict[str, str]:
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else ""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name: value for name, _, value in pairs if value}
-
-
-def _pairs(reply: Reply) -> dict[str, str]:
-    words = [word.decode() for word in reply if isinstance(word, bytes)] if isinstance(reply, list) else []
-    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -6,9 +6,11 @@ looked at that a start is not delayed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 
+from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import Argument, as_list
 from zonerelay.store.redis.keeper import RedisKeeper
 
@@ -19,15 +21,19 @@ _log = logging.getLogger("zonerelay.store")
 
 
 async def tell_foreign_queue(keeper: RedisKeeper, url: str) -> None:
-    """Raises StoreError."""
-    if not await _is_there(keeper):
-        return
+    """The keeper's own look at the server tells of a server that fails meanwhile."""
+    with contextlib.suppress(StoreError):
+        if await _is_there(keeper):
+            _tell(keeper, url)
+
+
+def _tell(keeper: RedisKeeper, url: str) -> None:
     prefix = keeper.prefix.decode()
     text = (
         f"[redis] prefix {prefix}: there is mail of python-slimta, which the relay does not send;"
         f" zonerelay spool import --from slimta-redis '{url}?prefix={prefix}' takes it over"
     )
-    keeper.note("foreign", text)
+    keeper.health.note("foreign", text)
     _log.warning("%s", text)
 
 

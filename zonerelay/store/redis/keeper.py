@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from zonerelay.config.settings import LOSS_WORDS, RedisSettings
+from zonerelay.config.settings import LOSS_WORDS
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.recovery import recover
-from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
+from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError
 from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis.connection import (
     UNREACHABLE,
@@ -47,7 +47,7 @@ _log = logging.getLogger("zonerelay.store")
 
 @dataclass(slots=True)
 class RedisHooks:
-    """What the store wants to hear. All are called on the event loop."""
+    """The calls by which the store hears of connections, counts, mail and the lease, on the event loop."""
 
     connected: Callable[[], Coroutine[None, None, None]]
     counted: Callable[[list[Reply]], None]
@@ -66,27 +66,20 @@ class RedisKeeper:
     def __init__(
         self,
         server: Server,
-        settings: RedisSettings,
         around: Surroundings,
         mark: QueueMark,
         *,
         min_free_memory: int,
     ) -> None:
+        settings = self._settings = server.settings
         self.prefix = settings.prefix.encode()
         self.lease = RedisLease(self.prefix, settings.lease, around.clock)
-        self._settings = settings
         self._min_free_memory = min_free_memory
         self._mark = mark
         self._clock = around.clock
         self._server = server
-        self._health = Health(around.on_health)
-        self._health.refusal = StoreError(UNREACHABLE)
-        self.check_usable = self._health.check_usable
-        self.check_writable = self._health.check_writable
-        self.unhealthy = self._health.unhealthy
-        self.problems = self._health.problems
-        self.note = self._health.note
-        self.usable = self._health.usable
+        self.health = Health(around.on_health)
+        self.health.refusal = StoreError(UNREACHABLE)
         self._records: Wire | None = None
         self._bodies: Wire | None = None
         self._channel: Channel | None = None
@@ -98,27 +91,27 @@ class RedisKeeper:
     # --- use
 
     def run(self, script: str, *arguments: Argument) -> asyncio.Future[Reply]:
-        """On the wire for records."""
+        """Runs a script on the wire for records."""
         return self._usable(self._records).run(script, self.prefix, *arguments)
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
         return self._usable(self._records).call(*command)
 
     def run_body(self, script: str, *arguments: Argument) -> asyncio.Future[Reply]:
-        """On the wire for bodies."""
+        """Runs a script on the wire for bodies."""
         return self._usable(self._bodies).run(script, self.prefix, *arguments)
 
     def call_body(self, *command: Argument) -> asyncio.Future[Reply]:
         return self._usable(self._bodies).call(*command)
 
     def _usable(self, wire: Wire | None) -> Wire:
-        self.check_usable()
+        self.health.check_usable()
         if wire is None:
             raise StoreError(UNREACHABLE)
         return wire
 
     def check_open(self) -> None:
-        """Raises StoreError when the store is closed; being out of reach is nothing to it."""
+        """Raises StoreError when the store is closed, not when the server is out of reach."""
         if self._closing:
             raise StoreError(health.CLOSED)
 
@@ -130,13 +123,13 @@ class RedisKeeper:
             raise
         except StoreError:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._up.wait(), self._server.timeout)
+                await asyncio.wait_for(self._up.wait(), self._settings.timeout)
             return await ask()
 
     # --- life
 
     def start(self) -> None:
-        """From here on `hooks` are called."""
+        """Stays connected from here on."""
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
 
     async def close(self) -> None:
@@ -144,12 +137,12 @@ class RedisKeeper:
             return
         self._closing = True
         self._up.set()  # no reader waits for what does not come back
-        self._health.close()
+        self.health.close()
         await cancel_all(self._task)
-        if self._health.refusal is None:
+        if self.health.refusal is None:
             with contextlib.suppress(StoreError):
                 await self.lease.leave(self._usable(self._records))
-        self._health.refusal = StoreError(health.CLOSED)
+        self.health.refusal = StoreError(health.CLOSED)
         await self._disconnect()
 
     # --- connecting
@@ -167,7 +160,7 @@ class RedisKeeper:
         self._channel = await open_channel(self._server, self.prefix + b"news")
         await self._renew(self._records)
         self.lease.connected()
-        self._health.refusal = None
+        self.health.refusal = None
         self._up.set()
         self._note_memory(facts)
 
@@ -184,15 +177,14 @@ class RedisKeeper:
     async def _recognise(self, wire: Wire) -> None:
         """Raises StrangeStoreError, before anything is written."""
         key = self.prefix + b"mark"
-        stored = _text(await wire.call("GET", key))
-        await self._mark.check(stored)
-        if stored is None:
-            await wire.call("SET", key, new_mark(self._clock), "NX")  # or it is another relay's
-            stored = _text(await wire.call("GET", key))
-        await self._mark.adopt(stored or "")
+
+        async def read() -> str | None:
+            return _text(await wire.call("GET", key))
+
+        await self._mark.recognise(read, lambda mark: wire.call("SET", key, mark, "NX"), self._clock)
 
     def _confirmations(self, facts: ServerFacts) -> tuple[Confirmation, ...]:
-        patience = int(self._server.timeout * 500)
+        patience = int(self._settings.timeout * 500)
         asked = []
         if facts.can_wait_for_log:
             asked.append(Confirmation(("WAITAOF", 1, 0, patience), (1, 0)))
@@ -213,11 +205,11 @@ class RedisKeeper:
             self._channel = None
 
     def _on_broken(self, why: str, reason: str = UNREACHABLE) -> None:
-        if self._health.refusal is None:
+        if self.health.refusal is None:
             _log.error("%s: %s", reason, why)
-            self._health.refusal = StoreError(reason)
+            self.health.refusal = StoreError(reason)
             self._up.clear()
-            self._health.set("reach", reason)
+            self.health.set("reach", reason)
         self._broken.set()
 
     # --- staying connected
@@ -227,7 +219,7 @@ class RedisKeeper:
             await self._work()
             await self._disconnect()
             await recover(self._reconnect, self._not_yet, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
-            self._health.set("reach", None)
+            self.health.set("reach", None)
 
     async def _reconnect(self) -> None:
         try:
@@ -237,11 +229,11 @@ class RedisKeeper:
             raise
 
     def _not_yet(self, error: StoreError) -> None:
-        self._health.set("reach", _reason(error))
+        self.health.set("reach", _reason(error))
         _log.warning("the spool's server cannot be used yet: %s", error)
 
     async def _work(self) -> None:
-        """While connected."""
+        """Listens and beats until the connection breaks."""
         tasks = [asyncio.create_task(work) for work in (self._listen(), self._beat(), self._broken.wait())]
         try:
             await self.hooks.connected()
@@ -294,11 +286,11 @@ class RedisKeeper:
     def _note_memory(self, facts: ServerFacts) -> None:
         free = facts.free_memory
         short = free is not None and free < self._min_free_memory
-        self._health.set("memory", NO_SPACE if short else None)
+        self.health.set("memory", NO_SPACE if short else None)
 
     def full(self) -> None:
-        """The server has just said so; the next look says whether it still is."""
-        self._health.set("memory", NO_SPACE)
+        """Notes that the server has no memory left; the next beat says whether that is still so."""
+        self.health.set("memory", NO_SPACE)
 
 
 def _reason(error: StoreError) -> str:

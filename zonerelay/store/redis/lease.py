@@ -1,4 +1,4 @@
-"""The lease on this relay's claims in Redis, and what becomes of the claims of dead relays.
+"""Holds the lease on this relay's claims in Redis, and frees the claims of dead relays.
 
 A lease is renewed three times in its length. Any relay frees the claims of a lease that has ended, but only
 after it has been connected for as long as a lease lasts: after an outage of the server every relay has had
@@ -59,12 +59,12 @@ class RedisLease:
             raise StoreError("the lease on this relay's claims was not renewed in time")
 
     def lose(self) -> None:
-        """The server says that it has ended: get another one now."""
+        """Notes that the server has ended the lease, and takes another one at once."""
         self._valid_until = 0.0
         self._beat_now.set()
 
     def connected(self) -> None:
-        """From now on others can have renewed theirs."""
+        """Notes the time from which other relays could renew their leases."""
         self._connected_at = self._clock.monotonic()
 
     async def next_beat(self) -> None:
@@ -111,7 +111,7 @@ class RedisLease:
         return StoreOpenError("256 relays share this server and prefix already: there can be no more")
 
     async def reap(self, wire: Wire) -> None:
-        """Give back what relays have claimed whose lease has ended."""
+        """Frees the claims of relays whose leases have ended."""
         if self._clock.monotonic() < self._connected_at + self._length:
             return
         while True:
@@ -122,7 +122,7 @@ class RedisLease:
             _log.warning("another relay's lease has ended: its claims are given back (%r)", reply[1])
 
     async def leave(self, wire: Wire) -> None:
-        """Give back our own claims. What was submitted before is answered before."""
+        """Gives back this relay's claims, after everything that was submitted before."""
         while await wire.run("leave", self._prefix, self.token, self.number, REAP_LIMIT):
             pass
 

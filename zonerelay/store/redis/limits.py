@@ -1,6 +1,6 @@
-"""Limits over all relays that share a Redis spool: the books of zones, each under a key of its own.
+"""Stores the limits that all relays on a Redis spool share: the books of zones, each under a key of its own.
 
-They have two connections beside the spool's, one for the books and one for news, so that no limit waits
+The limits have two connections beside the spool's, one for the books and one for news, so that no limit waits
 behind a body. The server's clock counts. A key expires by itself when nothing in it binds a relay any
 longer.
 """
@@ -32,10 +32,10 @@ class RedisShelf:
 
     name = "the spool's Redis server"
 
-    def __init__(self, server: Server, prefix: bytes) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._prefix = prefix
-        self._words = prefix + b"limits"
+        self._prefix = server.settings.prefix.encode()
+        self._words = self._prefix + b"limits"
         self._wire: Wire | None = None
         self._channel: Channel | None = None
         self._broken = asyncio.Event()

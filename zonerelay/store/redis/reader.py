@@ -108,7 +108,7 @@ class RedisReader:
     # --- deliveries
 
     async def read_records(self, keys: Iterable[DeliveryKey]) -> list[tuple[DeliveryKey, bytes]]:
-        """Those that exist, as they are stored."""
+        """Reads the records that exist, as they are stored."""
         wanted = list(keys)
         asked = [
             self._keeper.call("HGET", self._deliveries_key(key.message_id), rows.address(key).field)

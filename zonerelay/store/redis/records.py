@@ -1,4 +1,4 @@
-"""How deliveries are written in Redis: what the scripts read is plain text before the JSON."""
+"""Encodes deliveries for Redis. The fields that the scripts read are plain text before the JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_ONCE = b"0"
 
 
 class Address(NamedTuple):
-    """Where a delivery stands, as every script wants it."""
+    """The zone, message and recipient of a delivery, as every script wants them."""
 
     zone: bytes
     message_id: bytes
@@ -23,12 +23,12 @@ class Address(NamedTuple):
 
     @property
     def field(self) -> bytes:
-        """In the hash of its message."""
+        """The name of the field in the hash of its message."""
         return b"%b %b" % (self.zone, self.recipient)
 
 
 def zone_field(zone: str) -> bytes:
-    """A zone as part of a key, where colons separate."""
+    """Encodes a zone as part of a key, in which colons separate fields."""
     return records.field(zone).replace(b":", b"%3A")
 
 
@@ -62,13 +62,13 @@ def decode(zone: bytes, message_id: bytes, recipient: bytes, raw: bytes) -> Deli
 
 
 def decode_member(zone: bytes, member: bytes, raw: bytes) -> Delivery:
-    """A row of a zone's sorted sets."""
+    """Decodes a member of a zone's sorted sets. Raises StoreCorruptError."""
     message_id, _, recipient = member.partition(b" ")
     return decode(zone, message_id, recipient, raw)
 
 
 def parse_claim(member: bytes) -> DeliveryKey:
-    """A row of `claims`."""
+    """Parses a member of `claims`. Raises StoreCorruptError."""
     try:
         zone, message_id, recipient = member.split(b" ")
         text = message_id.decode("ascii")

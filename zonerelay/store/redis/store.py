@@ -72,10 +72,9 @@ class RedisStore(BatchedUpdate):
         self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.counts = book.counts
-        self.check_writable = keeper.check_writable
-        self.unhealthy = keeper.unhealthy
-        self.problems = keeper.problems
-        self.usable = keeper.usable
+        health = keeper.health
+        self.check_writable, self.unhealthy = health.check_writable, health.unhealthy
+        self.problems, self.usable = health.problems, health.usable
 
     async def start(self) -> None:
         """Raises StoreError."""
@@ -150,13 +149,13 @@ class RedisStore(BatchedUpdate):
         return then(asked, aborted, failed)
 
     async def _keep_uploads(self) -> None:
-        """Those under way are not to be forgotten. Raises StoreError."""
+        """Keeps the server from forgetting uploads that go on. Raises StoreError."""
         if self._owners:
             arguments = [part for upload, owner in self._owners.items() for part in (owner, upload)]
             await self._keeper.run_body("keep", UPLOAD_KEPT, *arguments)
 
     async def _take_back(self) -> None:
-        """What is doubtful, now that the server is there again. Raises StoreError."""
+        """Removes doubtful messages, now that the server is there again. Raises StoreError."""
         for message_id, owner in list(self._doubtful.items()):
             await self._abort(message_id, owner)
             del self._doubtful[message_id]
@@ -222,7 +221,7 @@ class RedisStore(BatchedUpdate):
     async def _update_once(
         self, keys: Sequence[DeliveryKey], change: ChangeOne
     ) -> tuple[int, list[DeliveryKey]]:
-        """How many existed, and which must be looked at again because they changed meanwhile."""
+        """Returns how many existed, and which must be looked at again because they changed meanwhile."""
         arguments: list[Argument] = []
         asked: list[DeliveryKey] = []
         unchanged = 0
@@ -250,7 +249,7 @@ class RedisStore(BatchedUpdate):
     # --- what the keeper tells
 
     async def _connected(self) -> None:
-        """Once more or for the first time: put right what got lost on the way."""
+        """Settles doubtful messages and lost claims after each connection."""
         await self._take_back()
         await self._claims.reconcile()
         for zone in self._book.zones():

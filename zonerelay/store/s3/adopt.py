@@ -72,7 +72,9 @@ class Walks:
         self._at_once = asyncio.Semaphore(READS_AT_ONCE)
 
     async def walk(self, *, shares: bool = False) -> None:
-        """Raises StoreError. `shares`: leave to other relays their part of what is left."""
+        """Walks through the bucket. `shares` leaves other relays their part of dead relays' mail. Raises
+        StoreError.
+        """
         present: dict[MessageId, str] = {}
         async for page in self._objects.bucket.pages(self._objects.keys.queue):
             names = [self._objects.keys.message_of(listed.key) for listed in page]
@@ -135,7 +137,9 @@ class Walks:
             return None
 
     async def _decide(self, message_id: MessageId, version: Version, *, shares: bool) -> set[str]:
-        """The zones of what came in."""
+        """Takes a message over, or leaves it. Returns the zones of its deliveries when it is this relay's
+        now.
+        """
         head = version.head
         self._mine.note_id(message_id)
         if head.is_over:
@@ -186,7 +190,7 @@ class Walks:
     # --- what crashes leave
 
     async def _remove_leftovers(self) -> None:
-        """Bodies without a message, uploads without an end: of sessions that are over."""
+        """Removes bodies without a message and uploads without an end, of sessions that are over."""
         keys, bucket = self._objects.keys, self._objects.bucket
         async for page in bucket.pages(keys.bodies):
             for listed in page:
@@ -199,7 +203,7 @@ class Walks:
                 await bucket.abort_upload(key, upload_id)
 
     async def _is_over(self, session: str) -> bool:
-        """Not by what was known: a session that has just begun has its lease before its first body."""
+        """Looks at the leases again: a session that has just begun has its lease before its first body."""
         if session in self._nodes.live():
             return False
         if session not in self._over:

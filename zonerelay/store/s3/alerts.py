@@ -60,7 +60,7 @@ class Alerts:
         self._tasks = [loop.create_task(self._send_all()), loop.create_task(self._listen())]
 
     def offer(self, message_id: MessageId) -> None:
-        """It is stored, and left to others."""
+        """Announces a message that is stored and left to other relays."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(message_id)
             self._something.set()
@@ -110,7 +110,7 @@ class Alerts:
         try:
             ids = [MessageId(name) for name in _decode(text).ids if is_message_id(name)]
         except (ValueError, msgspec.MsgspecError):
-            _log.warning("what stands in the queue of alerts is not an alert; it is left to who wrote it")
+            _log.warning("the queue of alerts holds a text that is no alert; it stays there")
             return
         if await self._heard(ids):
             await self._bucket.forget(receipt)

@@ -159,7 +159,7 @@ class Group:
 
 
 def to_decide(wanted: Mapping[DeliveryKey, Delivery | None]) -> Decide:
-    """What no longer exists is left alone."""
+    """Returns the decision for wanted changes; it leaves alone deliveries that no longer exist."""
     return lambda state: {key: new for key, new in wanted.items() if key in state}
 
 
@@ -185,7 +185,7 @@ def groups_of(changes: Sequence[Change]) -> list[Group]:
 
 
 def _join(found: dict[MessageId, Group], ids: Iterable[MessageId], report: Submit) -> list[Group]:
-    """Make one group of these; a report about nothing that is here is one by itself."""
+    """Makes one group of these; a report about none of them is a group by itself."""
     joined = Group(reports=[report])
     members = _distinct(found[each] for each in ids)
     if not members:

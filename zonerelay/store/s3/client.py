@@ -64,7 +64,6 @@ class Listed:
 
     key: str
     etag: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +146,15 @@ class Bucket:
     # --- objects
 
     async def put(self, key: str, data: bytes, *, match: str = "", new: bool = False) -> str:
-        """Its ETag. `match`: only over that one; `new`: only if there is none. Raises ConflictError."""
+        """Writes an object and returns its ETag. `match`: only over that version; `new`: only where no object
+        is. Raises ConflictError.
+        """
         conditions = {"IfMatch": match} if match else {"IfNoneMatch": "*"} if new else {}
         answer = await self._ask("put_object", Key=key, Body=data, **conditions)
         return str(answer["ETag"])
 
     async def get(self, key: str, first: int = 0, length: int = 0) -> Fetched:
-        """`length` octets from `first`; none: all of it. Raises MissingError."""
+        """Reads `length` octets from `first` on; a `length` of 0 reads the whole. Raises MissingError."""
         part = {"Range": f"bytes={first}-{first + length - 1}"} if length else {}
         answer = await self._ask("get_object", Key=key, **part)
         data: bytes = answer["Body"]
@@ -161,15 +162,15 @@ class Bucket:
         return Fetched(data, answer["ETag"], int(whole) if whole else len(data))
 
     async def delete(self, key: str, *, match: str = "") -> None:
-        """No matter whether it is there; with `match` raises ConflictError or MissingError."""
+        """Removes an object, which need not exist; with `match` raises ConflictError or MissingError."""
         await self._ask("delete_object", Key=key, **({"IfMatch": match} if match else {}))
 
     async def pages(self, prefix: str, after: str = "") -> AsyncIterator[list[Listed]]:
-        """Pages in the order of keys."""
+        """Lists the objects page by page, in the order of keys."""
         more: dict[str, str] = {"StartAfter": after} if after else {}
         while True:
             answer = await self._ask("list_objects_v2", Prefix=prefix, MaxKeys=PAGE_KEYS, **more)
-            yield [Listed(row["Key"], row["ETag"], row["Size"]) for row in answer.get("Contents", [])]
+            yield [Listed(row["Key"], row["ETag"]) for row in answer.get("Contents", [])]
             if not answer.get("IsTruncated"):
                 return
             more = {"ContinuationToken": answer["NextContinuationToken"]}
@@ -194,7 +195,7 @@ class Bucket:
             await self._ask("abort_multipart_upload", Key=key, UploadId=upload)
 
     async def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        """Keys and ids of those under way, the first thousand."""
+        """Returns keys and ids of the first thousand uploads under way."""
         answer = await self._ask("list_multipart_uploads", Prefix=prefix)
         return [(row["Key"], row["UploadId"]) for row in answer.get("Uploads", [])]
 
@@ -204,12 +205,12 @@ class Bucket:
         await self._ask_queue("send_message", MessageBody=text)
 
     async def receive(self, count: int, wait: int) -> list[tuple[str, str]]:
-        """Texts, each with what `forget` wants."""
+        """Returns texts, each with the receipt that `forget` and `give_back` take."""
         answer = await self._ask_queue("receive_message", MaxNumberOfMessages=count, WaitTimeSeconds=wait)
         return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
 
     async def give_back(self, receipt: str) -> None:
-        """Let others have it at once."""
+        """Lets other relays have the text at once."""
         await self._ask_queue("change_message_visibility", ReceiptHandle=receipt, VisibilityTimeout=0)
 
     async def forget(self, receipt: str) -> None:

@@ -142,7 +142,7 @@ class S3Keeper:
             await self._tick()
 
     async def close(self) -> None:
-        """No more beats; the lease is still there."""
+        """Ends the beats; the lease stays."""
         await cancel_all(self._task)
 
     def closed(self) -> None:

@@ -1,4 +1,4 @@
-"""Relays that share a bucket: each has a number and, while it lives, a session, under one lease object.
+"""Keeps this relay's number, session and lease in the bucket, and watches those of the other relays.
 
 A relay renews its lease by writing the object on the condition that no other relay has written it. Other
 relays consider a lease over when they have seen it unchanged for `lease` seconds by their own clock, and
@@ -24,7 +24,7 @@ import msgspec
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MAX_WORKERS
-from zonerelay.store.common.queue_mark import QueueMark, new_mark
+from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError
@@ -52,7 +52,7 @@ class SeenLease:
 
 
 class Nodes:
-    """`number` and `session` of this relay; `others` by their numbers."""
+    """The lease of this relay, with its `number` and `session`, and the `others` by their numbers."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Nodes:
         return self._clock.monotonic() < self.held_until
 
     def live(self) -> set[str]:
-        """Sessions whose mail is theirs."""
+        """Returns the sessions that own mail."""
         found = {seen.lease.session for seen in self.others.values() if seen.lease.state != "dead"}
         return found | {self.session}
 
@@ -95,7 +95,7 @@ class Nodes:
     # --- coming and going
 
     async def join(self) -> None:
-        """Take a number and a session. Raises StoreError, or StoreOpenError."""
+        """Takes a number and a session. Raises StoreError, or StoreOpenError."""
         await self._recognise()
         self.session, self._etag = "", ""
         if self.alone:
@@ -110,22 +110,23 @@ class Nodes:
 
     async def _recognise(self) -> None:
         """Raises StrangeStoreError."""
-        stored = await self._stored_mark()
-        await self._mark.check(stored)
-        if stored is None:
-            with contextlib.suppress(ConflictError):  # another relay's, made just now
-                await self._bucket.put(self._keys.mark, new_mark(self._clock).encode(), new=not self.alone)
-            stored = await self._stored_mark()
-        await self._mark.adopt(stored or "")
 
-    async def _stored_mark(self) -> str | None:
-        try:
-            return (await self._bucket.get(self._keys.mark)).data.decode("utf-8", "replace")
-        except MissingError:
-            return None
+        async def read() -> str | None:
+            try:
+                return (await self._bucket.get(self._keys.mark)).data.decode("utf-8", "replace")
+            except MissingError:
+                return None
+
+        async def write(mark: str) -> None:
+            with contextlib.suppress(ConflictError):  # another relay's, made just now
+                await self._bucket.put(self._keys.mark, mark.encode(), new=not self.alone)
+
+        await self._mark.recognise(read, write, self._clock)
 
     def _choose(self) -> tuple[int, SeenLease | None]:
-        """The number of a relay that has stopped, to go on under its session; otherwise a free number."""
+        """Returns the number of a relay that has stopped, to go on under its session; otherwise a free
+        number.
+        """
         for number, seen in sorted(self.others.items()):
             if seen.lease.state == "ended":
                 return number, seen
@@ -179,7 +180,7 @@ class Nodes:
         self.session, self.held_until = session, started + self.lease
 
     async def leave(self) -> None:
-        """Say that this relay has stopped. Raises StoreError."""
+        """Writes that this relay has stopped. Raises StoreError."""
         if self.session:
             ended = msgspec.structs.replace(self._worded(self.session, self._mine.beat + 1), state="ended")
             await self._write(self.number, ended, self._etag)
@@ -205,7 +206,9 @@ class Nodes:
         self.held_until = started + self.lease
 
     async def _check_mine(self) -> None:
-        """Was it our own write, whose answer was lost?"""
+        """Finds out whether the lease is this relay's own write, whose answer was lost. Raises
+        LeaseLostError.
+        """
         found = await self._read(self.number)
         if found is None or found.lease.session != self.session or found.lease.state != "live":
             self.held_until = float("-inf")

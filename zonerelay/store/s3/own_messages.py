@@ -16,7 +16,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.pool import Claims
-from zonerelay.store.contract import StoreError, Submit
+from zonerelay.store.common.write.replies import refuse
+from zonerelay.store.contract import Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.objects import Version
 from zonerelay.store.s3.records import HeadIntent
@@ -45,55 +46,36 @@ class MessageJob:
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def end(self, error: BaseException | None = None) -> None:
-        if self.done.done():
-            return
-        if error is None:
+        if error is not None:
+            refuse(self.done, error)
+        elif not self.done.done():
             self.done.set_result(None)
-            return
-        refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(repr(error))
-        refusal.__cause__ = error
-        self.done.set_exception(refusal)
-        self.done.exception()  # without a caller the loop must not complain
 
 
 HOT_MESSAGES = 10_000
 """Messages whose states stay in memory when no task works on them."""
 
 
+@dataclass(slots=True, eq=False)
 class OwnMessage:
     """One message as it stands in the bucket. `etag` empty: it has to be read; `jobs` are changes that wait
-    for the write that is under way (`busy`); `users` is who needs it to stay.
+    for the write that is under way (`busy`); `users` counts the tasks that need it to stay.
     """
 
-    __slots__ = (
-        "body",
-        "busy",
-        "deliveries",
-        "etag",
-        "id",
-        "intent",
-        "jobs",
-        "kept",
-        "message",
-        "rev",
-        "users",
-    )
-
-    def __init__(self, message_id: MessageId) -> None:
-        self.id = message_id
-        self.etag = ""
-        self.rev = 0
-        self.body = ""
-        self.kept = b""
-        self.message: Message | None = None
-        self.intent: HeadIntent | None = None
-        self.deliveries: dict[DeliveryKey, Delivery] = {}
-        self.jobs: list[MessageJob] = []
-        self.busy = False
-        self.users = 0
+    id: MessageId
+    etag: str = ""
+    rev: int = 0
+    body: str = ""
+    kept: bytes = b""
+    message: Message | None = None
+    intent: HeadIntent | None = None
+    deliveries: dict[DeliveryKey, Delivery] = field(default_factory=dict)
+    jobs: list[MessageJob] = field(default_factory=list)
+    busy: bool = False
+    users: int = 0
 
     def take(self, version: Version) -> None:
-        """This is what it says now. Raises StoreCorruptError."""
+        """Takes in the message as it was read or written. Raises StoreCorruptError."""
         head = version.head
         self.deliveries = spelled.deliveries_of(self.id, head.deliveries)
         self.etag, self.rev, self.body = version.etag, head.rev, head.body
@@ -101,7 +83,7 @@ class OwnMessage:
 
 
 class OwnMessages:
-    """Everything of this relay's: changed only on the event loop."""
+    """All messages of this relay; changed only on the event loop."""
 
     def __init__(self) -> None:
         self.index = Index()
@@ -112,7 +94,6 @@ class OwnMessages:
         # Grows when everything was lost: what was begun before says nothing any more.
         self.epoch = 0
         self._hot: dict[MessageId, OwnMessage] = {}
-        self._count = 0
 
     def get(self, message_id: MessageId) -> OwnMessage | None:
         return self._hot.get(message_id)
@@ -123,11 +104,10 @@ class OwnMessages:
         return stored.message if stored is not None and stored.etag and stored.deliveries else None
 
     def use(self, message_id: MessageId) -> OwnMessage:
-        """It stays until `drop`."""
+        """Keeps the message in memory until `drop`."""
         stored = self._hot.get(message_id)
         if stored is None:
             stored = self._hot[message_id] = OwnMessage(message_id)
-            self._count += 1
         stored.users += 1
         return stored
 
@@ -135,17 +115,16 @@ class OwnMessages:
         stored.users -= 1
         if not stored.users and not stored.etag:
             self.forget(stored)
-        elif self._count > HOT_MESSAGES:
+        elif len(self._hot) > HOT_MESSAGES:
             self._evict()
 
     def forget(self, stored: OwnMessage) -> None:
         if self._hot.get(stored.id) is stored:
             del self._hot[stored.id]
-            self._count -= 1
 
     def _evict(self) -> None:
         for stored in [stored for stored in self._hot.values() if not stored.users]:
-            if self._count <= HOT_MESSAGES // 2:
+            if len(self._hot) <= HOT_MESSAGES // 2:
                 return
             self.forget(stored)
 
@@ -155,7 +134,7 @@ class OwnMessages:
         self.last_id = max(self.last_id or message_id, message_id)
 
     def show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
-        """This is what the bucket says of one of ours."""
+        """Takes in a delivery of this relay as the bucket has it."""
         zone = self.index[key.queue]
         if delivery is None:
             zone.remove(key)
@@ -166,7 +145,7 @@ class OwnMessages:
             zone.claim_again(key)
 
     def take_in(self, message_id: MessageId, version: Version) -> set[str]:
-        """A message is ours; its zones. Raises StoreCorruptError."""
+        """Takes in a message that is this relay's now, and returns its zones. Raises StoreCorruptError."""
         stored = self.use(message_id)
         try:
             stored.take(version)
@@ -179,7 +158,7 @@ class OwnMessages:
             self.drop(stored)
 
     def lose(self, stored: OwnMessage, more: Iterable[DeliveryKey] = ()) -> list[DeliveryKey]:
-        """The message is gone, or another's; the keys that are being attempted here."""
+        """Forgets a message that is gone or another relay's. Returns the keys that are attempted here."""
         keys = {*stored.deliveries, *more}
         handed = [key for key in keys if key in self.claims.handed]
         for key in keys:
@@ -189,7 +168,7 @@ class OwnMessages:
         return handed
 
     def leave(self, stored: OwnMessage) -> None:
-        """It is over with this message."""
+        """Forgets a message that has left."""
         stored.etag = ""
         stored.deliveries = {}
         stored.intent = None
@@ -198,13 +177,12 @@ class OwnMessages:
         self.forget(stored)
 
     def reset(self) -> list[DeliveryKey]:
-        """The lease was lost, and with it everything; what is being attempted."""
+        """Forgets everything, because the lease was lost. Returns the keys that are attempted here."""
         handed = list(self.claims.handed)
         self.claims.lose(handed)
         self.index = Index()
         self.ids.clear()
         self._hot.clear()
-        self._count = 0
         self.bodies.clear()
         self.epoch += 1
         return handed

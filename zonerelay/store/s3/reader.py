@@ -27,7 +27,6 @@ from zonerelay.store.contract import (
     MessageNotFoundError,
     QueueCounts,
     StoreCorruptError,
-    StoreError,
     Wanted,
     everybody,
 )
@@ -128,9 +127,7 @@ class S3Reader:
     def _check(self, message_id: MessageId) -> None:
         """Another relay may be sending what we had claimed: nothing more of it may leave here."""
         self._keeper.check_open()
-        claims = self._mine.claims
-        if claims.is_lost(message_id) or (not self._nodes.holds_lease and claims.is_handed_out(message_id)):
-            raise StoreError(f"message {message_id}: the lease on it was lost")
+        self._mine.claims.check(message_id, holds_lease=self._nodes.holds_lease)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)

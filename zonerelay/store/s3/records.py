@@ -1,10 +1,10 @@
-"""How the queue is spelled in a bucket.
+"""Encodes and decodes the objects of a bucket: the keys, the head of each message, the leases.
 
     PREFIX queue/ID           a message: one line of JSON (`Head`), and behind it the body if it is small
     PREFIX body/ID-SESSION    a larger body
     PREFIX nodes/NN           the lease of the relay with that number
     PREFIX mark               by which relays know the queue again (common/queue_mark.py)
-    PREFIX probe/…            what was written to see whether it can be
+    PREFIX probe/…            objects that the start writes to learn which conditions the service has
 
 A message exists when `queue/ID` does and has deliveries. A head without any is what a removal leaves for a
 moment where the service cannot remove on a condition; or a *refusal*, which stands in the way of a write
@@ -65,10 +65,10 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def message_id(self) -> MessageId:
-        return _decode_identity(self.message).envelope.id
+        return _decode_message(self.message).envelope.id
 
     def head(self, owner: str) -> Head:
-        """How it begins. Raises StoreCorruptError."""
+        """Returns the first head of the message. Raises StoreCorruptError."""
         message = records.decode_message(self.message_id, bytes(self.message))
         return Head(
             format=FORMAT,
@@ -115,16 +115,6 @@ class Head(_Known, frozen=True, omit_defaults=True, kw_only=True):
     kept: bytes = b""
 
 
-class _Named(msgspec.Struct, frozen=True):
-    id: MessageId
-
-
-class _Identity(msgspec.Struct, frozen=True):
-    """The one thing that is asked of a message in an intent."""
-
-    envelope: _Named
-
-
 class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a relay says of itself. `state` is live, ended (it has stopped) or dead (others have found so).
 
@@ -144,14 +134,14 @@ class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 _encode = msgspec.json.Encoder().encode
 _decode_head = msgspec.json.Decoder(_Known).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_identity = msgspec.json.Decoder(_Identity).decode
+_decode_message = msgspec.json.Decoder(Message).decode
 _MEMBERS = frozenset(_Known.__struct_fields__)
 _MESSAGE_FIRST = b'{"message":'
 _decode_lease = msgspec.json.Decoder(LeaseRecord).decode
 
 
 class Keys:
-    """What everything is called."""
+    """The keys of all objects below one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self.queue = f"{prefix}queue/"
@@ -170,12 +160,12 @@ class Keys:
         return f"{self.nodes}{number:02x}"
 
     def message_of(self, key: str) -> MessageId | None:
-        """`None`: it is none of ours."""
+        """Returns the message of a key, `None` for an object that is no message."""
         name = key.removeprefix(self.queue)
         return MessageId(name) if is_message_id(name) else None
 
     def upload_of(self, key: str) -> tuple[MessageId, str] | None:
-        """The message and the session that a body belongs to."""
+        """Returns the message and the session that a body belongs to."""
         name, _, session = key.removeprefix(self.bodies).partition("-")
         return (MessageId(name), session) if is_message_id(name) and session else None
 

@@ -174,14 +174,14 @@ class S3Store:
         return self._reader.lease(self._offers, self._clock.now())
 
     async def _recovered(self) -> None:
-        """The service is there again: put right what got lost on the way."""
+        """Settles doubtful messages, now that the service is there again."""
         await self._refusals.settle()
         await self._writer.clean()
         for zone in self._reader.known_zones():
             self._on_news(zone)
 
     async def _lease_lost(self) -> None:
-        """Begin anew. What others have not taken yet is found by walking."""
+        """Begins anew. A walk finds the mail that other relays have not taken yet."""
         handed = self._mine.reset()
         self._is_read = False
         if handed:
@@ -223,7 +223,9 @@ class S3Store:
                     self._on_news(zone)
 
     async def _heard(self, ids: Sequence[MessageId]) -> bool:
-        """Another relay says that there is mail; false when it is left to others. Raises StoreError."""
+        """Looks at mail that another relay announces. Returns false when it is left to other relays. Raises
+        StoreError.
+        """
         self._keeper.check_usable()
         if not ids:
             await self._keeper.probe()

@@ -63,7 +63,7 @@ class Refusals:
         self._remembered: dict[MessageId, float] = {}
 
     def note(self, message_id: MessageId, session: str) -> None:
-        """It may have been stored, or may be yet."""
+        """Notes a message that may have been stored, or may be yet."""
         self.open[message_id] = session
         if not self._objects.abilities.conditional_put:
             self._remembered[message_id] = self._clock.monotonic() + KEPT
@@ -71,7 +71,7 @@ class Refusals:
                 del self._remembered[next(iter(self._remembered))]
 
     async def settle(self) -> None:
-        """The service is there (again): refuse what is in doubt. Raises StoreError."""
+        """Refuses the messages in doubt, while the service is there. Raises StoreError."""
         for message_id, session in list(self.open.items()):
             try:
                 if await self._refuse(message_id, session):
@@ -83,7 +83,9 @@ class Refusals:
             self.open.pop(message_id, None)
 
     async def _refuse(self, message_id: MessageId, session: str) -> bool:
-        """True when nothing is left of it, and nothing will come; false when a relay has it now."""
+        """Returns true when nothing is left of the message and nothing will come, false when a relay has it
+        now.
+        """
         if message_id in self._mine.ids:
             return False
         has_conditions = self._objects.abilities.conditional_put
@@ -115,11 +117,11 @@ class Refusals:
     # --- what a walk through the bucket finds
 
     def stands(self, head: Head) -> bool:
-        """A refusal that is still needed. A clock that was far off must not keep it for years."""
+        """Returns whether a refusal is still needed. A clock that was far off must not keep it for years."""
         return bool(head.refused) and abs(self._clock.now() - head.refused) < KEPT
 
     async def came_late(self, message_id: MessageId, version: Version) -> bool:
-        """It was given up: not to be delivered. Raises StoreError."""
+        """Returns whether the message was given up and must not be delivered. Raises StoreError."""
         if message_id in self.open:
             return True  # `settle` sees to it
         until = self._remembered.get(message_id)
@@ -305,14 +307,14 @@ class S3Uploads:
             return found  # our own, the answer to which was lost on the way
 
     def _give_up(self, upload: _Upload) -> None:
-        """Nothing names it."""
+        """Removes an upload that no message names."""
         if upload.id:
             self._tasks.start(self._abort(upload))
         else:
             self._throw_away(upload.key)
 
     async def close(self) -> None:
-        """Let commits end; what is only half here goes."""
+        """Waits for commits, and aborts the bodies that are half here."""
         for upload in list(self._open.values()):
             self._tasks.start(self._abort(upload))
         self._open.clear()

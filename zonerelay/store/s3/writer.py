@@ -1,4 +1,4 @@
-"""Writes what becomes of messages: one conditional write for each message, however many changes wait for it.
+"""Writes the changes of messages: one conditional write for each message, however many changes wait for it.
 
 A decision over several messages is written into the object of the first of them: the write that holds the new
 state of that message also holds an intent with everything else. From then on the decision is made. The intent
@@ -59,7 +59,9 @@ class ObjectWriter:
         self.drain = self._tasks.drain
 
     def submit(self, message_id: MessageId, job: MessageJob) -> asyncio.Future[None]:
-        """Done when it is durable; carried out to its end whether waited for or not."""
+        """Queues a job, which runs to its end with or without a caller that waits. The future is done when it
+        is durable.
+        """
         for key in job.keys:
             self._mine.index[key.queue].begin_change(key)
         stored = self._mine.use(message_id)
@@ -78,7 +80,7 @@ class ObjectWriter:
                 epoch = self._mine.epoch
                 try:
                     await self._write(stored, jobs)
-                except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
+                except Exception as error:  # noqa: BLE001 - every caller that waits must hear of it
                     if epoch == self._mine.epoch:
                         self._give_up(jobs)
                     for job in jobs:
@@ -88,7 +90,7 @@ class ObjectWriter:
             self._mine.drop(stored)
 
     def _give_up(self, jobs: Iterable[MessageJob]) -> None:
-        """The write failed, or its fate is unknown: everything stays as it was."""
+        """Leaves everything as it was, because the write failed or its fate is unknown."""
         for job in jobs:
             for key in job.keys:
                 zone = self._mine.index[key.queue]
@@ -117,7 +119,7 @@ class ObjectWriter:
         raise StoreError(f"message {stored.id}: others are always faster")
 
     async def refresh(self, stored: OwnMessage) -> bool:
-        """Read it if need be; false when it is gone, or another's."""
+        """Reads the message if it is not in memory. Returns false when it is gone, or another relay's."""
         if stored.etag:
             return True
         version = await self._objects.find(stored.id)
@@ -175,7 +177,7 @@ class ObjectWriter:
         stored.deliveries, stored.intent = left, intent
 
     async def tail(self, stored: OwnMessage) -> bytes:
-        """The body that lies behind the head. Raises ConflictError when that is another's by now."""
+        """Returns the body behind the head. Raises ConflictError when that is another's by now."""
         message = stored.message
         if message is None or stored.body or not message.size:
             return b""
@@ -192,7 +194,7 @@ class ObjectWriter:
     # --- intents
 
     async def _finish_soon(self, stored: OwnMessage) -> None:
-        """It has happened already: trouble is no reason to say that it has not."""
+        """Carries out the intent, or leaves that for later: the decision is durable already."""
         try:
             await self.finish(stored)
         except StoreError as error:
@@ -200,7 +202,7 @@ class ObjectWriter:
             self.unfinished.add(stored.id)
 
     async def finish(self, stored: OwnMessage) -> None:
-        """Do what the intent says and forget it. Raises StoreError; then it is still there."""
+        """Carries out the intent and forgets it. Raises StoreError; the intent is still there then."""
         intent = stored.intent
         if intent is None:
             return
@@ -217,30 +219,19 @@ class ObjectWriter:
         self.unfinished.discard(stored.id)
 
     def finish_left(self) -> None:
-        """What could not be done to its end is tried once more."""
+        """Tries once more to carry out the intents that are left."""
         for message_id in list(self.unfinished):
             self.unfinished.discard(message_id)
             self.submit(message_id, MessageJob(()))
 
     def submit_apart(self, reports: Sequence[Submit]) -> asyncio.Future[None]:
-        """Messages that belong to nothing."""
-        job = MessageJob(())
-
-        async def make() -> None:
-            try:
-                await self._make_all(reports)
-            except StoreError as error:
-                job.end(error)
-            else:
-                job.end()
-
-        self._tasks.start(make())
-        return job.done
+        """Stores messages that belong to no other change. The future raises StoreError."""
+        return self._tasks.start(self._make_all(reports))
 
     async def _word_intent(
         self, reports: Sequence[Submit], others: Mapping[DeliveryKey, Delivery | None]
     ) -> HeadIntent:
-        """Large bodies are stored now. Raises StoreError."""
+        """Returns the intent, and stores the large bodies in it now. Raises StoreError."""
         return HeadIntent(
             reports=tuple([await self._word_report(report) for report in reports]),
             steps=tuple(self._word_step(key, new) for key, new in others.items()),
@@ -276,7 +267,7 @@ class ObjectWriter:
             await self._take_steps(message_id, steps)
 
     async def _make_all(self, reports: Sequence[Submit]) -> None:
-        """Messages by themselves. Raises StoreError."""
+        """Makes messages that belong to no other change. Raises StoreError."""
         for report in reports:
             await self._make(await self._word_report(report))
 
@@ -356,7 +347,7 @@ class ObjectWriter:
             job.end()
 
     async def _without(self, stored: OwnMessage, jobs: list[MessageJob]) -> None:
-        """The message is gone, or another's: nothing of it changes any more."""
+        """Ends the jobs of a message that is gone, or another relay's: nothing of it changes any more."""
         mine = self._mine
         settled = {key for job in jobs if job.settles for key in job.keys}
         was_mine = stored.id in mine.ids
@@ -388,7 +379,7 @@ class ObjectWriter:
             self.litter.discard(key)
 
     async def clean(self) -> None:
-        """Remove what could not be removed. Raises StoreError."""
+        """Removes the bodies that could not be removed before. Raises StoreError."""
         for key in list(self.litter):
             await self._objects.bucket.delete(key)
             self.litter.discard(key)
@@ -400,7 +391,7 @@ APART = "some claims were lost: what belongs together must be settled by itself"
 def _plan(
     deliveries: dict[DeliveryKey, Delivery], jobs: Iterable[MessageJob]
 ) -> tuple[dict[DeliveryKey, Delivery | None], dict[DeliveryKey, Delivery]]:
-    """What changes, and what is left."""
+    """Returns the changes, and the deliveries that are left."""
     left = dict(deliveries)
     steps: dict[DeliveryKey, Delivery | None] = {}
     for job in jobs:

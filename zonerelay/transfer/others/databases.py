@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import Self
 from urllib.parse import urlsplit
 
+from zonerelay.config.settings import RedisSettings
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import Argument, Reply, Server, Wire, as_list, open_wire
 from zonerelay.transfer.stored import TransferError
@@ -30,7 +31,7 @@ class Databases:
         if not (urlsplit(url).path.strip("/") or "0").isdigit():
             raise TransferError(f"{url}: write redis://HOST:PORT/DATABASE")
         try:
-            wire = await open_wire(Server(url), lambda _: None)
+            wire = await open_wire(Server(RedisSettings(url=url)), lambda _: None)
         except StoreError as error:
             raise TransferError(f"{url}: {error}") from error
         try:

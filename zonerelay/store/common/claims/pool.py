@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.claims.ready_order import ReadyOrder
+from zonerelay.store.contract import StoreError
 
 POOL_LIMIT = 1000
 """Deliveries of one zone that are kept claimed without being handed out."""
@@ -43,6 +44,15 @@ class ZonePool:
         """Anything may have changed in the store."""
         self.more = self.parked = True
         self.due = 0.0
+
+    def hear_of(self, delivery: Delivery) -> None:
+        """The store has it now, and no relay has claimed it."""
+        if delivery.held:
+            return
+        if delivery.next_attempt > 0:
+            self.due = min(self.due, delivery.next_attempt)
+        else:
+            self.more = True
 
     def put(self, delivery: Delivery) -> None:
         self.waiting[delivery.key] = delivery
@@ -159,11 +169,10 @@ class Claims:
             or key in self.zone(key.queue).waiting
         )
 
-    def is_lost(self, message_id: MessageId) -> bool:
-        return message_id in self._lost_messages
-
-    def is_handed_out(self, message_id: MessageId) -> bool:
-        return message_id in self._messages
+    def check(self, message_id: MessageId, *, holds_lease: bool) -> None:
+        """Raises StoreError when what was claimed of the message may be another relay's by now."""
+        if message_id in self._lost_messages or (not holds_lease and message_id in self._messages):
+            raise StoreError(f"message {message_id}: the lease on it has run out")
 
 
 def _count(counts: dict[MessageId, int], message_id: MessageId, change: int) -> None:

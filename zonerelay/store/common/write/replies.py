@@ -1,10 +1,10 @@
-"""Takes in a server's reply when it comes, also when its caller no longer waits for it."""
+"""Takes in a reply when it comes, and fails a wait, also when the caller no longer waits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zonerelay.store.contract import StoreError
 
@@ -45,3 +45,14 @@ def then(
 
     asked.add_done_callback(answered)
     return learned
+
+
+def refuse(waiting: asyncio.Future[Any], error: BaseException) -> None:  # Any: any result
+    """Fails the future with a StoreError of its own: each caller that raises one adds its traceback. The
+    caller may have left; every error that is no StoreError becomes one.
+    """
+    if not waiting.done():
+        refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(repr(error))
+        refusal.__cause__ = error
+        waiting.set_exception(refusal)
+        waiting.exception()  # without a caller the loop must not complain
