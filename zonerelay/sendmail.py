@@ -18,18 +18,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-OK = 0
-USAGE, DATAERR, NOUSER, UNAVAILABLE, OSERR, IOERR, TEMPFAIL, NOPERM, CONFIG = (
-    64,
-    65,
-    67,
-    69,
-    71,
-    74,
-    75,
-    77,
-    78,
-)
+OK, USAGE, DATAERR, NOUSER, UNAVAILABLE = 0, 64, 65, 67, 69
+OSERR, IOERR, TEMPFAIL, NOPERM, CONFIG = 71, 74, 75, 77, 78
 
 CONFIGS = ("/etc/zonerelay/zonerelay.toml", "config/zonerelay.toml")
 DEFAULT_LISTENER = "127.0.0.1:2525"
@@ -43,6 +33,7 @@ _REFUSED = {
     "-bd": "the relay itself is started with zonerelay serve",
     "-q": "the relay tries what waits by itself; to try it now: zonerelay queue retry --all",
 }
+_FIELD = re.compile(rb"[!-9;-~]+[ \t]*:.*\n(?:[ \t].*\n)*")
 _WISHES = {"-R": "RET", "-V": "ENVID", "-N": "NOTIFY"}
 """The parameters of RFC 3461; NOTIFY is one of each recipient."""
 
@@ -121,31 +112,30 @@ def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
 
 
 def _split(message: bytes) -> tuple[bytes, bytes]:
-    """The header, and the body with the empty line before it, which is added where no header is."""
-    if re.match(rb"[!-9;-~]+[ \t]*:", message) is None:
-        return b"", message if message.startswith(b"\n") else b"\n" + message
-    end = message.find(b"\n\n") + 1
-    return (message[:end], message[end:]) if end else (message, b"\n")
+    """The header, and the body with the empty line before it, which is added where it is missing."""
+    end = 0
+    while field := _FIELD.match(message, end):
+        end = field.end()
+    return message[:end], (b"" if message.startswith(b"\n", end) else b"\n") + message[end:]
 
 
 def _recipients(header: bytes) -> list[str]:
-    """The addresses of To, Cc and Bcc (RFC 5322 3.6.3). Raises SendmailError if there are none of use."""
+    """The addresses of To, Cc and Bcc (RFC 5322 3.6.3)."""
     from email.utils import getaddresses
 
     unfolded = re.sub(rb"\n(?=[ \t])", b"", header)
     fields = re.findall(rb"(?im)^(?:To|Cc|Bcc)[ \t]*:(.*)$", unfolded)
-    return [
-        address
-        for _, address in getaddresses([each.decode("utf-8", "replace") for each in fields])
-        if address
-    ]
+    pairs = getaddresses([each.decode("utf-8", "replace") for each in fields])
+    return [address for _, address in pairs if address]
 
 
 def _from(author: str, name: str) -> bytes:
     """A From field (RFC 5322 3.6.2)."""
-    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-    shown = f'"{quoted}" <{author}>' if name.isprintable() and name else author
-    return f"From: {shown}\n".encode()
+    if name.isprintable() and name and author.isascii():
+        from email.utils import formataddr
+
+        author = formataddr((name, author))
+    return f"From: {author}\n".encode()
 
 
 def _user() -> str:

@@ -49,11 +49,11 @@ async def test_what_is_given_on_standard_input_is_delivered(tmp_path: Path, sink
             return one.mail_from, recipients, one.body.decode()
 
         sender, recipients, text = await sent(
-            "-f", "app@b.example", "c@d.example", message="Hello\n.\nnot this\n"
+            "-f", "app@b.example", "c@d.example", message="Note: this\nis no header\n.\nnot this\n"
         )
         assert (sender, recipients) == ("app@b.example", ["c@d.example"])
         assert "\r\nFrom: app@b.example\r\n" in text
-        assert text.endswith("\r\n\r\nHello\r\n")
+        assert text.endswith("\r\nNote: this\r\n\r\nis no header\r\n")
 
         letter = f"{HEADER}To: Ann <ann@d.example>,\n group: ;\nBcc: bob@d.example\n\n.\n..\nend"
         sender, recipients, text = await sent("-t", "-oi", "-fapp@b.example", message=letter)
@@ -61,11 +61,11 @@ async def test_what_is_given_on_standard_input_is_delivered(tmp_path: Path, sink
         assert text.endswith("\r\n\r\n.\r\n..\r\nend\r\n")
         assert "bob@" not in text
 
-        words = ("-i", "-F", 'A "B" C', "-N", "never", "--", "local")
+        words = ("-i", "-F", "Zoë", "-N", "never", "--", "local")
         sender, recipients, text = await sent(*words, message="Subject: grün\n\nGrüße\n")
         user = pwd.getpwuid(os.getuid()).pw_name
         assert (sender, recipients) == (f"{user}@{domain_here()}", [f"local@{domain_here()}"])
-        assert f'\r\nFrom: "A \\"B\\" C" <{sender}>\r\n' in text
+        assert f"\r\nFrom: =?utf-8?q?Zo=C3=AB?= <{sender}>\r\n" in text
         assert "Grüße" in text
 
         sender, _, _ = await sent("-f", "<>", "c@d.example", message=f"{HEADER}\nx\n")

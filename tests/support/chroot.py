@@ -59,7 +59,7 @@ class Chroot:
 
 def _template() -> Path:
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    template = CACHE / "debootstrap" / suite
+    template = CACHE / "chroot" / suite
     with locked(template.parent):
         if not template.exists():
             _debootstrap(suite, template.with_name(f"{suite}.new"))

@@ -217,6 +217,10 @@ def test_what_the_image_and_make_run_install_is_locked() -> None:
     for file in ("locks/build.lock", "locks/base.lock"):
         assert f"-r {file}" in installs[0]
         assert f"-r {file}" in makefile
+    build = (ROOT / "debian/build").read_text(encoding="utf-8")
+    locks = {f"locks/{path.name}" for path in (ROOT / "locks").iterdir()} - {"locks/dev.lock"}
+    lines = [line for line in build.splitlines() if line.startswith("pip --require-hashes")]
+    assert set(re.findall(r"-r (\S+)", " ".join(lines))) == locks
 
 
 def locked(name: str) -> dict[str, tuple[Version, Marker | None, list[str]]]:
