@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +18,9 @@ from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy.aiosmtpd_handler import HandlerPolicy
+from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.runner import PolicyRunner
+from zonerelay.inbound.policy.threads import MAX_THREADS
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
@@ -56,6 +60,7 @@ class Waiting:
     async def handle_DATA(self, server: object, session: Session, envelope: Envelope) -> str:
         assert envelope.content is not None
         self.sizes.append(len(envelope.content))
+        envelope.rcpt_tos += ["more@example.com"]
         while not self.go_on.is_set():
             await asyncio.sleep(0.01)
         return "250 OK"
@@ -228,8 +233,8 @@ async def test_a_whole_body_counts_twice_in_the_memory_of_sessions() -> None:
 
 
 async def test_a_client_that_leaves_while_the_handler_thinks_has_sent_its_message() -> None:
-    handler = Waiting()
-    async with house_with(handler) as house:
+    handler, memory = Waiting(), SessionMemory(10_000_000)
+    async with house_with(handler, shared=SharedContext(memory=memory)) as house:
         talk = await house.connect()
         await talk.begin()
         talk.send(BODY + b".\r\n")
@@ -237,6 +242,49 @@ async def test_a_client_that_leaves_while_the_handler_thinks_has_sent_its_messag
         await talk.close()
         handler.go_on.set()
         await until(lambda: bool(house.store.stored))
+    assert memory.used == 0
+    assert len(house.store.stored[0].deliveries) == 2
+
+
+def whole_messages() -> int:
+    gc.collect()
+    return sum(isinstance(each, WholeMessage) for each in gc.get_objects())
+
+
+class Stuck:
+    """Hangs in every thread that there is."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.asked = 0
+
+    def handle_DATA(self, server: object, session: Session, envelope: Envelope) -> str:
+        self.asked += 1
+        self.released.wait(60)
+        return "250 OK"
+
+
+async def test_messages_do_not_pile_up_behind_a_hook_that_hangs() -> None:
+    handler = Stuck()
+
+    async def send(house: House) -> bytes:
+        talk = await house.connect()
+        await talk.begin()
+        answer = await talk.ask(BODY + b".")
+        await talk.close()
+        return answer
+
+    async with house_with(handler, timeout=0.3) as house:
+        answers = await asyncio.gather(*(send(house) for _ in range(MAX_THREADS + 4)))
+        assert set(answers) == {b"451 4.3.0 Policy not available now"}
+        assert whole_messages() <= MAX_THREADS
+        assert await send(house) == answers[0]
+        assert house.log.named("policy-failed")[-1]["kind"] == "busy"
+        handler.released.set()
+        await until(lambda: whole_messages() == 0)
+        assert handler.asked == MAX_THREADS
+        assert (await send(house)).startswith(b"250")
+    assert len(house.store.stored) == 1
 
 
 async def test_when_memory_is_short_a_body_that_waits_to_be_whole_is_given_up() -> None:

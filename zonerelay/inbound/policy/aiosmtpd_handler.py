@@ -20,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from aiosmtpd.smtp import MISSING, AuthResult, Envelope, LoginPassword, Session
 
@@ -78,6 +78,9 @@ _NOT_ASKED = {
 }
 
 Hook = Callable[..., Any]  # Any: an operator's code
+Answer = TypeVar("Answer")
+
+_NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 
 
 class UnusableError(ValueError):
@@ -105,7 +108,7 @@ class _Dialog:
     """The Session and the Envelope of one client. `busy` while a hook has them."""
 
     def __init__(self) -> None:
-        self.session = Session(asyncio.get_running_loop())
+        self.session = Session(_loop())
         self.envelope = Envelope()
         self.recipients: object = None  # those of the relay's transaction that the envelope stands for
         self.is_stale = False  # the relay may not have taken what the envelope says
@@ -114,7 +117,7 @@ class _Dialog:
 
     def begin(self, client: ClientInfo) -> None:
         session = self.session
-        session.loop = asyncio.get_running_loop()
+        session.loop = _loop()
         session.peer = _peer(client)  # type: ignore[assignment]  # asyncio's address: aiosmtpd's annotation is wrong
         session.ssl = {"version": client.tls, "certificate": client.certificate} if client.tls else None
         session.host_name = session.host_name or client.helo or None
@@ -157,8 +160,13 @@ class HandlerPolicy(Policy):
         if not self._hooks:
             raise ValueError(f"it has no hook, so nothing would ever be asked: {', '.join(_HOOKS)}")
         self._lists_lines = "handle_EHLO" in self._hooks and _takes_lines(self._hooks["handle_EHLO"])
+        in_loop = {_HOOKS[name] for name, hook in self._hooks.items() if _is_async(hook)}
         for name in self._hooks:
-            setattr(self, _HOOKS[name].step, self._asked)
+            kind = _HOOKS[name]
+            setattr(self, kind.step, self._asked if kind in in_loop else self._asked_in_thread)
+
+    def _asked_in_thread(self, event: Event) -> Decision | Failure | None:
+        return _in_thread(self._asked(event))
 
     async def _asked(self, event: Event) -> Decision | Failure | None:
         name, arguments = self._named(event)
@@ -177,9 +185,6 @@ class HandlerPolicy(Policy):
         except UnusableError as error:
             _restore(envelope, before)
             return Failure(FailureKind.BAD_DECISION, f"{name}: {error}")
-        except asyncio.CancelledError:
-            _renewed(event.client)  # a thread may still have these
-            raise
         except Exception as error:
             _restore(envelope, before)
             if (told := getattr(self._handler, "handle_exception", None)) is not None:
@@ -258,11 +263,16 @@ class AuthenticatorStep:
             return Decision(reply=reply if reply.is_transient else WRONG)
         except UnusableError as error:
             return Failure(FailureKind.BAD_DECISION, str(error))
-        except asyncio.CancelledError:
-            _renewed(event.client)
-            raise
         finally:
             dialog.busy = False
+
+    def step_in_thread(self, event: PresentedLogin) -> Decision | Failure:
+        return _in_thread(self.step(event))
+
+    @property
+    def of_its_kind(self) -> Callable[[PresentedLogin], object]:
+        """The step as the runner is to call it: `async def` on its loop, `def` in its threads."""
+        return self.step if _is_async(self._check) else self.step_in_thread
 
 
 WRONG = Reply(535, "7.8", "Authentication credentials invalid")
@@ -271,11 +281,8 @@ WRONG = Reply(535, "7.8", "Authentication credentials invalid")
 def _dialog_of(client: ClientInfo) -> _Dialog:
     """Return what is kept about this client; another one when a late hook still has it."""
     known = client.kept.get(_KEPT)
-    return known if isinstance(known, _Dialog) and not known.busy else _renewed(client)
-
-
-def _renewed(client: ClientInfo) -> _Dialog:
-    known = client.kept.get(_KEPT)
+    if isinstance(known, _Dialog) and not known.busy:
+        return known
     fresh = client.kept[_KEPT] = _Dialog()
     if isinstance(known, _Dialog):
         fresh.auth_data = known.auth_data
@@ -425,9 +432,35 @@ def _copied(value: Any) -> Any:
     return list(value) if isinstance(value, list) else value
 
 
+def _is_async(hook: Hook) -> bool:
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of an `async def` hook; in the thread of a `def` hook there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return _NO_LOOP
+
+
 async def _called(hook: Hook, *arguments: object) -> object:
-    """Call a hook: `async def` here, `def` in a thread, so that it does not hold up the others."""
-    if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None)):  # noqa: B004
-        return await hook(*arguments)
-    result = await asyncio.to_thread(hook, *arguments)
-    return await result if inspect.isawaitable(result) else result
+    result = hook(*arguments)
+    if not inspect.isawaitable(result):
+        return result
+    # A `def` hook may return a coroutine, and handle_exception may be one.
+    return await result if _loop() is not _NO_LOOP else asyncio.run(_awaited(result))
+
+
+async def _awaited(result: Awaitable[object]) -> object:
+    return await result
+
+
+def _in_thread(steps: Coroutine[Any, Any, Answer]) -> Answer:  # Any: asyncio's own words
+    """Run the steps around a `def` hook, which await nothing."""
+    try:
+        steps.send(None)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    raise RuntimeError("a hook in a thread cannot wait for the loop")

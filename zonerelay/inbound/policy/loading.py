@@ -11,12 +11,11 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
-from zonerelay.inbound.policy.api import EVENTS, Decision, Policy, PolicyContext
-from zonerelay.inbound.policy.call import Failure
+from zonerelay.inbound.policy.api import EVENTS, Policy, PolicyContext
 from zonerelay.inbound.policy.changes import PresentedLogin
 
 _HOOK = re.compile(r"handle_[A-Z]+|process_message")
@@ -38,9 +37,7 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
     return _made(name, lambda: found(context))
 
 
-def load_authenticator(
-    name: str, context: PolicyContext
-) -> Callable[[PresentedLogin], Awaitable[Decision | Failure]]:
+def load_authenticator(name: str, context: PolicyContext) -> Callable[[PresentedLogin], object]:
     """Import the operator's code; return the step that asks it. Raises ValueError as `load_policy` does."""
     found = _named(name)
     check: Any = _made(name, found) if inspect.isclass(found) else found  # Any: an operator's object
@@ -53,7 +50,7 @@ def load_authenticator(
         raise ValueError(f"{name} is not {expected}: {error}") from error
     from zonerelay.inbound.policy.aiosmtpd_handler import AuthenticatorStep  # noqa: PLC0415
 
-    return AuthenticatorStep(check, context.hostname).step
+    return AuthenticatorStep(check, context.hostname).of_its_kind
 
 
 def _handler_policy(name: str, found: object, context: PolicyContext) -> Policy:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -64,7 +64,7 @@ class PolicyRunner:
         timeout: float,
         events: Events,
         zones: Callable[[], Collection[str]],
-        authenticator: Callable[[PresentedLogin], Awaitable[Decision | Failure]] | None = None,
+        authenticator: Callable[[PresentedLogin], object] | None = None,
     ) -> None:
         self._policy = policy
         self._timeout = timeout
@@ -74,7 +74,7 @@ class PolicyRunner:
             event: _Step(*found) for event in policy.events if (found := overridden(policy, event.step))
         }
         if authenticator is not None:
-            self._steps[PresentedLogin] = _Step(authenticator, is_async=True)
+            self._steps[PresentedLogin] = _Step(authenticator, inspect.iscoroutinefunction(authenticator))
         steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
         events.metrics.policy_failures.declare(product(steps, FailureKind))
         self._threads = Threads("policy")
@@ -131,6 +131,7 @@ class PolicyRunner:
             if not call.answer.done():
                 call.answer.cancel()
                 executor.give_up(call)
+                call.question = _nothing  # what waits behind calls that hang must not keep whole messages
         if not call.answer.cancelled():
             return call.answer.result()
         if not call.started:
@@ -147,6 +148,10 @@ class PolicyRunner:
         if decision.edits_header and type(event) not in _EDITS_HEADER:
             problem = f"the header cannot be changed at {event.step}: do it at headers"
         return Failure(FailureKind.BAD_DECISION, problem) if problem else decision
+
+
+def _nothing() -> None:
+    return
 
 
 def overridden(policy: Policy, name: str) -> tuple[Callable[..., object], bool] | None:

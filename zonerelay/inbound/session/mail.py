@@ -130,6 +130,7 @@ def _changed(
     changes = verdict.decision
     if not (isinstance(changes, Changes) and changes.of_envelope):
         return None
+    before = len(transaction.recipients)
     failed = changed_envelope.apply(
         changes,
         transaction,
@@ -140,6 +141,9 @@ def _changed(
         given_address=given_address,
     )
     if failed is None:
+        cost = (len(transaction.recipients) - before) * RECIPIENT_COST
+        transaction.cost += cost
+        conversation.context.memory.used += cost
         return None
     return conversation.refuse(failed[0], command, mailbox=transaction.mail.sender, detail=failed[1])
 

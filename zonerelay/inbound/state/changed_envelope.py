@@ -18,7 +18,7 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.replies import ServerReply, refused
 from zonerelay.inbound.state.rewriting import renamed
-from zonerelay.inbound.state.transaction import RECIPIENT_COST, Transaction
+from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
@@ -64,12 +64,9 @@ def apply(
     if refusal is not None:
         return refusal
     transaction.mail = mail if sender == mail.sender else replace(mail, sender=sender)
-    cost = (len(wanted) - len(transaction.recipients)) * RECIPIENT_COST
     transaction.recipients.clear()  # the same object: it stands for the transaction
     transaction.recipients.update(wanted)
     transaction.rewritten += [("recipient policy", mailbox) for mailbox in added]
-    transaction.cost += cost
-    context.memory.used += cost
     return None
 
 
