@@ -52,7 +52,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 class Options(Protocol):
-    """What is needed of `[log]`: `format` is "json" or "text"."""
+    """The part of `[log]` that the writer needs: `format` is "json" or "text"."""
 
     @property
     def format(self) -> str: ...
@@ -131,7 +131,7 @@ class LogWriter:
         return bool(poll.poll(wait * 1000))
 
     def _next_piece(self) -> bytes:
-        """Whole lines up to what one write takes; a longer line goes in parts."""
+        """Returns whole lines up to the size of one write; a longer line goes in parts."""
         lines = self._lines
         if self._never_blocks:
             piece = b"".join(lines)
