@@ -44,16 +44,14 @@ BLAMES = (
     Blame(
         "Microsoft",
         "on the block list of Outlook.com",
-        "550 5.7.1 Unfortunately, messages from [192.0.2.1] weren't sent. Please contact your Internet "
-        "service "
+        "550 5.7.1 Unfortunately, messages from [192.0.2.1] weren't sent. Please contact your Internet service "
         "provider since part of their network is on our block list (S3150).",
         r"\bmessages from \[?[0-9a-f.:]{3,45}\]? weren't sent|network is on our block list|\((?:a?s)?31[0-9]{2}\)",
     ),
     Blame(
         "Microsoft",
         "banned address",
-        "550 5.7.606 Access denied, banned sending IP [192.0.2.1]. To request removal from this list "
-        "please visit "
+        "550 5.7.606 Access denied, banned sending IP [192.0.2.1]. To request removal from this list please visit "
         "https://sender.office.com/ and follow the directions. (AS16012609)",
         r"banned sending ip|banned sender",
         r"5\d\d 5\.7\.(?:511|6[0-4]\d)",
@@ -61,8 +59,7 @@ BLAMES = (
     Blame(
         "Microsoft",
         "rate limit by reputation",
-        "421 RP-001 (BAY004-MC1F24) Unfortunately, some messages from 192.0.2.1 weren't sent. Please try "
-        "again.",
+        "421 RP-001 (BAY004-MC1F24) Unfortunately, some messages from 192.0.2.1 weren't sent. Please try again.",
         r"^rp-00[1-3]\b",
     ),
     Blame(
@@ -75,8 +72,7 @@ BLAMES = (
     Blame(
         "Microsoft",
         "rate limit by reputation",
-        "451 4.7.650 The mail server [192.0.2.1] has been temporarily rate limited due to IP reputation. "
-        "For e-mail "
+        "451 4.7.650 The mail server [192.0.2.1] has been temporarily rate limited due to IP reputation. For e-mail "
         "delivery information, see https://aka.ms/postmaster (S775)",
         r"rate limited due to ip reputation",
     ),
@@ -84,18 +80,15 @@ BLAMES = (
     Blame(
         "Google",
         "unsolicited mail from the address",
-        "421 4.7.28 Our system has detected an unusual rate of unsolicited mail originating from your IP "
-        "address. To "
+        "421 4.7.28 Our system has detected an unusual rate of unsolicited mail originating from your IP address. To "
         "protect our users from spam, mail sent from your IP address has been temporarily rate limited.",
         r"unusual rate of (?:unsolicited )?mail originating from your ip\b",
     ),
     Blame(
         "Google",
         "low reputation of the address",
-        "550 5.7.1 [192.0.2.1] Our system has detected that this message is likely suspicious due to the "
-        "very low "
-        "reputation of the sending IP address. To best protect our users from spam, the message has been "
-        "blocked.",
+        "550 5.7.1 [192.0.2.1] Our system has detected that this message is likely suspicious due to the very low "
+        "reputation of the sending IP address. To best protect our users from spam, the message has been blocked.",
         r"reputation of the sending ip\b",
     ),
     Blame(
@@ -108,16 +101,14 @@ BLAMES = (
     Blame(
         "Yahoo",
         "complaints about the address",
-        "421 4.7.0 [TSS04] Messages from 192.0.2.1 temporarily deferred due to unexpected volume or user "
-        "complaints - "
+        "421 4.7.0 [TSS04] Messages from 192.0.2.1 temporarily deferred due to unexpected volume or user complaints - "
         "4.16.55.1; see https://postmaster.yahooinc.com/error-codes",
         r"\[tss?\d{2}\]|due to (?:unexpected volume or )?user complaints",
     ),
     Blame(
         "Yahoo",
         "on a list of Spamhaus",
-        "553 5.7.1 [BL21] Connections will not be accepted from 192.0.2.1, because the ip is in Spamhaus's "
-        "list; see "
+        "553 5.7.1 [BL21] Connections will not be accepted from 192.0.2.1, because the ip is in Spamhaus's list; see "
         "http://postmaster.yahoo.com/550-bl23.html",
         r"\[bl2\d\]|connections (?:will )?not (?:be )?accepted from (?:ip addresses|[0-9])",
     ),
@@ -179,15 +170,13 @@ BLAMES = (
     Blame(
         "GMX, WEB.DE",
         "on the block list",
-        "554 gmx.net (mxgmx104) Nemesis ESMTP Service not available No SMTP service IP address is block "
-        "listed.",
+        "554 gmx.net (mxgmx104) Nemesis ESMTP Service not available No SMTP service IP address is block listed.",
         r"ip address is bl(?:ack|ock) ?listed",
     ),
     Blame(
         "T-Online",
         "unknown or bad",
-        "554 IP=192.0.2.1 - None/bad reputation. Ask your postmaster for help or to contact "
-        "tosa@rx.t-online.de for "
+        "554 IP=192.0.2.1 - None/bad reputation. Ask your postmaster for help or to contact tosa@rx.t-online.de for "
         "reset. (NOWL)",
         r"none/bad reputation|^ip=[0-9a-f.:]{3,45} - a problem occurred",
     ),
@@ -206,8 +195,7 @@ BLAMES = (
     Blame(
         "Cisco",
         "SenderBase",
-        "554 Your access to this mail system has been rejected due to the sending MTA's poor reputation. "
-        "If you "
+        "554 Your access to this mail system has been rejected due to the sending MTA's poor reputation. If you "
         "believe that this failure is in error, please contact the intended recipient via alternate means.",
         r"sending mta's poor reputation",
     ),
@@ -239,8 +227,7 @@ BLAMES = (
     Blame(
         "anybody",
         "no reverse DNS (RFC 7372)",
-        "550 5.7.25 [2001:db8::1] The IP address sending this message does not have a PTR record setup, or "
-        "the "
+        "550 5.7.25 [2001:db8::1] The IP address sending this message does not have a PTR record setup, or the "
         "corresponding forward DNS entry does not point to the sending IP.",
         code=r"[45]\d\d [45]\.7\.25",
     ),
