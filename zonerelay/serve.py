@@ -114,7 +114,7 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
     clock = SystemClock()
     redactor = build_redactor(settings)
     log = configure_logs(
-        settings.log,
+        settings.log.format,
         clock=clock,
         redact=redactor.text,
         worker=identity.index if identity.supervised else None,

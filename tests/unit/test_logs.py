@@ -10,7 +10,7 @@ from typing import IO, Any  # Any: what json.loads gives
 
 import pytest
 
-from zonerelay.config.settings import LogFormat, LogSettings
+from zonerelay.config.settings import LogFormat
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
@@ -31,7 +31,7 @@ class Lines:
 
     def __init__(self, file: IO[bytes], format: LogFormat = LogFormat.JSON, **options: Any) -> None:
         self.file = file
-        self.sink = configure(LogSettings(format=format), clock=CLOCK, stream=file, **options)
+        self.sink = configure(format, clock=CLOCK, stream=file, **options)
 
     def text(self) -> str:
         return Path(self.file.name).read_text("utf-8")
@@ -139,7 +139,7 @@ def test_a_value_that_cannot_be_written_never_raises(tmp_path: Path, format: Log
 def test_a_reader_that_is_behind_costs_lines_not_time() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as output, os.fdopen(writer, "wb") as file:
-        sink = configure(LogSettings(), clock=CLOCK, stream=file)
+        sink = configure("json", clock=CLOCK, stream=file)
         for _ in range(3 * MAX_BUFFERED // 1000):
             sink.emit("info", "e", {"text": "x" * 1000})
         assert sink.dropped > 0
@@ -156,7 +156,7 @@ def test_a_reader_that_is_behind_costs_lines_not_time() -> None:
 def test_a_line_longer_than_the_pipe_takes_arrives_whole() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as output, os.fdopen(writer, "wb") as file:
-        sink = configure(LogSettings(), clock=CLOCK, stream=file)
+        sink = configure("json", clock=CLOCK, stream=file)
         sink.emit("info", "long", {f"text{number}": "x" * MAX_FIELD for number in range(12)})
         sink.emit("info", "next", {})
         os.set_blocking(reader, False)
@@ -191,7 +191,7 @@ def test_a_reader_that_is_gone_does_not_stop_mail() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as file:
-        sink = configure(LogSettings(), clock=CLOCK, stream=file)
+        sink = configure("json", clock=CLOCK, stream=file)
         sink.emit("info", "e", {})
     assert sink.dropped == 1
 

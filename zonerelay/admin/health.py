@@ -85,7 +85,7 @@ class SharedProbe:
         self._tried: float | None = None
 
     async def failure(self) -> str | None:
-        """Why the spool cannot write and sync now, `None` when it can."""
+        """Returns the reason why the spool cannot write and sync now, `None` when it can."""
         if self._running is None and self._is_fresh():
             return self._failure
         trial = self._running

@@ -157,7 +157,7 @@ def _is_below(name: str, pattern: str) -> bool:
 
 
 class _Refusal(asyncio.Protocol):
-    """One connection too many: closed at once."""
+    """The protocol of a connection beyond `MAX_CONNECTIONS`: it closes at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

@@ -30,10 +30,10 @@ def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
 
 
 def kept_from(old: Settings, new: Settings) -> Settings:
-    """What a new worker of a relay that was started with the old settings runs with."""
+    """Returns the settings of a new worker in a relay that was started with the old settings."""
     return replace(new, **{name: getattr(old, name) for name in NEXT_START})
 
 
 def taken_up(old: Settings, new: Settings) -> Settings:
-    """What a relay that ran with the old settings runs with from now on."""
+    """Returns the settings of a relay that ran with the old settings, after a reload."""
     return replace(new, **{name: getattr(old, name) for name in RESTART})

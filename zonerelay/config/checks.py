@@ -109,7 +109,7 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
 
 
 def secrets_of(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Where each secret of the tables in single brackets is said to be, with the path of its option."""
+    """Yields the path of each option for a secret in tables in single brackets, and its place."""
     for name in (each for each in TABLES if each not in REPEATED):
         for key, option in options_of(TABLES[name]).items():
             value = getattr(getattr(settings, name), key)

@@ -27,7 +27,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen. `path` is set for a Unix socket, and then `host` is empty and `port` 0."""
+    """The address of a listening socket. A Unix socket has a `path`, an empty `host` and `port` 0."""
 
     host: str = ""
     port: int = 0
@@ -51,7 +51,7 @@ class ListenAddress:
 
 
 class NextHopKind(enum.StrEnum):
-    """How the hosts of a next hop are found: by MX lookup of a name, by address lookup, or not at all."""
+    """The way to the hosts of a next hop: MX lookup of a name, address lookup of a name, or no lookup."""
 
     MX = "mx"
     HOST = "host"
@@ -137,7 +137,7 @@ def is_domain(text: str) -> bool:
 
 
 def is_ehlo_name(text: str) -> bool:
-    """What may follow EHLO (RFC 5321 4.1.1.1): a domain, or an address literal in brackets."""
+    """Whether the text may follow EHLO (RFC 5321 4.1.1.1): a domain, or an address literal in brackets."""
     if text.startswith("["):
         return _is_address_literal(text)
     return is_domain(text)

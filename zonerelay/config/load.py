@@ -44,7 +44,7 @@ def read(path: Path) -> tuple[Settings, Report]:
 
 
 def load_whereabouts(path: Path) -> Settings:
-    """For commands that only ask where the running relay is: its spool and its socket.
+    """Returns settings for commands that only need the place of the running relay: its spool and its socket.
 
     They are needed most while the file is being corrected, so what is wrong elsewhere is no matter here.
     Raises ConfigError when the file does not say it.
@@ -173,7 +173,7 @@ def _unknown_key(key: str, path: KeyPath, options: dict[str, Option]) -> str:
 
 
 def _home_of(key: str) -> str:
-    """Where a key that stands in the wrong table belongs: TOML makes that mistake easy."""
+    """Returns the table of a key that stands in the wrong one, in words: TOML makes that mistake easy."""
     if key in options_of(Settings):
         return f"{key} belongs at the top of the file, before the first [table]"
     homes = [

@@ -50,7 +50,7 @@ class Report:
 
     @property
     def wrong(self) -> Iterable[KeyPath]:
-        """Where there are problems."""
+        """The paths that have a problem."""
         return self._problems.keys()
 
     def given(self, *path: str | int) -> bool:

@@ -247,7 +247,7 @@ def message_detail(message: Message, rows: Iterable[DeliveryRow]) -> MessageDeta
 
 
 class PartAnswers:
-    """What a worker answers to its supervisor, which serves HTTP for all workers.
+    """The answers of a worker to its supervisor, which serves HTTP for all workers.
 
     `refresh` is awaited before `families`, as before a scrape; `reasons` are those against being ready.
     """

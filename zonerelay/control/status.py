@@ -29,7 +29,7 @@ MAX_DESTINATIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """What only the worker knows: its listeners, its connections, what it is doing and what is wrong."""
+    """The facts that only the worker knows: its listeners, its connections, its state and its problems."""
 
     listeners: Sequence[str]
     inbound_connections: int
@@ -84,7 +84,7 @@ class StatusBoard:
         self._oldest = oldest
 
     def queues(self) -> list[ZoneQueue]:
-        """For the gauges: every configured zone, and every other that holds mail."""
+        """Returns the queues of every configured zone, and of every other zone that holds mail."""
         counts = _by_zone(self._store.counts())
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
@@ -130,7 +130,7 @@ class StatusBoard:
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:
-        """For `explain`."""
+        """Returns the suspension of a destination, `None` when it is not suspended."""
         for zone in self._scheduler.snapshot():
             for status in zone.destinations:
                 if status.key == destination and status.suspended_until is not None:

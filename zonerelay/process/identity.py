@@ -41,7 +41,7 @@ class Identity:
 def identity_of(
     index: int, *, drains_spool: bool, environment: Mapping[str, str]
 ) -> tuple[Identity, socket.socket | None]:
-    """What the supervisor says in the environment, and its channel. Raises ValueError."""
+    """Returns the identity that the environment gives, and the channel. Raises ValueError."""
     number = environment.get(CHANNEL)
     if number is None:
         return Identity(

@@ -61,7 +61,7 @@ class Inherited:
 
     @classmethod
     def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> Inherited:
-        """By address: the worker's own sockets, of which there is at least one, and those of the others."""
+        """Takes, by address, the worker's own sockets, at least one, and those of the other workers."""
         own = {text: group[0] for text, group in given.items()}
         return cls(
             {text: each[0] for text, each in own.items()},
@@ -70,11 +70,11 @@ class Inherited:
         )
 
     def take_spare(self, address: str) -> list[socket.socket]:
-        """As `take`: the worker's further sockets there."""
+        """Returns copies of the worker's further sockets for a listener's address."""
         return [socket.socket(fileno=os.dup(each)) for each in self._spare.get(address, ())]
 
     def take_others(self, address: str) -> list[socket.socket]:
-        """As `take`: those of the other workers."""
+        """Returns copies of the other workers' sockets for a listener's address."""
         return [socket.socket(fileno=os.dup(each)) for each in self._others.get(address, ())]
 
     def take(self, address: str) -> socket.socket | None:

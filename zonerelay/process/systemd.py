@@ -64,12 +64,12 @@ class Notifier:
         self._watchdog = loop.call_later(self.watchdog_interval, self.start_watchdog, loop)
 
     def tell(self, text: str) -> None:
-        """To a supervisor alone: what service managers have no word for."""
+        """Tells a supervisor alone a fact for which service managers have no word."""
         if self._channel is not None:
             self._send(text)
 
     def last_metrics(self, families: object) -> None:
-        """To a supervisor alone, before the end: what was counted must not be lost. Waits for room."""
+        """Sends the last counts to a supervisor alone, so that they are not lost. Waits for room."""
         if self._channel is None:
             return
         text = msgspec.json.encode(families).decode()

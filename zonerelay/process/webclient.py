@@ -77,7 +77,7 @@ async def request(
     ssl_context: ssl.SSLContext | None = None,
     resolve: Resolve | None = None,
 ) -> Response:
-    """One request, `form` as application/x-www-form-urlencoded. Any status is a response. Raises WebError."""
+    """Makes one request; `form` is its body, url-encoded. Any status is a response. Raises WebError."""
     host = urlsplit(url).hostname or ""
     try:
         async with asyncio.timeout(timeout):
@@ -90,7 +90,7 @@ async def request(
 
 
 def default_context() -> ssl.SSLContext:
-    """What verifies a server against the system's authorities. Reads files: not for the event loop."""
+    """Returns a context that verifies servers by the system's authorities. Reads files, so it blocks."""
     context = ssl.create_default_context()
     context.hostname_checks_common_name = False  # RFC 9525 2, RFC 8461 3.3
     return context
@@ -162,7 +162,7 @@ def _resolver(resolve: Resolve) -> AbstractResolver:
             ]
 
         async def close(self) -> None:
-            """Nothing is held."""
+            """Closes no resource, because none is held."""
 
     return Resolver()
 

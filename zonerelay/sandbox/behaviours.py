@@ -65,7 +65,7 @@ _USUAL = Behaviour()
 
 
 def behaviour_of(recipient: str) -> Behaviour:
-    """What to do for a recipient; a `+suffix` of the local part only makes addresses different."""
+    """Returns the behaviour for a recipient; a `+suffix` of the local part only makes addresses different."""
     local = recipient.rpartition("@")[0].partition("+")[0].lower()
     if local in _FIXED:
         return Behaviour(rcpt=_FIXED[local])

@@ -24,7 +24,7 @@ Script = Callable[[str, str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manners:
-    """What kind of server this is. `tls` offers STARTTLS, `broken_tls` offers it and fails the handshake.
+    """The kind of server. `tls` offers STARTTLS, `broken_tls` offers it and fails the handshake.
 
     `injected` is sent in clear text together with the reply to STARTTLS, as an attacker would.
     `chatter` is sent unasked after each message. `byte_by_byte` sends every reply one byte at a time.
@@ -70,7 +70,7 @@ class Received:
 
 
 class Book(Protocol):
-    """What all connections of a sink share."""
+    """The state that all connections of a sink share."""
 
     manners: Manners
     script: Script | None
@@ -82,7 +82,7 @@ class Book(Protocol):
 
 
 class Conversation:
-    """One connection."""
+    """One connection of a client to the sink."""
 
     def __init__(self, book: Book, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._book = book

@@ -101,7 +101,7 @@ def _is_taken(descriptor: int) -> bool:
 
 
 def _holders(path: Path) -> str:
-    """Who has the file open, as far as this user may see."""
+    """Returns the ids of the processes that have the file open, as far as this user may see them."""
     found = set[str]()
     for each in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

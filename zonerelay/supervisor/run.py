@@ -58,7 +58,7 @@ def supervise(config: Path, settings: Settings) -> int:
     home = prepare_home(settings)
     raise_limits()
     redactor = build_redactor(settings)  # made before the workers look for it
-    log = configure_logs(settings.log, clock=SystemClock(), redact=redactor.text)
+    log = configure_logs(settings.log.format, clock=SystemClock(), redact=redactor.text)
     patience = settings.shutdown_timeout + STOP_GRACE
     held = lock.take(
         home,

@@ -52,16 +52,16 @@ class Sockets:
                 path.unlink(missing_ok=True)
 
     def addresses(self) -> list[str]:
-        """Where clients can connect, as in the configuration; ports that were 0 are the real ones."""
+        """Returns the addresses of listeners as in the configuration; ports that were 0 are the real ones."""
         names = [group[0].getsockname() for group in self._open.values()]
         return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
 
     def descriptors(self) -> tuple[int, ...]:
-        """For a new process to inherit."""
+        """Returns the descriptors that a new process inherits."""
         return tuple(each.fileno() for group in self._open.values() for each in group)
 
     def as_text(self, worker: int, workers: int) -> str:
-        """For its environment (`identity.SOCKETS`): its own descriptors, and those of the others."""
+        """Returns a worker's own descriptors and the others', for its environment (`identity.SOCKETS`)."""
         return json.dumps({address: _dealt(group, worker, workers) for address, group in self._open.items()})
 
     def _listen(self, text: str, workers: int) -> list[socket.socket]:

@@ -23,7 +23,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class CpuDemand:
-    """Of the thread that calls it."""
+    """The demand of the thread that calls it for a processor."""
 
     def __init__(self, *, schedstat: Path = SCHEDSTAT) -> None:
         self._schedstat = schedstat
@@ -101,5 +101,5 @@ class LoopLag:
 
 
 def interval_after(cpu: float, lag: float) -> float:
-    """Until the next look, when so much was used and the timer came so late."""
+    """Returns the seconds until the next look, after so much CPU time and so late a timer."""
     return IDLE_INTERVAL if cpu < IDLE and lag < INTERVAL else INTERVAL

@@ -124,7 +124,7 @@ class Sending:
 
     @property
     def limits(self) -> LimitKeeper | None:
-        """Where other workers go by the same limits."""
+        """The keeper of the limits that this worker shares with others, `None` where it shares none."""
         return None if self.shared is None else self.shared.keeper
 
     def attach(self, scheduler: Scheduler) -> None:
@@ -135,7 +135,7 @@ class Sending:
             self.shared.attach(scheduler, self.courier)
 
     def problems(self) -> tuple[str, ...]:
-        """For people: what keeps mail from going out as it should."""
+        """Returns the problems that keep mail from going out, in sentences for operators."""
         limits = () if self.shared is None else self.shared.problems()
         outage = self.resolver.problem()
         return (*([outage] if outage else []), *self.sources.problems(), *self.logins.problems(), *limits)

@@ -327,7 +327,7 @@ class Worker:
         self.events.lifecycle("stopped")
 
     def note_left_over(self, left: str) -> None:
-        """Why the spool of a worker that is no more is kept although no delivery is in it."""
+        """Notes the reason to keep the spool of a dismissed worker although no delivery is in it."""
         spool = name_of(self.identity.index)
         self._left_over = (
             left and f"the spool {spool} is kept: it has no delivery that can be read, but {left}"
@@ -336,14 +336,14 @@ class Worker:
             self.events.spool_kept(spool, left)
 
     def remove_spool(self) -> None:
-        """Of a worker that is no more, when it is empty and closed. Blocks. Raises OSError."""
+        """Removes the spool of a dismissed worker, which is empty and closed. Blocks. Raises OSError."""
         remove_spool(self.settings.spool, self.identity.index)
         self.events.lifecycle("spool-removed", spool=name_of(self.identity.index))
 
     # ---- what the parts ask of each other ---------------------------------------------------------
 
     def addresses(self) -> list[str]:
-        """Where the listeners listen, as in the configuration; ports that were 0 are the real ones."""
+        """Returns the addresses of listeners as in the configuration; ports that were 0 are the real ones."""
         return [] if self._listeners is None else self._listeners.addresses
 
     @property
@@ -373,7 +373,7 @@ class Worker:
         self.events.trouble("loop", error)
 
     def surface(self) -> Surface:
-        """What is seen of the worker itself in the status."""
+        """Returns the worker's own part of the status."""
         listeners = self._listeners
         return Surface(
             listeners=self.addresses(),

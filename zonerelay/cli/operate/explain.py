@@ -95,7 +95,7 @@ def _limit(name: str, value: int | str) -> str:
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
-    """What TLS has to be, and who says so where it is not the zone."""
+    """Yields the demand for TLS, and its author where that is not the zone."""
     if found.destination:
         yield "destination", f"{found.destination} of the configuration (counted from 0)"
     yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
@@ -113,7 +113,7 @@ def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
 
 
 def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Cell]]:
-    """What is changed before mail is sent, and who signs it."""
+    """Yields the changes to mail before it is sent, and its signatures."""
     if plan is None:
         return
     if plan.sender:
@@ -157,7 +157,7 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
 
 
 def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
-    """What each route said; of many that did not match, the last ones."""
+    """Yields the result of each route; of many that did not match, the last ones."""
     left_out = max(len(found.routes) - MAX_ROUTES, 0)
     if left_out:
         yield "routes", f"{left_out:,} more that do not match (--json has them all)"

@@ -84,7 +84,7 @@ def _explainer(
 
 
 def _srs(settings: Settings) -> Srs | None:
-    """Nothing where the secret is for the relay's eyes alone."""
+    """Returns `None` where only the relay's user can read the secret."""
     try:
         return build_srs(settings, os.environ)
     except ValueError:

@@ -82,7 +82,7 @@ class _Rows:
 
 
 def delivery_table(rows: Iterable[DeliveryRow], *, now: float, wide: bool) -> Table:
-    """One line per delivery. A narrow terminal shows the recipient rather than sender and zone."""
+    """Returns a table, one line per delivery. A narrow terminal shows the recipient, not sender and zone."""
     columns = ["id", "age", "state", "next", "zone", "from", "to", "last reply"]
     if not wide:
         columns = [name for name in columns if name not in ("zone", "from")]
@@ -106,7 +106,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
 
 
 def _held_back(row: DeliveryRow, now: float) -> str:
-    """Until when its sender wants it to stay here (RFC 4865), `""` when it may leave."""
+    """Returns the time of release that the sender asked for (RFC 4865), in words; `""` when it is past."""
     if row.created <= now or row.state not in ("deferred", "held"):
         return ""
     return f"held back by its sender until {text.when(row.created)}"

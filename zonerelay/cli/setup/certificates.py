@@ -50,7 +50,7 @@ class Issued:
 
     @property
     def fingerprint(self) -> str:
-        """As `openssl x509 -fingerprint -sha256` prints it."""
+        """The SHA-256 fingerprint as `openssl x509 -fingerprint -sha256` prints it."""
         return self.certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
@@ -150,7 +150,7 @@ def _written(name: Name) -> str:
 
 
 def _lines(paths: tuple[Path, Path]) -> list[str]:
-    """What to paste; a JSON string is a TOML string too."""
+    """Returns lines for the configuration; a JSON string is a TOML string too."""
     certificate, key = (json.dumps(str(path), ensure_ascii=False) for path in paths)
     return ["[[listener]]", 'tls = "starttls"', f"certificate = [{certificate}]", f"key = [{key}]"]
 

@@ -56,7 +56,7 @@ def run(path: Path) -> int:
 
 
 def summary(settings: Settings, hostname: str) -> Iterator[str]:
-    """What the relay will do, in the order in which mail passes through it."""
+    """Yields the parts of the relay in the order in which mail passes through them."""
     yield f"hostname {hostname}"
     yield from (_listener(listener) for listener in settings.listener)
     if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
@@ -94,7 +94,7 @@ def _listener(listener: ListenerSettings) -> str:
 
 
 def _who(listener: ListenerSettings) -> Iterator[str]:
-    """Who may relay."""
+    """Yields the clients that may relay."""
     if listener.auth is not ListenerAuth.REQUIRED:
         if listener.open_relay == OPEN_RELAY_WORDS:
             yield "every client"

@@ -133,17 +133,17 @@ def state(text: str) -> Text:
 
 
 def print_document(frame: msgspec.Struct) -> None:
-    """One JSON document, indented: `jq` does not mind and people can read it."""
+    """Prints one JSON document, indented: `jq` reads it, and people can."""
     _print_json(msgspec.json.format(msgspec.json.encode(frame), indent=2))
 
 
 def print_line(row: msgspec.Struct) -> None:
-    """One JSON object on one line."""
+    """Prints one JSON object on one line."""
     _print_json(msgspec.json.encode(row))
 
 
 def _print_json(document: bytes) -> None:
-    """What is not printable is an escape (RFC 8259 7): it would move a cursor, or turn writing around."""
+    """Prints characters that are not printable as escapes (RFC 8259 7): they could move a cursor."""
     lines = document.decode().split("\n")
     sys.stdout.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
 

@@ -20,7 +20,7 @@ def ask(prompt: str) -> str:
 
 
 def read_line() -> str:
-    """One line; its line end does not belong to the password."""
+    """Reads one line; its line end does not belong to the password."""
     # Two octets more than fit: a line end, and one to see that there is more.
     data = sys.stdin.buffer.read(MAX_PASSWORD + 3)
     try:

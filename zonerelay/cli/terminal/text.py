@@ -22,7 +22,7 @@ def span(seconds: float) -> str:
 
 
 def until(then: float, now: float) -> str:
-    """When something is due: `now`, or the time left."""
+    """Returns `now`, or the time that is left until `then`."""
     return "now" if then <= now else f"in {span(then - now)}"
 
 
@@ -54,7 +54,7 @@ def clean(text: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """The same for several lines."""
+    """Cleans a text of several lines, and keeps its line ends."""
     return "\n".join(clean(line) for line in text.split("\n"))
 
 

@@ -74,7 +74,7 @@ def nobodys_hash(hashes: Iterable[str]) -> str:
 
 
 def _octets(text: str) -> int:
-    """How many octets unpadded base64 stands for; 0 when it stands for none."""
+    """Returns the number of octets that unpadded base64 stands for; 0 for text that is no base64."""
     try:
         return len(binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True))
     except binascii.Error:

@@ -155,7 +155,7 @@ _KINDS: dict[type, str] = {
 
 
 def kind_of(value: object) -> str:
-    """What TOML calls it, for a person."""
+    """Returns TOML's name for the type of the value, for a person."""
     return _KINDS[type(value)]
 
 

@@ -328,7 +328,7 @@ def too_large_for(zone: ZoneSettings, size: int | None) -> str:
 
 
 def rates_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, str]:
-    """Those that there are, as they are written in the configuration."""
+    """Returns the rates in force, as the configuration writes them."""
     rates: dict[str, Rate | None] = {
         "max_rate": zone.max_rate,
         "max_rate_per_destination": _limits(zone, found).max_rate,

@@ -37,7 +37,7 @@ class SourcePlans:
         self._hostname = hostname
 
     def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[SourcePlan, ...]:
-        """For mail of this sender (`""`: not known) to these hosts; empty in zones without sources."""
+        """Returns the sources for mail of this sender (`""`: unknown) to these hosts, if there are any."""
         if not zone.sources:
             return ()
         return tuple(self._plan(zone, each) for each in self._selection.statuses(zone, site, sender))
@@ -72,11 +72,11 @@ class SourcePlans:
 
 
 def candidates(plans: Sequence[SourcePlan]) -> list[SourcePlan]:
-    """Those that the mail may go out from: the one, where that is certain."""
+    """Returns the sources that the mail may go out from: one, where that is certain."""
     chosen = [plan for plan in plans if plan.chosen]
     return chosen or [plan for plan in plans if plan.share]
 
 
 def own_addresses(plans: Sequence[SourcePlan], *, ipv6: bool) -> str:
-    """Of a family, in the order of the configuration; `""` if there is none."""
+    """Returns the addresses of a family, in the order of the configuration; `""` if there is none."""
     return ", ".join(ip for plan in candidates(plans) for ip in plan.addresses if (":" in ip) == ipv6)

@@ -362,7 +362,7 @@ class End(_Frame, frozen=True, kw_only=True, tag="end"):
 
 
 class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
-    """It did not work; `text` is for a person. `not_found` sets apart what does not exist (any more)."""
+    """The request failed; `text` is for a person. `not_found`: its object does not exist, or no longer."""
 
     text: str
     not_found: bool = False

@@ -44,7 +44,7 @@ class Ping(_Request, frozen=True, kw_only=True, tag="ping"):
 
 
 class Status(_Request, frozen=True, kw_only=True, tag="status"):
-    """Queue depths, zones and destinations."""
+    """Asks for the depths of queues, the zones and the destinations."""
 
 
 class QueueList(_Request, frozen=True, kw_only=True, tag="queue-list"):
@@ -55,20 +55,20 @@ class QueueList(_Request, frozen=True, kw_only=True, tag="queue-list"):
 
 
 class QueueCount(_Request, frozen=True, kw_only=True, tag="queue-count"):
-    """How many deliveries match, with the first `sample` of them: the preview of a bulk verb."""
+    """Asks for the number of matching deliveries and the first `sample` of them: a bulk verb's preview."""
 
     filter: Filter = Filter()
     sample: int = 5
 
 
 class QueueShow(_Request, frozen=True, kw_only=True, tag="queue-show"):
-    """One message with its open deliveries."""
+    """Asks for one message with its open deliveries."""
 
     message_id: str
 
 
 class QueueTrace(_Request, frozen=True, kw_only=True, tag="queue-trace"):
-    """What happened to one message so far, in order."""
+    """Asks for the history of one message, in order."""
 
     message_id: str
 

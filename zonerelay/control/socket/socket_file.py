@@ -114,5 +114,5 @@ def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
 
 
 def limits_socket_path(settings: Settings) -> Path:
-    """Where the workers of a relay keep the totals of their limits: beside the control socket."""
+    """Returns the path of the socket of the workers' common limits: beside the control socket."""
     return control_socket_path(settings, 0).with_name(LIMITS_NAME)

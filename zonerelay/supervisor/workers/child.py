@@ -59,7 +59,7 @@ class Child:
         self._watch = asyncio.get_running_loop().create_task(self._wait(self._process))
 
     def signal(self, number: signal.Signals) -> None:
-        """To a process that may have gone meanwhile."""
+        """Sends a signal to the process, which may have ended meanwhile."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)

@@ -32,7 +32,7 @@ class LogSink(Protocol):
 
 
 class Events:
-    """One per worker. Levels: info for the life of a message, warning for what an operator should look at."""
+    """The events of one worker. Level info is the life of a message, warning asks for an operator."""
 
     def __init__(self, sink: LogSink, metrics: Metrics, redactor: Redactor, clock: Clock) -> None:
         self._emit = sink.emit
@@ -214,7 +214,7 @@ class Events:
         )
 
     def source_refused_again(self, source: str) -> None:
-        """By a destination that is known to: counted, not told again."""
+        """A destination that refuses the source already refuses it again: this is counted, not logged."""
         self.metrics.source_refusals.add((source,))
 
     def source_absent(self, source: str, address: str, problem: str) -> None:
@@ -242,7 +242,7 @@ class Events:
         self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
 
     def store_health(self, reason: str | None) -> None:
-        """Why the store takes no mail now; `None` when it does again."""
+        """The store takes no mail, for this reason; `None`: it takes mail again."""
         if reason is None:
             self._emit("info", "store-recovered", {})
         else:
@@ -305,7 +305,7 @@ class Events:
         self._emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
 
     def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
-        """What the zone changes could not be changed in this message; `reason` is from our own list."""
+        """The zone's changes could not be made in this message; `reason` is from our own list."""
         self._emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
 
     def row_refused(self, row: int, problem: str) -> None:

@@ -123,7 +123,7 @@ class SmarthostEvents:
     _redact: Redactor
 
     def declare(self, zones: Iterable[str]) -> None:
-        """Those that log in."""
+        """Shows the zones that log in, with 0."""
         self._metrics.logins.declare((zone_label(zone), result) for zone in zones for result in RESULTS)
 
     def answered(self, zone: str, result: str) -> None:

@@ -24,7 +24,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import IO
 
 import msgspec
 
@@ -49,17 +49,6 @@ _TIMES = frozenset(("until", "kept_until", "next_attempt", "expires"))
 """Fields with Unix times. People, who read format "text", get them as that of the line."""
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:@/+,<>[]…")
-
-
-class Options(Protocol):
-    """What is needed of `[log]`: `format` is "json" or "text"."""
-
-    @property
-    def format(self) -> str: ...
-
-
-class Stream(Protocol):
-    def fileno(self) -> int: ...
 
 
 class LogWriter:
@@ -131,7 +120,7 @@ class LogWriter:
         return bool(poll.poll(wait * 1000))
 
     def _next_piece(self) -> bytes:
-        """Whole lines up to what one write takes; a longer line goes in parts."""
+        """Returns whole lines up to the size of one write; a longer line goes in parts."""
         lines = self._lines
         if self._never_blocks:
             piece = b"".join(lines)
@@ -260,16 +249,19 @@ class _Bridge(logging.Handler):
 
 
 def configure(
-    settings: Options,
+    format: str,
     *,
     clock: Clock,
     redact: Callable[[str], str] = str,
-    stream: Stream | None = None,
+    stream: IO[bytes] | None = None,
     worker: int | None = None,
 ) -> LogWriter:
-    """Build the sink and send Python's logging through it. Call again to replace an earlier one."""
+    """Builds the sink and sends Python's logging through it; a second call replaces the first sink.
+
+    `format` is "json" or "text".
+    """
     descriptor = (stream or sys.stderr).fileno()
-    sink = LogWriter(clock=clock, descriptor=descriptor, format=settings.format, worker=worker)
+    sink = LogWriter(clock=clock, descriptor=descriptor, format=format, worker=worker)
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler, _Bridge):

@@ -107,7 +107,7 @@ class Redactor:
         return text if len(text) <= limit else _cut_outside_pseudonyms(text, limit)
 
     def about(self, text: str, mailbox: Mailbox) -> str:
-        """The same for what a peer says about a mailbox: also its name alone, and then its domain alone."""
+        """Redacts a peer's text about a mailbox: also the mailbox's name alone, and then its domain alone."""
         local, _, domain = mailbox.rpartition("@")
         if self.enabled and _stands_alone(local.lower(), text.lower()):
             name, _, there = self.mailbox(mailbox).partition("@")
@@ -116,7 +116,7 @@ class Redactor:
         return self.text(text)
 
     def always(self) -> Redactor:
-        """The same pseudonyms, also where the log shows addresses: for what is stored elsewhere."""
+        """Returns an enabled redactor with the same pseudonyms: for texts that are stored elsewhere."""
         if self.enabled:
             return self
         other = Redactor(b"", enabled=True)
@@ -198,7 +198,7 @@ def _stands_alone(word: str, text: str) -> bool:
 
 
 def _replace_word(text: str, word: str, by: str) -> str:
-    """Wherever it stands alone, in any case; not within an address, which is found by its form."""
+    """Replaces a word where it stands alone, in any case; addresses, which have a form, stay."""
     pattern = rf"(?<![\w@.%+-]){re.escape(word)}(?![\w@%+-]|\.\w)"
     return re.sub(pattern, by, text, flags=re.IGNORECASE)
 

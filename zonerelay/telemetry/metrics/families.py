@@ -128,7 +128,7 @@ class MetricTotals:
                 self._former[family.name] = family if kept is None else _merged([kept, family], shared=False)
 
     def _leave(self, worker: int, before: Iterable[Family], *, unless_in: Iterable[Family]) -> None:
-        """What an earlier life said of its queue stands until a later one has counted it."""
+        """Keeps an earlier life's figures of its queue until a later life has counted it."""
         said = {family.name for family in unless_in if family.samples}
         left = tuple(family for family in before if family.name not in said)
         if left:
@@ -141,7 +141,7 @@ class MetricTotals:
         self._lives.pop(worker, None)  # another one's lives are counted anew
 
     def families(self, others: tuple[Family, ...] = (), *, shared: bool = False) -> tuple[Family, ...]:
-        """One relay's. `shared`: every worker has counted the same queue. `others` are added as they are."""
+        """Returns the relay's families. `shared`: all workers count one queue. `others` stay as they are."""
         found: dict[str, list[Family]] = {}
         present = (*self._latest.values(), *self._left.values())
         for family in (*self._former.values(), *(each for part in present for each in part), *others):

@@ -85,7 +85,7 @@ class LabelledCounter:
 
 
 class Histogram:
-    """How many observations were at most each bound, and their sum."""
+    """The number of observations up to each bound, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "_help", "_name", "_sum")
 

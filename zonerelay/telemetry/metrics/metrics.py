@@ -210,7 +210,7 @@ class Metrics:
     # ---- what other parts keep: attach each once --------------------------------------------
 
     def attach(self, collector: Collector) -> None:
-        """It is read at every scrape, so it must answer from memory."""
+        """Registers a collector. Every scrape reads it, so it must answer from memory."""
         self._registry.register(collector)
 
     def attach_queue(
@@ -283,7 +283,7 @@ class Metrics:
         )
 
     def families(self) -> tuple[Family, ...]:
-        """The same as plain values, for a supervisor that adds up."""
+        """Returns the metrics as plain values, for a supervisor that adds them up."""
         return collect(self._registry)
 
     def exposition(self) -> bytes:

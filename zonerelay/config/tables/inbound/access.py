@@ -20,7 +20,7 @@ from zonerelay.config.tables.inbound.listener import (
 
 
 class AccessAction(enum.StrEnum):
-    """What an [[access]] rule does with what it matches."""
+    """The action of an [[access]] rule on a recipient that it matches."""
 
     REFUSE = "refuse"
     DEFER = "defer"

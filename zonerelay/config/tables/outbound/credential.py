@@ -22,7 +22,7 @@ _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
 
 
 class Mechanism(enum.StrEnum):
-    """How a credential is shown to a smarthost."""
+    """The SASL mechanism that shows a credential to a smarthost."""
 
     AUTO = "auto"
     PLAIN = "plain"

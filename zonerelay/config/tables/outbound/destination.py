@@ -16,7 +16,7 @@ from zonerelay.config.wording import in_words
 
 
 class DestinationTls(enum.StrEnum):
-    """As `TlsMode`, or what the zone says."""
+    """The modes of `TlsMode`, and one that leaves the mode to the zone."""
 
     ZONE = "zone"
     NONE = "none"

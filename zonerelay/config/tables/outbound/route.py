@@ -72,7 +72,7 @@ class RouteSettings:
 
     @property
     def conditions(self) -> dict[str, tuple[object, ...]]:
-        """Those that are given, by name."""
+        """The conditions that the route has, by name."""
         named = ((name, getattr(self, name)) for name in _CONDITIONS)
         return {name: value if isinstance(value, tuple) else (value,) for name, value in named if value}
 

@@ -116,7 +116,7 @@ def upgraded_at(spool: Path) -> float:
 
 
 def try_srs(srs: SrsSettings, environment: Mapping[str, str], report: Report) -> None:
-    """What a start would find out: are the secrets there, and long enough."""
+    """Refuses a secret that a start could not read or would find too short."""
     if srs.domain:
         _try(("srs", "secret"), srs.secret, environment, report)
         for at, place in enumerate(srs.old_secrets):

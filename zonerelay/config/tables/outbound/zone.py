@@ -40,7 +40,7 @@ DANE_NEEDS_TRUST = (
 
 
 class TlsMode(enum.StrEnum):
-    """How a zone treats TLS towards MX hosts."""
+    """The demand of a zone for TLS towards MX hosts."""
 
     NONE = "none"
     OPPORTUNISTIC = "opportunistic"
@@ -50,7 +50,7 @@ class TlsMode(enum.StrEnum):
 
 
 class SourceBy(enum.StrEnum):
-    """What stays with one source."""
+    """The mail that stays with one source: a message, or all mail of a sender."""
 
     MESSAGE = "message"
     SENDER = "sender"

@@ -82,7 +82,7 @@ def postgres_advice(
 
 
 def url_problem(url: str, option: str = "postgres.password") -> str:
-    """Why it cannot be used, "" when it can. `option` is where a password goes."""
+    """Returns the reason why the URL cannot be used, "" when it can. `option` is the place of a password."""
     try:
         parts = urlsplit(url)
         query = parse_qs(parts.query)

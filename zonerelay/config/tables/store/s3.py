@@ -112,7 +112,7 @@ def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Iterator[str]:
 
 
 def _url_problem(url: str) -> str:
-    """Why it cannot be used, "" when it can, or is empty."""
+    """Returns the reason why the URL cannot be used, "" when it can or is empty."""
     if not url:
         return ""
     try:

@@ -92,7 +92,7 @@ def space_guard(spool: SpoolSettings) -> int:
 
 
 def raised_guard(spool: SpoolSettings) -> str:
-    """What `min_free_space` does not say of when new mail is refused, or ""."""
+    """Returns a sentence about a bound above `min_free_space` at which new mail is refused, or ""."""
     guard = space_guard(spool)
     if guard == spool.min_free_space:
         return ""
