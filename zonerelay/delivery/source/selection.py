@@ -149,7 +149,8 @@ class SourceSelection:
 
     def _avoids_ipv6(self, source: SourceSettings, hosts: str) -> bool:
         return len(source.address) > 1 and (
-            self._memory.ipv6_refused(source.name, hosts) or not self._has(source, ipv6=True)
+            self._memory.refused_at(source.name, hosts, ipv6=True) is not None
+            or not self._has(source, ipv6=True)
         )
 
     def _has(self, source: SourceSettings, *, ipv6: bool) -> bool:
