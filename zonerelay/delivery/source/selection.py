@@ -73,6 +73,7 @@ class SourceSelection:
         self._clock = clock
         self._observer = observer
         self._memory = SourceMemory(clock)
+        self.penalties = self._memory.penalties
         self._sources: dict[str, SourceSettings] = {}
         self._keys: dict[tuple[str, bool], ConnectionKey] = {}
 
@@ -202,9 +203,6 @@ class SourceSelection:
             else:
                 found.append(f"source {name}: the address {ip} cannot be sent from: {reason}")
         return tuple(found)
-
-    def penalties(self) -> list[Penalty]:
-        return self._memory.penalties()
 
     def penalty_counts(self) -> dict[str, int]:
         """Returns, for every source, how many destinations pass it over."""
