@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
@@ -24,6 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
+from zonerelay.delivery.auth.accounts import digest
 from zonerelay.model.outbox import is_mailbox_zone
 
 # The fields of stat that change with a file.
@@ -93,7 +93,7 @@ class KeptTokens:
             raise SecretError(f"{path} cannot be read: {reason}; remove it to start afresh") from error
         match kept:
             case {"replaces": str(replaced), "refresh_token": str(token)} if token:
-                return token if replaced == _digest(original) else original
+                return token if replaced == digest(original) else original
         raise SecretError(f"{path} is damaged; remove it to start afresh")
 
     def replace(self, credential: str, reference: str, original: str, token: str) -> None:
@@ -105,7 +105,7 @@ class KeptTokens:
                 _write(Path(reference), f"{token}\n")
                 return
         path = self._path(credential)
-        document = json.dumps({"replaces": _digest(original), "refresh_token": token})
+        document = json.dumps({"replaces": digest(original), "refresh_token": token})
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             _write(path, f"{document}\n")
@@ -134,7 +134,3 @@ def _write(path: Path, text: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

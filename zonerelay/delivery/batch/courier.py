@@ -234,7 +234,8 @@ class SmtpCourier:
                 session = await self._opener.open(terms, host, ip, slot, plan)
             except HostTrouble as trouble:
                 # The host may take fewer connections than we allow: its idle ones give way to this one.
-                if not (trouble.is_not_now and await self._pool.clear(terms.route)):
+                is_not_now = trouble.said is not None and trouble.said.is_transient
+                if not (is_not_now and await self._pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
         except HostTrouble as trouble:
