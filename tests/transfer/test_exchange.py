@@ -20,6 +20,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
+from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer import export, files
 from zonerelay.transfer.loader import Loaded, Loader
 from zonerelay.transfer.others.foreign import Foreign, Open, adopted
@@ -305,6 +306,21 @@ async def test_an_export_that_breaks_off_leaves_nothing(tmp_path: Path, spool: S
         with pytest.raises(KeyboardInterrupt):
             await export_to(tmp_path / name, Interrupted(spool.store))
         assert sorted(tmp_path.iterdir()) == before
+
+
+async def test_a_body_that_cannot_be_read_leaves_no_half_of_it(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    await spool.store.close()
+    database = plyvel.DB(str(tmp_path / "spool"))
+    database.delete(f"message {message_id(2)} 000003".encode())
+    database.close()
+    await spool.open()
+    (trouble,) = await export_to(tmp_path / "mail", spool.store)
+    assert trouble.name == message_id(2)
+    assert sorted(each.name for each in (tmp_path / "mail").iterdir()) == [
+        f"{message_id(1)}.eml",
+        f"{message_id(1)}.json",
+    ]
 
 
 async def test_a_target_that_is_there_is_not_replaced(tmp_path: Path, spool: Spool) -> None:

@@ -81,5 +81,5 @@ async def export(
             saw(len(deliveries), None)
         except MessageNotFoundError:
             saw(0, None)
-        except StoreError as error:
+        except (StoreError, ValueError) as error:
             saw(0, Unusable(identity, str(error)))

@@ -160,7 +160,8 @@ class Loader:
                     await self._write_foreign(writer, item, envelope, deliveries)
         except (HeaderTooLargeError, ValueError, EOFError) as error:
             why = f"its header is larger than {MAX_HEADER} octets"
-            return Unusable(item.key, why if isinstance(error, HeaderTooLargeError) else str(error))
+            name = item.message.id if item.is_ours else item.key
+            return Unusable(name, why if isinstance(error, HeaderTooLargeError) else str(error))
         return None
 
     async def _write_ours(self, writer: MessageWriter, item: Stored, deliveries: Sequence[Delivery]) -> None:

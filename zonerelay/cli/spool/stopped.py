@@ -122,8 +122,8 @@ def _give_back(spool: SpoolSettings) -> None:
     if os.geteuid() != 0 or not spool.path.exists():
         return
     home = spool.path.parent
-    owner = home.stat()
-    if owner.st_uid == 0:
+    owner = next((found for each in (spool.path, home) if (found := each.stat()).st_uid), None)
+    if owner is None:
         return
     places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
     for place in {each for each in places if each is not None and each.is_dir()}:

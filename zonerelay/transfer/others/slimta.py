@@ -39,7 +39,7 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
         for client in await redis.clients({redis.first}):
             if client["cmd"] in ("blpop", "brpop"):
                 raise TransferError(
-                    f"python-slimta is running: the client {client['addr']} of {url} waits for mail; stop it"
+                    f"python-slimta is running: the client {client['addr']} of {redis.url} waits; stop it"
                 )
         keys = sorted([key async for key in redis.keys(prefix) if await redis.is_hash(key)])
         sizes = [await redis.number("HSTRLEN", key, "envelope") for key in keys]
