@@ -18,6 +18,7 @@ from tests.upgrades.engines import ENGINES
 
 DIRECTORY = Path(__file__).parents[1] / "data" / "upgrades"
 QUEUE = "queue.json"
+CONFIGURATION = "zonerelay.toml"
 
 
 def names() -> list[str]:
@@ -46,3 +47,7 @@ def stored() -> list[tuple[str, str]]:
 def expected(name: str) -> mail.Expected:
     found: mail.Expected = json.loads((DIRECTORY / name / QUEUE).read_text())
     return found
+
+
+def configurations() -> list[Path]:
+    return sorted(DIRECTORY.glob(f"*/{CONFIGURATION}"))

@@ -11,8 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.upgrades.configuration import every_option
 from tests.upgrades.engines import ENGINES, portable_shelf
-from tests.upgrades.fixtures import DIRECTORY, QUEUE
+from tests.upgrades.fixtures import CONFIGURATION, DIRECTORY, QUEUE
+from tests.upgrades.outbox import write_outbox
 
 
 def write(name: str) -> None:
@@ -23,6 +25,8 @@ def write(name: str) -> None:
             spool = engine.spool(Path(home))
             expected = asyncio.run(engine.write(spool))
             (target / engine.file).write_bytes(engine.pack(spool))
+    write_outbox(target)
+    (target / CONFIGURATION).write_text(every_option())
     text = json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True)
     (target / QUEUE).write_text(f"{text}\n")
 
