@@ -11,8 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.upgrades import backup
 from tests.upgrades.configuration import every_option
-from tests.upgrades.engines import ENGINES, portable_shelf
+from tests.upgrades.engines import ENGINES, pack_tar, portable_shelf
 from tests.upgrades.fixtures import CONFIGURATION, DIRECTORY, QUEUE
 from tests.upgrades.outbox import write_outbox
 
@@ -26,6 +27,8 @@ def write(name: str) -> None:
             expected = asyncio.run(engine.write(spool))
             (target / engine.file).write_bytes(engine.pack(spool))
     write_outbox(target)
+    with tempfile.TemporaryDirectory() as home:
+        (target / backup.FILE).write_bytes(pack_tar(backup.make(Path(home) / "home")))
     (target / CONFIGURATION).write_text(every_option())
     text = json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True)
     (target / QUEUE).write_text(f"{text}\n")
