@@ -172,7 +172,7 @@ class Claims:
     def check(self, message_id: MessageId, *, holds_lease: bool) -> None:
         """Raises StoreError when what was claimed of the message may be another relay's by now."""
         if message_id in self._lost_messages or (not holds_lease and message_id in self._messages):
-            raise StoreError(f"message {message_id}: the lease on it has run out")
+            raise StoreError(f"message {message_id}: the lease on it was lost")
 
 
 def _count(counts: dict[MessageId, int], message_id: MessageId, change: int) -> None:
