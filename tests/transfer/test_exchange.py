@@ -292,11 +292,11 @@ class Interrupted:
     def __getattr__(self, name: str) -> Any:  # Any: what the store has
         return getattr(self._store, name)
 
-    async def read_message(self, identity: MessageId) -> Message:
+    def read_body(self, identity: MessageId) -> AsyncIterator[bytes]:
         self._read += 1
         if self._read == 2:
             raise KeyboardInterrupt
-        return await self._store.read_message(identity)
+        return self._store.read_body(identity)
 
 
 async def test_an_export_that_breaks_off_leaves_nothing(tmp_path: Path, spool: Spool) -> None:
