@@ -30,15 +30,17 @@ class BodyCache:
 
     def extend(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
         """More of a large body: the chunks from number `first` (they count from one)."""
+        size = sum(map(len, chunks))
+        body = tuple(chunks)
         if first == 1:
             self.drop(message_id)
-            self._bodies[message_id] = ()
-        before = self._bodies.get(message_id)
-        if before is None:
+        elif (before := self._bodies.get(message_id)) is not None:
+            body = (*before, *chunks)
+        else:
             return  # its beginning is gone already
-        body = self._bodies[message_id] = (*before, *chunks)
-        self._size += sum(map(len, chunks))
-        if sum(map(len, body)) > self._largest:
+        self._bodies[message_id] = body
+        self._size += size
+        if (size if first == 1 else sum(map(len, body))) > self._largest:
             self.drop(message_id)
         elif self._size > self._capacity:
             self._evict()
