@@ -8,7 +8,7 @@ from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.reply import Reply
-from zonerelay.store.common.body_chunks import split
+from zonerelay.store.common.body.chunks import split
 from zonerelay.store.contract import QueueStore
 
 NOW = 1_700_000_000.0

@@ -29,13 +29,14 @@ from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import records, recovery
+from zonerelay.store.common import records
+from zonerelay.store.common.keeper import recovery
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
-from zonerelay.store.leveldb.directory import MARK_NAME, Mark, newest_log, write_mark
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, newest_log, write_mark
+from zonerelay.store.leveldb.damage.format import identities_in, read_log, read_manifest, write_log
+from zonerelay.store.leveldb.damage.losses import DIRECTORY
 from zonerelay.store.leveldb.engine import LevelDb
-from zonerelay.store.leveldb.format import identities_in, read_log, read_manifest, write_log
-from zonerelay.store.leveldb.losses import DIRECTORY
 
 TABLES, LOGS = ("table 1", "table 2", "table 3"), ("older log", "newer log")
 KEYS = {

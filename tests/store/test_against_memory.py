@@ -24,13 +24,14 @@ from tests.support.redis_server import shared_server
 from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store.common import batches, claim_pool, in_flight
-from zonerelay.store.common import queue_index as disk_index
+from zonerelay.store.common.claims import index as disk_index
+from zonerelay.store.common.claims import pool as claim_pool
+from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
 from zonerelay.store.disk import reader as disk_reader
 from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb import claims as leveldb_claims
-from zonerelay.store.leveldb import ready_window
+from zonerelay.store.leveldb import in_flight, ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.postgres import reader as postgres_reader
@@ -408,7 +409,7 @@ class Comparison(RuleBasedStateMachine):
 
     def take(self, found: list[Delivery]) -> None:
         """Claim the same in memory."""
-        self.memory._claim(found)
+        self.memory._claim(found, len(found))
         self.claimed += found
         self.passed_over -= {d.key for d in found}
 

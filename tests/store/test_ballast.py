@@ -10,7 +10,7 @@ import pytest
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.common.ballast import FILE_NAME, Ballast
+from zonerelay.store.common.keeper.ballast import FILE_NAME, Ballast
 from zonerelay.store.contract import Finish
 
 MB = 1024 * 1024

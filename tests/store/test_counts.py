@@ -24,8 +24,9 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store.common import group_commit, recovery
-from zonerelay.store.common import queue_index as disk_index
+from zonerelay.store.common.claims import index as disk_index
+from zonerelay.store.common.keeper import recovery
+from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
 from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb.engine import AtomicBatch, LevelDb

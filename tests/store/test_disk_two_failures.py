@@ -22,7 +22,8 @@ from tests.store.builders import NOW, body_of, message_id, own_message, store_me
 from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.common import group_commit, recovery
+from zonerelay.store.common.keeper import recovery
+from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Finish, Store, StoreError, Submit
 
 CALLS = ("rename", "unlink", "fsync", "fdatasync")

@@ -27,7 +27,7 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common import records
-from zonerelay.store.common.body_writer import GROUP_CHUNKS
+from zonerelay.store.common.body.writer import GROUP_CHUNKS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
 from zonerelay.store.leveldb import scan
 

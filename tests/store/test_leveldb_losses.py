@@ -16,10 +16,10 @@ from tests.store.test_leveldb_open import contents, refusal
 from zonerelay.cli.main import main
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.leveldb.directory import MARK_NAME, judge, newest_log, read_mark
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, judge, newest_log, read_mark
+from zonerelay.store.leveldb.damage.format import BLOCK, read_log, write_log
+from zonerelay.store.leveldb.damage.losses import DIRECTORY, MAX_KEPT, Loss, Losses
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.leveldb.format import BLOCK, read_log, write_log
-from zonerelay.store.leveldb.losses import DIRECTORY, MAX_KEPT, Loss, Losses
 from zonerelay.store.leveldb.store import LevelDbStore
 
 MESSAGES = 40

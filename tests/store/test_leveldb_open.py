@@ -15,7 +15,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.store.common import records
 from zonerelay.store.contract import QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.directory import MARK_NAME, Mark, write_mark
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, write_mark
 from zonerelay.store.leveldb.engine import LevelDb, Op, plyvel
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store.common import claim_pool
+from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import ready_window

@@ -14,7 +14,7 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import shared_postgres
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.common import claim_pool
+from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.contract import StoreOpenError
 
 

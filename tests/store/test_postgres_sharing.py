@@ -26,7 +26,7 @@ from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store.common import claim_pool
+from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Finish,

@@ -20,7 +20,7 @@ from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.postgres import PostgresServer
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.common import claiming
+from zonerelay.store.common.claims import index_claims
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
 from zonerelay.store.postgres.driver import Access, ConnectionLostError, Fetch, Link
 from zonerelay.store.postgres.store import PostgresStore
@@ -270,7 +270,7 @@ async def test_update_that_is_cancelled_at_its_commit_is_what_the_database_says(
 async def test_claim_that_outlives_its_connection_is_given_back(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+    monkeypatch.setattr(index_claims, "RECONCILE", 0.3)
     async with reopened(spool) as (store, fetch):
         (delivery,) = await store_message(store, 1, next_attempt=1.0)
         await fetch("LOCK TABLE delivery IN SHARE MODE")
@@ -292,7 +292,7 @@ async def test_claim_that_outlives_its_connection_is_given_back(
 async def test_mail_that_was_locked_while_a_claim_looked_is_not_forgotten(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+    monkeypatch.setattr(index_claims, "RECONCILE", 0.3)
     async with reopened(spool) as (store, fetch):
         (delivery,) = await store_message(store, 1, next_attempt=1.0)
         await fetch("SELECT * FROM delivery FOR UPDATE")
@@ -305,7 +305,7 @@ async def test_mail_that_was_locked_while_a_claim_looked_is_not_forgotten(
 async def test_upload_that_failed_leaves_nothing_while_the_relay_lives(
     server: PostgresServer, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+    monkeypatch.setattr(index_claims, "RECONCILE", 0.3)
     async with reopened(spool) as (store, fetch):
 
         async def chunks() -> int:
@@ -333,7 +333,7 @@ async def test_upload_that_failed_leaves_nothing_while_the_relay_lives(
 async def test_unreadable_delivery_holds_nobody_up(
     server: PostgresServer, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(claiming, "RECONCILE", 0.2)
+    monkeypatch.setattr(index_claims, "RECONCILE", 0.2)
     async with reopened(spool) as (store, _):
         for number in range(3):
             await store_message(store, number, next_attempt=1.0)

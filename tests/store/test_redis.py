@@ -23,7 +23,7 @@ from tests.store.spools import until
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import LOSS_WORDS, Backend, SpoolSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store.common import claiming
+from zonerelay.store.common.claims import index_claims
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
@@ -294,7 +294,7 @@ class TestTrouble:
     async def test_claims_that_outlived_their_connection_are_given_back(
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+        monkeypatch.setattr(index_claims, "RECONCILE", 0.3)
         spool = await fleet.relay()
         for number in range(3):
             await store_message(spool.store, number)

@@ -29,7 +29,7 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.store.common import claiming
+from zonerelay.store.common.claims import index_claims
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.contract import Submit as Report
 from zonerelay.store.s3 import alerts as s3_alerts
@@ -172,7 +172,7 @@ async def test_mail_stays_with_who_took_it_and_everybody_sees_all_of_it(fleet: F
 async def test_zones_with_something_to_claim_are_woken_in_each_round_and_no_others(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "RECONCILE", 0.0)
+    monkeypatch.setattr(index_claims, "RECONCILE", 0.0)
     spool = await fleet.relay()
     await store_message(spool.store, 1)
     await store_message(spool.store, 2, next_attempt=NOW - 1)

@@ -9,9 +9,9 @@ import pytest
 from tests.store.builders import delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.store.common import in_flight as ledger_module
-from zonerelay.store.common.in_flight import Found, InFlight, OpenMessage
 from zonerelay.store.contract import StoreError
+from zonerelay.store.leveldb import in_flight as ledger_module
+from zonerelay.store.leveldb.in_flight import Found, InFlight, OpenMessage
 from zonerelay.store.leveldb.write_plan import WritePlan
 
 

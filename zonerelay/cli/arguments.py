@@ -36,6 +36,9 @@ _CONFIG_HELP = (
 _FILTER_HELP = "Everything given must match; * stands for any text. Quote it from the shell."
 _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or configuration."
 
+SYSTEMS = ("postfix",)
+"""Whose queues `spool import --from` reads."""
+
 CHANGES = {
     "retry": "try deliveries again now, whatever their schedule says",
     "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
@@ -285,7 +288,34 @@ def _spool(commands: Commands) -> None:
     _command(
         verbs, "is-empty", "of a stopped relay: print the directories of its spool, if that holds no mail"
     )
+    check = _command(verbs, "check", "read everything in the spool and say what is damaged")
+    check.add_argument(
+        "--tmp", type=Path, metavar="DIR", help="where its copy is made, beside the spool if not named"
+    )
+    _json(check)
+    repair = _command(verbs, "repair", "make a sound spool of a damaged one; the relay is stopped")
+    repair.add_argument("--yes", action="store_true", help="do it, and do not only say it")
+    repair.add_argument("--dry-run", action="store_true", help="say what would be done; the default")
+    repair.add_argument(
+        "--salvage",
+        type=Path,
+        metavar="DIR",
+        help="for what cannot be put back (default: beside the spool)",
+    )
+    _json(repair)
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
+    export = _command(verbs, "export", "write mail of a stopped relay to files; it stays in the spool")
+    export.add_argument("path", type=Path, metavar="DIR|FILE.tar", help="what does not exist yet")
+    _filters(export)
+    _json(export)
+    taking = _command(verbs, "import", "take mail into the spool of a stopped relay")
+    taking.add_argument(
+        "place",
+        metavar="SOURCE",
+        help="DIR or FILE.tar that `spool export` has written; with --from its queue",
+    )
+    taking.add_argument("--from", dest="system", choices=SYSTEMS, help="another system, which is stopped too")
+    _json(taking)
 
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:

@@ -118,14 +118,30 @@ def _run_tool(arguments: Namespace) -> int:
 
 
 def _run_spool(arguments: Namespace) -> int:
-    from zonerelay.cli.operate import spool
-
     match arguments.verb:
-        case "acknowledge":
-            return spool.acknowledge(arguments)
+        case "export":
+            from zonerelay.cli.spool.exchange import export_to
+
+            return export_to(arguments)
+        case "import":
+            from zonerelay.cli.spool.exchange import import_from
+
+            return import_from(arguments)
+        case "check":
+            from zonerelay.cli.spool.check import check
+
+            return check(arguments)
+        case "repair":
+            from zonerelay.cli.spool.repair import repair
+
+            return repair(arguments)
         case "is-empty":
-            return spool.is_empty(arguments)
-    return spool.accept_empty(arguments)
+            from zonerelay.cli.spool.drained import is_empty
+
+            return is_empty(arguments)
+    from zonerelay.cli.operate.spool import accept_empty, acknowledge
+
+    return acknowledge(arguments) if arguments.verb == "acknowledge" else accept_empty(arguments)
 
 
 def _run_queue(arguments: Namespace) -> int:

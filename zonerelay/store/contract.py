@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypedDict, Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -32,6 +31,11 @@ from zonerelay.model.outcome import Outcome
 CHUNK_SIZE = 64 * 1024
 SHARED = "the queue is shared: others may have mail in it"
 """The answer of `left_over` on a shared store."""
+
+
+NO_SPACE = "insufficient disk space"
+DAMAGED = "the spool is damaged"
+"""Two reasons of `unhealthy` that callers tell from the others."""
 
 
 class StoreError(Exception):
@@ -100,6 +104,16 @@ and its claim released; what is being attempted ends without an effect on the st
 number from here on. Must not raise."""
 
 
+class BodyFacts(TypedDict, total=False):
+    """What the receiver of a body has learned about it: members of `Message` of the same names."""
+
+    headers: tuple[tuple[str, str], ...]
+    eight_bit: bool
+    plain_lines: bool
+    body_hash: str
+    trace: tuple[str, ...]
+
+
 class MessageWriter(Protocol):
     """Takes one message's body. Leaving the `async with` block without commit aborts.
 
@@ -109,28 +123,14 @@ class MessageWriter(Protocol):
     async def write(self, chunk: bytes) -> None:
         """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits when the store is behind."""
 
-    async def commit(
-        self,
-        deliveries: Sequence[Delivery],
-        *,
-        headers: tuple[tuple[str, str], ...] = (),
-        eight_bit: bool = False,
-        plain_lines: bool = False,
-        body_hash: str = "",
-        trace: tuple[str, ...] = (),
-    ) -> Message:
+    async def commit(self, deliveries: Sequence[Delivery], **facts: Unpack[BodyFacts]) -> Message:
         """Make the message and its deliveries exist, durably. 250 may be sent when this returns."""
 
     async def abort(self) -> None: ...
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    async def __aexit__(self, *failure: object) -> None: ...
 
 
 class QueueStore(Protocol):
@@ -270,6 +270,15 @@ class QueueCounts:
     @property
     def total(self) -> int:
         return self.ready + self.deferred + self.held
+
+    def count(self, next_attempt: float, *, held: bool, step: int = 1) -> None:
+        """Adds `step` deliveries in this state."""
+        if held:
+            self.held += step
+        elif next_attempt > 0:
+            self.deferred += step
+        else:
+            self.ready += step
 
 
 Wanted = Callable[[str], bool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,12 +17,17 @@ from zonerelay.config.settings import (
 )
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
+from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.disk.open import open_disk
+from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.open import open_leveldb
+from zonerelay.store.leveldb.repair import repair as repair_leveldb
+from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.memory.shelf import Shelf
 from zonerelay.store.memory.store import MemoryStore
+from zonerelay.store.spool_paths import spool_of
 from zonerelay.store.surroundings import Surroundings
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
@@ -63,6 +69,11 @@ async def open_store(
             return await open_redis(settings, redis, around, mark)
 
 
+async def acknowledge_loss(store: Store, loss: str) -> bool:
+    """Ends the warning about a loss of mail. False when the store has no such loss. Raises StoreError."""
+    return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
+
+
 @contextlib.contextmanager
 def _driver(extra: str, *modules: str) -> Iterator[None]:
     """Says in words which package is missing: without it every other backend works."""
@@ -88,6 +99,38 @@ async def _open_memory(settings: SpoolSettings) -> MemoryStore:
     if not shelved.was_closed:
         _log.error("the shelf %s was not closed in order: mail may be missing in it", settings.shelve)
     return MemoryStore(shelf, shelved)
+
+
+async def check_spool(settings: Settings, worker: int, examination: Examination) -> Contents:
+    """Check the spool of one worker; the queue of a shared store is the first worker's.
+
+    Raises StoreError, or OSError, when the spool cannot be checked at all.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            return await asyncio.to_thread(check_leveldb, spool.path, examination)
+    raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
+
+
+async def repair_spool(
+    settings: Settings,
+    worker: int,
+    salvage: Salvage,
+    tell: Tell,
+    *,
+    carry_out: bool,
+    environment: Mapping[str, str],
+) -> Repaired:
+    """Repair the spool of one worker of a stopped relay; without `carry_out` say what that would do.
+
+    Raises StoreError in words, or OSError, and has changed nothing then.
+    """
+    spool = spool_of(settings.spool, worker)
+    match spool.backend:
+        case Backend.LEVELDB:
+            return await asyncio.to_thread(repair_leveldb, spool.path, salvage, tell, carry_out=carry_out)
+    raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:

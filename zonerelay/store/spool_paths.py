@@ -45,6 +45,15 @@ def spool_of(spool: SpoolSettings, worker: int) -> SpoolSettings:
     )
 
 
+def disk_directories(spool: SpoolSettings) -> tuple[Path, Path, Path]:
+    """The directories of messages, states and scratch of a disk queue."""
+    return (
+        spool.env_directory or spool.path,
+        spool.meta_directory or spool.path,
+        spool.scratch_directory or spool.path / "scratch",
+    )
+
+
 def name_of(worker: int) -> str:
     return f"{worker:02d}"
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from zonerelay.config.settings import Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import Lost, News, Store
-from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.open import open_store
+from zonerelay.store.open import acknowledge_loss, open_store
 from zonerelay.store.spool_paths import node_of, spool_of
 from zonerelay.store.surroundings import Surroundings
 from zonerelay.telemetry.events.events import Events
@@ -34,7 +33,7 @@ class MailQueue:
 
     async def acknowledge(self, loss: str) -> bool:
         """The operator has dealt with it; false when the spool tells of no such loss. Raises StoreError."""
-        return isinstance(self._spool, LevelDbStore) and await self._spool.acknowledge(loss)
+        return await acknowledge_loss(self._spool, loss)
 
     def problems(self) -> tuple[str, ...]:
         """The problems for the operator's status."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.fresh_order import FreshOrder
 from zonerelay.store.memory.store import MemoryStore
 
 _Fresh = list[DeliveryKey]
@@ -50,7 +50,7 @@ class IndexedStore(MemoryStore):
         return key in self._deliveries
 
     def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
-        self._check()
+        self.check_writable()
         self._messages[message.id] = (message, chunks)
         for delivery in deliveries:
             key = delivery.key
@@ -74,7 +74,7 @@ class IndexedStore(MemoryStore):
     async def claim(
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        self._check()
+        self.check_writable()
         found: list[Delivery] = []
         place = self._zones[zone]
         while len(found) < limit and (delivery := self._next(place, now)) is not None:
@@ -91,7 +91,7 @@ class IndexedStore(MemoryStore):
     async def claim_new(
         self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        self._check()
+        self.check_writable()
         found: list[Delivery] = []
         place = self._zones[zone]
         while len(found) < limit and (key := place.fresh.first_since(since)) is not None:
@@ -105,7 +105,7 @@ class IndexedStore(MemoryStore):
         return sorted(found, key=lambda delivery: delivery.message_id)
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        self._check()
+        self.check_writable()
         found = self._unpark(self._zones[zone], domain, limit, now)
         return sorted(found, key=lambda delivery: delivery.message_id)
 
@@ -195,7 +195,7 @@ class IndexedStore(MemoryStore):
         self.release(list(self._claimed))
 
     async def next_due(self, zone: str) -> float | None:
-        self._check()
+        self.check_writable()
         due = self._first_due(self._zones[zone].due)
         return None if due is None else due.next_attempt
 

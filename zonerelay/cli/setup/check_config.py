@@ -29,7 +29,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.store.disk.directories import places
+from zonerelay.store.spool_paths import disk_directories
 
 _TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
 
@@ -156,4 +156,4 @@ def _spool_places(spool: SpoolSettings) -> str:
         return "" if spool.shelve is None else f"in a shelf {spool.shelve}"
     if spool.backend is not Backend.DISK:
         return str(spool.path)
-    return " ".join(map(str, dict.fromkeys(places(spool))))
+    return " ".join(map(str, dict.fromkeys(disk_directories(spool))))

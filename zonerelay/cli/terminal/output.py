@@ -21,7 +21,7 @@ from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.cli.terminal.text import clean_lines
 
 if TYPE_CHECKING:
-    from zonerelay.control.messages.answers import End, Frame
+    from zonerelay.control.messages.answers import End
 
 PIPE_WIDTH = 100_000
 WIDE = 110
@@ -120,7 +120,7 @@ def state(text: str) -> Text:
     return Text(text, style={"deferred": "yellow", "held": "magenta", "active": "green"}.get(word, ""))
 
 
-def print_document(frame: Frame) -> None:
+def print_document(frame: msgspec.Struct) -> None:
     """One JSON document, indented: `jq` does not mind and people can read it."""
     _print_json(msgspec.json.format(msgspec.json.encode(frame), indent=2))
 

@@ -16,10 +16,11 @@ DELAY = 1.0
 
 
 class ProgressBar:
-    """Counts frames and shows a bar on standard error from `DELAY` seconds on."""
+    """Counts frames, or octets, and shows a bar on standard error from `DELAY` seconds on."""
 
-    def __init__(self, text: str, *, enabled: bool = True) -> None:
+    def __init__(self, text: str, *, enabled: bool = True, octets: bool = False) -> None:
         self._text = text
+        self._octets = octets
         self._done = 0
         self._total = 0
         self._bar: Progress | None = None
@@ -48,20 +49,31 @@ class ProgressBar:
                 self._bar.stop()
             self._timer = None
 
+    def reach(self, done: int, total: int) -> None:
+        """So much of the whole is done; a `total` of 0 is not known."""
+        self._done, self._total = done, total
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=total or None)
+
     def saw(self, frame: Frame) -> None:
         """Note one frame: a sign of progress, or one more result."""
         from zonerelay.control.messages.answers import Progress
 
         if isinstance(frame, Progress):
-            self._done, self._total = max(self._done, frame.done), frame.total
+            self.reach(max(self._done, frame.done), frame.total)
         elif not self._total:
-            self._done += 1
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, total=self._total or None)
+            self.reach(self._done + 1, 0)
 
     def _show(self) -> None:
         """Runs in the timer's thread, because the main one waits for the relay."""
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         from zonerelay.cli.terminal.output import chatter
 
@@ -71,7 +83,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                MofNCompleteColumn(),
+                DownloadColumn() if self._octets else MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 transient=True,
                 console=chatter(),

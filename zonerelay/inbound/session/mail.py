@@ -38,7 +38,7 @@ from zonerelay.model.envelope import Notify, Recipient, Ret
 from zonerelay.smtp.server.bdat import parse_bdat
 from zonerelay.smtp.server.params import MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
-from zonerelay.store.common import health
+from zonerelay.store.contract import NO_SPACE
 
 REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
 RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for
@@ -88,7 +88,7 @@ def _mail_refusal(conversation: Conversation, command: MailCommand) -> ServerRep
         return conversation.refuse(replies.TOO_BIG, "MAIL", mailbox=command.sender)
     unhealthy = context.store.unhealthy()
     if unhealthy is not None:
-        answer = replies.STORE_FULL if unhealthy == health.NO_SPACE else replies.STORE_TROUBLE
+        answer = replies.STORE_FULL if unhealthy == NO_SPACE else replies.STORE_TROUBLE
         return conversation.refuse(answer, "MAIL", mailbox=command.sender, detail=unhealthy)
     if conversation.client_state.user is not None and not conversation.client_state.may_send_as(
         command.sender

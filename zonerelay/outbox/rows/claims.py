@@ -27,7 +27,7 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
 from zonerelay.outbox.rows.row import Redact, Row, Write, keys_of, put_off, read_row, refused
 from zonerelay.outbox.rows.window import Window
-from zonerelay.store.common.claim_pool import ZonePool
+from zonerelay.store.common.claims.pool import ZonePool
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Columns
 

@@ -35,8 +35,7 @@ from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.trace import Shown, Step, steps
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.store.common import health
-from zonerelay.store.contract import MessageNotFoundError, Store, StoreCorruptError
+from zonerelay.store.contract import DAMAGED, MessageNotFoundError, Store, StoreCorruptError
 from zonerelay.telemetry.events.events import Events
 
 __all__ = ["Operations", "QueueFilter", "Result", "Shown", "Step"]
@@ -92,7 +91,7 @@ class Operations:
 
     def left_out(self) -> tuple[str, ...]:
         """Says in words what the answers of a damaged store lack."""
-        return (LEFT_OUT,) if self._store.unhealthy() == health.DAMAGED else ()
+        return (LEFT_OUT,) if self._store.unhealthy() == DAMAGED else ()
 
     async def select(
         self, wanted: QueueFilter, limit: int | None = None, progress: Progress | None = None

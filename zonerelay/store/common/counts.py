@@ -24,19 +24,9 @@ class Counts:
         if counts is None:
             counts = self._zones[zone] = QueueCounts()
         if old is not None:
-            if old.held:
-                counts.held -= 1
-            elif old.next_attempt > 0:
-                counts.deferred -= 1
-            else:
-                counts.ready -= 1
+            counts.count(old.next_attempt, held=old.held, step=-1)
         if new is not None:
-            if new.held:
-                counts.held += 1
-            elif new.next_attempt > 0:
-                counts.deferred += 1
-            else:
-                counts.ready += 1
+            counts.count(new.next_attempt, held=new.held)
 
     def add(self, found: dict[str, QueueCounts]) -> None:
         """Add what a walk over the spool found."""
@@ -54,10 +44,6 @@ class Counts:
     @property
     def total(self) -> int:
         return sum(max(0, counts.total) for counts in self._zones.values())
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(counts.total > 0 for counts in self._zones.values())
 
     def current(self) -> dict[str, QueueCounts]:
         return {

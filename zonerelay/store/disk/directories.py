@@ -20,10 +20,9 @@ from pathlib import Path
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.store.common.private_directories import make_private
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.spool_paths import disk_directories
 
 LOCK_NAME = "zonerelay.lock"
-SCRATCH_NAME = "scratch"
-"""Where scratch is when the configuration does not say: below `[spool] path`."""
 _TRIAL = "zonerelay.trial"
 _FORMAT = b"zonerelay queue 1 "
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -96,18 +95,9 @@ class Directories:
             _close([self.env, self.meta, self.scratch])
 
 
-def places(settings: SpoolSettings) -> tuple[Path, Path, Path]:
-    """The directories of messages, states and scratch."""
-    return (
-        settings.env_directory or settings.path,
-        settings.meta_directory or settings.path,
-        settings.scratch_directory or settings.path / SCRATCH_NAME,
-    )
-
-
 def open_directories(settings: SpoolSettings) -> Directories:
     """Make, lock and try them. Raises StoreOpenError in words; removes no file of others."""
-    env_path, meta_path, scratch_path = places(settings)
+    env_path, meta_path, scratch_path = disk_directories(settings)
     opened: list[Directory] = []
     try:
         env = _open("env_directory", env_path, opened)

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import health
-from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.local_keeper import LocalKeeper
-from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.common.keeper import health
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.local_keeper import LocalKeeper
+from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import stock as disk_stock
 from zonerelay.store.disk.batch import FileBatch, FileBatchWriter, Op
@@ -83,7 +83,7 @@ class DiskKeeper(LocalKeeper[Op, FileBatch, Found]):
 
     def note_full(self) -> None:
         """An upload found no room. The next look at the free space says whether there is some again."""
-        self._health.set("space", health.NO_SPACE)
+        self._health.set("space", NO_SPACE)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,7 +7,7 @@ import logging
 from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings
-from zonerelay.store.common.ballast import Ballast
+from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.disk.directories import Directories, check_marks, open_directories
 from zonerelay.store.disk.keeper import DiskKeeper

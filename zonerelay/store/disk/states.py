@@ -188,8 +188,6 @@ class States:
 class ChangePlan:
     """One submission's changes, decided before any I/O. Single use: build, `seal`, and `States` knows."""
 
-    __slots__ = ("_encoded", "_new", "_open", "ops", "size", "states", "transitions")
-
     def __init__(self) -> None:
         self._encoded: dict[MessageId, dict[DeliveryKey, bytes]] = {}
         self._open: dict[MessageId, dict[DeliveryKey, Delivery]] = {}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.ballast import FILE_NAME as BALLAST_NAME
+from zonerelay.store.common.keeper.ballast import FILE_NAME as BALLAST_NAME
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import files

@@ -1,7 +1,7 @@
 """The disk queue: `Store` over files, for one process, after the custom of traditional MTAs.
 
 Owns the order of things: plan a change, hand it to the group committer, and when it is durable let
-index and walks follow; what is handed out is up to `disk_claims.py`. On any failed write everything
+index and walks follow; `IndexClaims` hands deliveries out. On any failed write everything
 unconfirmed is given up, callers get StoreError, and `DiskKeeper` repairs the directories; what was touched is
 then read from disk again, and only claims survive, so that nothing is handed out twice.
 """
@@ -16,12 +16,13 @@ from collections.abc import AsyncIterator, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
-from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.body_chunks import check_own_message, split
-from zonerelay.store.common.body_writer import BodyWriter
-from zonerelay.store.common.queue_index import Index
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.claims.index import Index
+from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.reading import read_each
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import (
     Change,
     Finish,
@@ -33,7 +34,6 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.claims import DiskClaims
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.reader import Walk, read_chunks
 from zonerelay.store.disk.states import ChangePlan, MessageState, States
@@ -67,7 +67,7 @@ class DiskStore(BatchedUpdate):
         self.problems = keeper.problems
         self.usable = keeper.usable
         # Called for every claim, so without a step in between.
-        claims = DiskClaims(keeper, self._index, self._states)
+        claims = IndexClaims(lambda: self._index, keeper.check_usable, self._states.hold, self._states.drop)
         self.claim = claims.claim
         self.claim_new = claims.claim_new
         self.claim_domain = claims.claim_domain

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_cache import BodyCache
+from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError
 from zonerelay.store.disk.files import EncodedMessage, Upload
 from zonerelay.store.disk.keeper import DiskKeeper

@@ -14,10 +14,10 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.in_flight import InFlight
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.low_water import DiskRange
 from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow
@@ -25,6 +25,10 @@ from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200
 """Ready deliveries taken into memory by one read, at least."""
+
+
+Take = Callable[[int, Taken, Taken], DiskRange | None]
+"""`take(room, found, spill)` of a window. Returns the range that has to be read first."""
 
 
 class ZoneClaims:
@@ -44,33 +48,8 @@ class ZoneClaims:
         self._in_flight = in_flight
         self._lock = asyncio.Lock()
 
-    async def claim(self, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
-        window = self.window
-
-        def take(room: int, found: Taken, spill: Taken) -> DiskRange | None:
-            return window.take(room, skip, now, found, spill)
-
-        return await self._fill(take, limit, now)
-
-    async def claim_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[Delivery]:
-        window = self.window
-
-        def take(room: int, found: Taken, spill: Taken) -> DiskRange | None:
-            return window.take_new(room, since, skip, found, spill)
-
-        return await self._fill(take, limit, 0.0)
-
-    async def claim_domain(self, domain: str, limit: int, now: float) -> list[Delivery]:
-        window = self.window
-
-        def take(room: int, found: Taken, _spill: Taken) -> DiskRange | None:
-            return window.take_domain(domain, room, found)
-
-        return await self._fill(take, limit, now)
-
-    async def _fill(
-        self, take: Callable[[int, Taken, Taken], DiskRange | None], limit: int, now: float
-    ) -> list[Delivery]:
+    async def claim(self, take: Take, limit: int, now: float) -> list[Delivery]:
+        """Up to `limit` deliveries that `take` finds in the window, in message order."""
         found: Taken = {}
         async with self._lock:
             try:
@@ -183,11 +162,48 @@ class ZoneClaims:
 
 
 class Zones(dict[str, ZoneClaims]):
-    """The claims of all zones, made when they are first asked for."""
+    """The claims of all zones, each made when it is first asked for. Its verbs are those of `QueueStore`."""
 
-    def __init__(self, make: Callable[[str], ZoneClaims]) -> None:
-        self._make = make
+    def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, *, empty: bool) -> None:
+        """`empty`: the spool holds no delivery, so that nothing has to be looked for."""
+        self.empty = empty
+        self._keeper = keeper
+        self._in_flight = in_flight
 
     def __missing__(self, name: str) -> ZoneClaims:
-        zone = self[name] = self._make(name)
+        zone = self[name] = ZoneClaims(name, self._keeper, self._in_flight, empty=self.empty)
         return zone
+
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._keeper.check_claims()
+        take = self[zone].window.take
+        return await self[zone].claim(
+            lambda room, found, spill: take(room, skip_domains, now, found, spill), limit, now
+        )
+
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._keeper.check_claims()
+        take = self[zone].window.take_new
+        return await self[zone].claim(
+            lambda room, found, spill: take(room, since, skip_domains, found, spill), limit, 0.0
+        )
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        self._keeper.check_claims()
+        take = self[zone].window.take_domain
+        return await self[zone].claim(lambda room, found, _: take(domain, room, found), limit, now)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for key in keys:
+            self[key.queue].release((key,))
+
+    async def next_due(self, zone: str) -> float | None:
+        self._keeper.check_usable()
+        return await self[zone].next_due()
+
+    def has_ready(self, zone: str) -> bool:
+        return self[zone].window.has_ready()

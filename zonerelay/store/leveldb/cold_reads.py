@@ -16,11 +16,11 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.in_flight import Found, InFlight
+from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.in_flight import Found, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.reader import SpoolReader
 

@@ -38,32 +38,26 @@ class Compactor:
         self._thread = SpoolReader(db, name="spool-compactor")
         self._left = left
         self._count = 0
-        self._first: MessageId | None = None
-        self._last: MessageId | None = None
+        self.removed: tuple[MessageId, MessageId] | None = None
+        """The first and the last of the messages whose space can be had back."""
         self._seen = 0
         self._task: asyncio.Task[None] | None = None
 
     def note_removed(self, message_id: MessageId) -> None:
         self._count += 1
-        if self._first is None or self._last is None:
-            self._first = self._last = message_id
-        elif message_id > self._last:
-            self._last = message_id
-        elif message_id < self._first:
-            self._first = message_id
+        first, last = self.removed or (message_id, message_id)
+        self.removed = (min(first, message_id), max(last, message_id))
 
     def look(self) -> None:
         """Asked every second: begins when many are gone and no more are being removed at present."""
         is_quiet = self._count - self._seen < MANY // 10
         self._seen = self._count
-        if not is_quiet or self._count < max(MANY, self._left() // SHARE):
+        if not is_quiet or self.removed is None or self._count < max(MANY, self._left() // SHARE):
             return
         if self._task is None or self._task.done():
-            assert self._first is not None
-            assert self._last is not None
-            self._task = asyncio.get_running_loop().create_task(self._run(self._first, self._last))
+            self._task = asyncio.get_running_loop().create_task(self._run(*self.removed))
             self._count = self._seen = 0
-            self._first = self._last = None
+            self.removed = None
 
     async def close(self) -> None:
         """Ends after the slice that is being compacted."""

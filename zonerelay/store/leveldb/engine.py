@@ -31,13 +31,12 @@ except ImportError:  # Python 3.13 and later have its fork, with the same interf
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.ballast import FILE_NAME
+from zonerelay.store.common.keeper.ballast import FILE_NAME
 from zonerelay.store.common.private_directories import make_private, take_from_others
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
-from zonerelay.store.leveldb.directory import (
+from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     REBUILD,
-    DirectoryLock,
     Judgement,
     Mark,
     Needed,
@@ -49,8 +48,8 @@ from zonerelay.store.leveldb.directory import (
     newest_log,
     write_mark,
 )
-from zonerelay.store.leveldb.losses import DIRECTORY, Loss, Losses, identity_of
-from zonerelay.store.leveldb.mending import Mending
+from zonerelay.store.leveldb.damage.losses import DIRECTORY, Loss, Losses, identity_of
+from zonerelay.store.leveldb.damage.mending import Mending
 
 Op = tuple[bytes, bytes | None]
 """A key and its new value; `None` deletes it."""
@@ -109,7 +108,7 @@ class LevelDb:
         self.losses = Losses(path)
         self._write_buffer = write_buffer
         self._db: plyvel.DB | None = None
-        self._lock: DirectoryLock | None = None
+        self._lock = -1
         self._mark: Mark | None = None
         self._missing = set[str]()
         self._manifest_size = 0
@@ -125,7 +124,8 @@ class LevelDb:
         """Open or create the spool. Raises StoreOpenError in words, with every file as it was."""
         _make_directory(self.path)
         try:
-            self._lock = self._lock or lock_directory(self.path)
+            if self._lock < 0:
+                self._lock = lock_directory(self.path)
             self.last_used = self.last_used or last_written(self.path)
             self._db = self._connect()
         except (plyvel.Error, OSError) as error:
@@ -163,9 +163,9 @@ class LevelDb:
         self._close()
         if was_open:
             self.note_synced()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _close(self) -> None:
         with self._compacting:

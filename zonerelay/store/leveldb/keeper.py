@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import health, records, recovery
-from zonerelay.store.common.ballast import Ballast
+from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
-from zonerelay.store.common.local_keeper import LocalKeeper
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
+from zonerelay.store.common.keeper import recovery
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.local_keeper import LocalKeeper
+from zonerelay.store.contract import DAMAGED, StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.compaction import Compactor
-from zonerelay.store.leveldb.directory import RESCUE
+from zonerelay.store.leveldb.compaction import Compactor, whole
+from zonerelay.store.leveldb.damage.directory import RESCUE
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb.reader import SpoolReader
 from zonerelay.store.surroundings import Surroundings
@@ -87,11 +88,11 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         self.reader = reader
         self.counts = Counts()
         self._compactor = Compactor(reader.db, lambda: self.counts.total)
+        self.note_removed = self._compactor.note_removed
         self.on_failure: Callable[[], None] = lambda: None
         self._db = reader.db
         self._mark_at = 0.0
         self._compact_after = 0.0
-        self._removed: tuple[MessageId, MessageId] | None = None
         self._cut_off: set[MessageId] = set()
         self._on_news = around.on_news
         self._on_damage = around.on_damage
@@ -117,7 +118,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
         """Raises StoreError while nothing may be handed out."""
         self._health.check_usable()
         if self._refused > MOST_REFUSED:
-            raise StoreCorruptError(health.DAMAGED)
+            raise StoreCorruptError(DAMAGED)
 
     # --- writing
 
@@ -141,16 +142,6 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
 
     # --- free space
 
-    def note_removed(self, message_id: MessageId) -> None:
-        """The message's space can be had back when it is needed."""
-        self._compactor.note_removed(message_id)
-        if self._removed is None:
-            self._removed = (message_id, message_id)
-        elif message_id > self._removed[1]:
-            self._removed = (self._removed[0], message_id)
-        elif message_id < self._removed[0]:
-            self._removed = (message_id, self._removed[1])
-
     def note_cut_off(self, message_id: MessageId) -> None:
         """The upload failed with the spool, which may hold chunks of it: the next repair removes them."""
         self._cut_off.add(message_id)
@@ -166,24 +157,21 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
 
     async def _compact(self) -> None:
         """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
-        removed = self._removed
+        removed = self._compactor.removed
         if self._health.refusal is not None or self._clock.monotonic() < self._compact_after:
             return
-        if not self._tasks and self.counts.is_whole and self.counts.is_empty:
+        if not self._tasks and self.counts.is_whole and not self.counts.total:
             start, stop = records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)
         elif removed is not None:
-            start, stop = (
-                records.message_prefix(removed[0]),
-                records.after(records.message_prefix(removed[1])),
-            )
+            start, stop = whole(*removed)
         else:
             return
         self._compact_after = self._clock.monotonic() + COMPACT_INTERVAL
         await self.reader.read(LevelDb.compact, start, stop)
         # That it failed is only seen at the next write; reopening then gives it more room.
         await self.committer.submit([self._probe_op()])
-        if self._removed is removed:
-            self._removed = None
+        if self._compactor.removed is removed:
+            self._compactor.removed = None
         self._note_space(await self._read_space())
 
     # --- damage
@@ -198,7 +186,7 @@ class SpoolKeeper(LocalKeeper[Op, WriteJob, View]):
             self._damage.add(text)
             _log.error("the spool %s is damaged: %s", self._db.path, text)
             self._on_damage(text)
-        self._health.set("damage", health.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
+        self._health.set("damage", DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
 
     def _note_unreadable(self, text: str) -> None:
         """LevelDB is sound, a record is not: others are as good as before."""

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.config.tables.spool import space_guard
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.in_flight import InFlight
+from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.engine import LevelDb, NoRoomToOpenError, View
+from zonerelay.store.leveldb.in_flight import InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.reader import SpoolReader
 from zonerelay.store.leveldb.store import LevelDbStore

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
-from zonerelay.store.common import health
+from zonerelay.store.common.keeper import health
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.engine import LevelDb
 

@@ -22,7 +22,7 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.ready_order import ReadyOrder
 from zonerelay.store.leveldb.low_water import DiskRange
 
 WINDOW_LIMIT = 10_000
@@ -55,12 +55,9 @@ class ZoneWindow:
         self._new_start = b""
         self.domain_ranges: dict[str, DiskRange] = {}
         self._known: dict[DeliveryKey, Delivery] = {}
-        # Heaps may hold keys that were taken or forgotten meanwhile; `_known` decides.
-        self._fresh = FreshOrder(self._is_fresh)
-        self._due: list[tuple[float, DeliveryKey]] = []
+        self._order = ReadyOrder(self._when_of)
         self._parked: dict[str, list[DeliveryKey]] = {}
         self._parked_count = 0
-        self._turn_of_due = False
         self._touched: set[DeliveryKey] | None = None
 
     def reset(self) -> None:
@@ -83,8 +80,7 @@ class ZoneWindow:
         if delivery.next_attempt > 0:
             self.due_range.note(records.deferred_key(key, delivery.next_attempt))
         elif self._may_remember(key):
-            self._known[key] = delivery
-            self._fresh.push(key)
+            self._remember(key, delivery)
         else:
             self._note_fresh(records.delivery_key(key))
 
@@ -122,21 +118,14 @@ class ZoneWindow:
         are parked, or left in `spill` for the index when memory is full.
         """
         while len(found) < limit:
-            fresh = self._peek_fresh()
-            due = self._peek_due() if self._due else None
+            fresh, due = self._peek_fresh(), self._order.first_due()
             if fresh is None and self.fresh_range.low is not None:
                 return self.fresh_range
             if due is None and self.due_range.low is not None and self._is_due(now):
                 return self.due_range
-            if fresh is None and due is None:
+            key = self._order.pop_either(fresh, due)
+            if key is None:
                 return self._take_unparked(limit, skip, found)
-            if due is not None and (fresh is None or self._turn_of_due):
-                key = heapq.heappop(self._due)[1]
-            else:
-                assert fresh is not None
-                key = fresh
-                self._fresh.pop(key)
-            self._turn_of_due = not self._turn_of_due
             self._take(key, skip, found, spill)
         return None
 
@@ -146,12 +135,12 @@ class ZoneWindow:
         """Like `take`, from the fresh ones of messages from `since` on."""
         source = self._range_from(self.fresh_range.prefix + since.encode("ascii"))
         while len(found) < limit:
-            key = self._fresh.first_since(since)
+            key = self._order.fresh.first_since(since)
             if source.low is not None and (key is None or records.delivery_key(key) >= source.low):
                 return source
             if key is None:
                 return None
-            self._fresh.pop(key)
+            self._order.fresh.pop(key)
             self._take(key, skip, found, spill)
         return None
 
@@ -175,7 +164,7 @@ class ZoneWindow:
         return behind if len(found) < limit else None
 
     def has_ready(self) -> bool:
-        return len(self._fresh) > 0 or self.fresh_range.low is not None
+        return len(self._order.fresh) > 0 or self.fresh_range.low is not None
 
     def skip_taken(self, keys: list[tuple[bytes, DeliveryKey]]) -> None:
         """Move the mark of `due_range` to the first of `keys` (what is on disk at and above it) that
@@ -191,7 +180,7 @@ class ZoneWindow:
 
     def due_in_memory(self) -> float | None:
         """The time at which the first unclaimed deferred delivery in memory comes due."""
-        first = self._peek_due()
+        first = self._order.first_due()
         return None if first is None else first[0]
 
     def domain_range(self, domain: str) -> DiskRange:
@@ -242,10 +231,7 @@ class ZoneWindow:
 
     def _remember(self, key: DeliveryKey, delivery: Delivery) -> None:
         self._known[key] = delivery
-        if delivery.next_attempt > 0:
-            heapq.heappush(self._due, (delivery.next_attempt, key))
-        else:
-            self._fresh.push(key)
+        self._order.push(key, delivery.next_attempt)
 
     def _may_remember(self, key: DeliveryKey) -> bool:
         """There is room for a new fresh one, and nothing that is older has to be read first."""
@@ -280,25 +266,17 @@ class ZoneWindow:
         else:
             found[key] = delivery
 
-    def _is_fresh(self, key: DeliveryKey) -> bool:
+    def _when_of(self, key: DeliveryKey) -> float | None:
         known = self._known.get(key)
-        return known is not None and known.next_attempt <= 0
+        return None if known is None else known.next_attempt
 
     def _peek_fresh(self) -> DeliveryKey | None:
         """The next fresh delivery, `None` when there is none or an older one may be on disk."""
-        first, cursor = self._fresh.first(), self.fresh_range.low
+        first, cursor = self._order.fresh.first(), self.fresh_range.low
         if cursor is None:
             self.new_range = None  # memory holds everything
             return first
         return first if first is not None and records.delivery_key(first) < cursor else None
-
-    def _peek_due(self) -> tuple[float, DeliveryKey] | None:
-        heap = self._due
-        while heap:
-            if heap[0][1] in self._known:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
 
     def _is_due(self, now: float) -> bool:
         low = self.due_range.low

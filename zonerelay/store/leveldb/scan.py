@@ -16,10 +16,10 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.store.common import records
-from zonerelay.store.common.in_flight import Found, OpenMessage
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
+from zonerelay.store.leveldb.damage.losses import Loss, identity_of
 from zonerelay.store.leveldb.engine import LevelDb, View
-from zonerelay.store.leveldb.losses import Loss, identity_of
+from zonerelay.store.leveldb.in_flight import Found, OpenMessage
 
 PAGE_ROWS = 1000
 """Rows looked at in one go."""
@@ -267,15 +267,9 @@ def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCo
         try:
             counts = found.setdefault(records.unfield(key.split(b" ", 2)[1]), QueueCounts())
             status = records.decode_status(key, value)
+            counts.count(status.next_attempt, held=status.held)
         except (StoreCorruptError, ValueError) as error:
             db.on_unreadable(str(error))
-            continue
-        if status.held:
-            counts.held += 1
-        elif status.next_attempt > 0:
-            counts.deferred += 1
-        else:
-            counts.ready += 1
     return found, key + b"\0" if rows == PAGE_ROWS else None
 
 

@@ -11,22 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.batches import BatchedUpdate, ChangeOne, changed
-from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.body_chunks import check_own_message, split
-from zonerelay.store.common.body_writer import BodyWriter
-from zonerelay.store.common.in_flight import NOTHING, InFlight
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, Submit
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.claims import ZoneClaims, Zones
+from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.write_plan import WritePlan, due_time
 
@@ -46,10 +46,15 @@ class LevelDbStore(BatchedUpdate):
         self._in_flight = in_flight
         self._bodies = BodyCache()
         self._cold = ColdReads(keeper, in_flight, self._bodies)
-        self._zones = Zones(self._new_zone)
+        self._zones = Zones(keeper, in_flight, empty=empty)
+        self.claim = self._zones.claim
+        self.claim_new = self._zones.claim_new
+        self.claim_domain = self._zones.claim_domain
+        self.release = self._zones.release
+        self.next_due = self._zones.next_due
+        self.has_ready = self._zones.has_ready
         self._last_id = last_id
         self._stored_last_id: MessageId | None = None
-        self._empty = empty
         # Reports under way, and those whose write has failed: they may be there all the same.
         self._reporting: set[MessageId] = set()
         self._doubtful: set[MessageId] = set()
@@ -117,35 +122,6 @@ class LevelDbStore(BatchedUpdate):
             self._bodies.extend(message_id, first, chunks)
         if self._last_id is None or message_id > self._last_id:
             self._last_id = message_id
-
-    # --- handing out
-
-    async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        self._keeper.check_claims()
-        return await self._zones[zone].claim(limit, skip_domains, now)
-
-    async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        self._keeper.check_claims()
-        return await self._zones[zone].claim_new(limit, since, skip_domains)
-
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        self._keeper.check_claims()
-        return await self._zones[zone].claim_domain(domain, limit, now)
-
-    def release(self, keys: Collection[DeliveryKey]) -> None:
-        for key in keys:
-            self._zones[key.queue].release((key,))
-
-    async def next_due(self, zone: str) -> float | None:
-        self._keeper.check_usable()
-        return await self._zones[zone].next_due()
-
-    def has_ready(self, zone: str) -> bool:
-        return self._zones[zone].window.has_ready()
 
     # --- settling
 
@@ -251,12 +227,9 @@ class LevelDbStore(BatchedUpdate):
         self._bodies.clear()
         self._stored_last_id = None
         self._doubtful |= self._reporting
-        self._empty = False
+        self._zones.empty = False
         for zone in self._zones.values():
             zone.window.reset()
-
-    def _new_zone(self, name: str) -> ZoneClaims:
-        return ZoneClaims(name, self._keeper, self._in_flight, empty=self._empty)
 
     # --- reading
 

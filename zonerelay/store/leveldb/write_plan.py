@@ -14,8 +14,8 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.in_flight import NOTHING, Found, InFlight, OpenMessage
 from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight, OpenMessage
 
 _RECORD_SIZE = 200
 """About what a delivery record and its keys weigh, for the size of a batch."""
@@ -31,20 +31,6 @@ def due_time(delivery: Delivery | None) -> float:
 
 class WritePlan:
     """Collects what one write does. Single use: build, `seal`, and `InFlight` knows."""
-
-    __slots__ = (
-        "_closed",
-        "_counts",
-        "_found",
-        "_in_flight",
-        "_learned",
-        "messages",
-        "ops",
-        "removes_message",
-        "size",
-        "states",
-        "transitions",
-    )
 
     def __init__(self, in_flight: InFlight, found: Found = NOTHING) -> None:
         self._in_flight = in_flight

@@ -7,18 +7,19 @@ not to be fast: every claim looks at the whole queue.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
-from types import TracebackType
-from typing import Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import health, records
-from zonerelay.store.common.body_chunks import check_deliveries, check_own_message, split
+from zonerelay.store.common import records
+from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.counts import Counts
+from zonerelay.store.common.keeper import health
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Change,
@@ -50,20 +51,37 @@ class MemoryStore:
         self._shelf = shelf
         self._messages: dict[MessageId, tuple[Message, list[bytes]]] = shelved.messages
         self._deliveries: dict[DeliveryKey, Delivery] = {d.key: d for d in shelved.deliveries}
+        self.uploads = 0
+        self._arriving: dict[MessageId, list[bytes]] = {}
         self._claimed: set[DeliveryKey] = set()
         self._passed_over: set[DeliveryKey] = set()
         self._last_id: MessageId | None = shelved.last_id
         self._unreadable = shelved.unreadable
         self._closed = False
 
-    def begin(self, envelope: Envelope) -> MemoryWriter:
-        return MemoryWriter(self, envelope)
+    # --- taking mail
+
+    def begin(self, envelope: Envelope) -> BodyWriter:
+        return BodyWriter(self, envelope)
+
+    def submit_chunks(
+        self, message_id: MessageId, first: int, chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        self._arriving[message_id] = [*self._arriving.get(message_id, ()), *chunks]
+        return _done()
+
+    def submit_message(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
+        return _done()
+
+    def remove_chunks(self, message_id: MessageId, count: int) -> None:
+        self._arriving.pop(message_id, None)
 
     def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
-        self._check()
         new = {delivery.key: delivery for delivery in deliveries}
-        if self._shelf is not None:
-            self._write([*message_ops(message, chunks), *map(delivery_op, new.values())])
+        self._write(lambda: [*message_ops(message, chunks), *map(delivery_op, new.values())])
         self._messages[message.id] = (message, chunks)
         self._deliveries |= new
         self._last_id = max(self._last_id or message.id, message.id)
@@ -73,40 +91,26 @@ class MemoryStore:
     async def claim(
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        self._check()
-        found: list[Delivery] = []
-        for delivery in self._claimable(zone, now):
-            if len(found) == limit:
-                break
-            if delivery.domain in skip_domains:
-                self._passed_over.add(delivery.key)
-            else:
-                found.append(delivery)
-        return self._claim(found)
+        self.check_writable()
+        return self._claim(self._claimable(zone, now), limit, skip_domains)
 
     async def claim_new(
         self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        self._check()
-        found: list[Delivery] = []
-        for delivery in self._claimable(zone, 0.0):
-            if delivery.message_id < since or delivery.key in self._passed_over or len(found) == limit:
-                continue
-            if delivery.domain in skip_domains:
-                self._passed_over.add(delivery.key)
-            else:
-                found.append(delivery)
-        return self._claim(found)
+        self.check_writable()
+        fresh = self._claimable(zone, 0.0)
+        new = [each for each in fresh if each.message_id >= since and each.key not in self._passed_over]
+        return self._claim(new, limit, skip_domains)
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        self._check()
+        self.check_writable()
         # They were due when they were passed over.
         found = [
             delivery
             for delivery in self._claimable(zone, math.inf)
             if delivery.domain == domain and delivery.key in self._passed_over
         ]
-        return self._claim(found[:limit])
+        return self._claim(found, limit)
 
     def _claimable(self, zone: str, now: float) -> list[Delivery]:
         """Fresh ones by message, deferred ones by due time, in turns."""
@@ -119,7 +123,17 @@ class MemoryStore:
         due = sorted((d for d in ready if d.next_attempt > 0), key=lambda d: (d.next_attempt, d.key))
         return [delivery for delivery in chain.from_iterable(zip_longest(fresh, due)) if delivery is not None]
 
-    def _claim(self, found: list[Delivery]) -> list[Delivery]:
+    def _claim(
+        self, offered: Iterable[Delivery], limit: int, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        found: list[Delivery] = []
+        for delivery in offered:
+            if len(found) == limit:
+                break
+            if delivery.domain in skip_domains:
+                self._passed_over.add(delivery.key)
+            else:
+                found.append(delivery)
         keys = {delivery.key for delivery in found}
         self._claimed |= keys
         self._passed_over -= keys
@@ -134,34 +148,23 @@ class MemoryStore:
         self._passed_over.clear()
 
     async def next_due(self, zone: str) -> float | None:
-        self._check()
-        return min(
-            (
-                delivery.next_attempt
-                for key, delivery in self._deliveries.items()
-                if key.queue == zone
-                and key not in self._claimed
-                and key not in self._passed_over
-                and delivery.next_attempt > 0
-                and not delivery.held
-            ),
-            default=None,
-        )
+        self.check_writable()
+        return min((when for when in self._waiting(zone) if when > 0), default=None)
 
     def has_ready(self, zone: str) -> bool:
-        return any(
-            key.queue == zone
-            and key not in self._claimed
-            and key not in self._passed_over
-            and not delivery.held
-            and delivery.next_attempt <= 0
-            for key, delivery in self._deliveries.items()
-        )
+        return any(when <= 0 for when in self._waiting(zone))
+
+    def _waiting(self, zone: str) -> Iterator[float]:
+        """The times of the next attempts that `claim` could hand out."""
+        unavailable = self._claimed | self._passed_over
+        for key, delivery in self._deliveries.items():
+            if key.queue == zone and key not in unavailable and not delivery.held:
+                yield delivery.next_attempt
 
     # --- settling
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        self._check()
+        self.check_writable()
         for change in changes:
             if isinstance(change, Submit):
                 check_own_message(change)
@@ -177,7 +180,7 @@ class MemoryStore:
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
     ) -> int:
-        self._check()
+        self.check_writable()
         existing = [key for key in dict.fromkeys(keys) if key in self._deliveries]
         for key in existing:
             self._change(key, change(self._deliveries[key]))
@@ -188,28 +191,28 @@ class MemoryStore:
             return
         self._passed_over.discard(key)
         if new is not None:
-            self._write([] if self._shelf is None else [delivery_op(new)])
+            self._write(lambda: [delivery_op(new)])
             self._deliveries[key] = new
             return
         del self._deliveries[key]
         self._claimed.discard(key)
-        self._write([(records.delivery_key(key), None)])
+        self._write(lambda: [(records.delivery_key(key), None)])
         if not any(other.message_id == key.message_id for other in self._deliveries):
             message, chunks = self._messages.pop(key.message_id)
-            self._write(removal_ops(message.id, len(chunks)))
+            self._write(lambda: removal_ops(message.id, len(chunks)))
 
-    def _write(self, ops: Sequence[Op]) -> None:
+    def _write(self, ops: Callable[[], Sequence[Op]]) -> None:
         if self._shelf is not None:
-            self._shelf.write(ops)
+            self._shelf.write(ops())
 
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
-        self._check()
+        self.check_writable()
         return self._find(message_id)[0]
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        self._check()
+        self.check_writable()
         for chunk in self._find(message_id)[1]:
             yield chunk
 
@@ -223,13 +226,13 @@ class MemoryStore:
         return await read_each(self.read_message, ids)
 
     async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
-        self._check()
+        self.check_writable()
         for key, delivery in sorted(self._deliveries.items()):
             if (zone is None or key.queue == zone) and wanted(key.recipient):
                 yield delivery
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        self._check()
+        self.check_writable()
         found = [delivery for key, delivery in self._deliveries.items() if key.message_id == message_id]
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
@@ -243,17 +246,17 @@ class MemoryStore:
         return True
 
     async def oldest(self, zone: str, *, now: float) -> float | None:
-        self._check()
+        self.check_writable()
         released = (key for key, d in self._deliveries.items() if key.queue == zone and d.created <= now)
         first = min(released, default=None)
         return None if first is None else self._deliveries[first].created
 
     async def zones(self) -> set[str]:
-        self._check()
+        self.check_writable()
         return {key.queue for key in self._deliveries}
 
     async def left_over(self) -> str:
-        self._check()
+        self.check_writable()
         return f"{self._unreadable} unreadable records in its shelf" if self._unreadable else ""
 
     def last_message_id(self) -> MessageId | None:
@@ -271,7 +274,7 @@ class MemoryStore:
         return False
 
     async def probe(self) -> None:
-        self._check()
+        self.check_writable()
 
     async def close(self) -> None:
         if not self._closed:
@@ -279,67 +282,12 @@ class MemoryStore:
             if self._shelf is not None:
                 await self._shelf.close(self._last_id)
 
-    def _check(self) -> None:
+    def check_writable(self) -> None:
         if self._closed:
             raise StoreError(health.CLOSED)
 
 
-class MemoryWriter:
-    """A message that is arriving."""
-
-    def __init__(self, store: MemoryStore, envelope: Envelope) -> None:
-        self._store = store
-        self._envelope = envelope
-        self._body: list[bytes] = []
-        self._done = False
-
-    async def write(self, chunk: bytes) -> None:
-        self._check()
-        self._body.append(chunk)
-
-    async def commit(
-        self,
-        deliveries: Sequence[Delivery],
-        *,
-        headers: tuple[tuple[str, str], ...] = (),
-        eight_bit: bool = False,
-        plain_lines: bool = False,
-        body_hash: str = "",
-        trace: tuple[str, ...] = (),
-    ) -> Message:
-        self._check()
-        check_deliveries(self._envelope.id, deliveries)
-        body = b"".join(self._body)
-        chunks = split(body)
-        message = Message(
-            envelope=self._envelope,
-            size=len(body),
-            chunks=len(chunks),
-            eight_bit=eight_bit,
-            plain_lines=plain_lines,
-            body_hash=body_hash,
-            headers=headers,
-            trace=trace,
-        )
-        self._store.add(message, chunks, deliveries)
-        self._done = True
-        return message
-
-    async def abort(self) -> None:
-        self._done = True
-        self._body.clear()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.abort()
-
-    def _check(self) -> None:
-        if self._done:
-            raise StoreError("the message was committed or aborted")
+def _done() -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done

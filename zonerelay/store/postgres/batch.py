@@ -18,7 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.store.common import records
-from zonerelay.store.common.writer_thread import Failed
+from zonerelay.store.common.write.writer_thread import Failed
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import ClashError, Columns, Fetch, Link, SickError

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.claim_pool import NEVER, Claims, ZonePool
+from zonerelay.store.common.claims.pool import NEVER, Claims, ZonePool
 from zonerelay.store.contract import Lost, StoreCorruptError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Columns

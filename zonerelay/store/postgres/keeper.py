@@ -16,10 +16,11 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from zonerelay.store.common import claiming, health
-from zonerelay.store.common.group_commit import GroupCommitter
-from zonerelay.store.common.health import Health
+from zonerelay.store.common.claims import index_claims
+from zonerelay.store.common.keeper import health
+from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
+from zonerelay.store.common.write.group_commit import GroupCommitter
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.batch import Submission, TransactionWriter
@@ -193,7 +194,7 @@ class PostgresKeeper(DatabaseSession):
     async def _go_round(self) -> None:
         """Runs apart from the heart, which no claim or update that takes long may hold up."""
         while True:
-            await asyncio.sleep(claiming.RECONCILE)
+            await asyncio.sleep(index_claims.RECONCILE)
             if not self._recovering and self.reconcile is not None:
                 try:
                     await self.reconcile()

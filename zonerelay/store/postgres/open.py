@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from zonerelay.config.settings import LOSS_WORDS, PostgresSettings
-from zonerelay.store.common.claim_pool import Claims
+from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import News, StoreError, StoreOpenError
 from zonerelay.store.postgres import sql

@@ -17,11 +17,11 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.batches import in_batches
-from zonerelay.store.common.body_chunks import check_own_message, split
-from zonerelay.store.common.body_writer import BodyWriter
-from zonerelay.store.common.claim_pool import Claims
+from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.common.reading import read_each
+from zonerelay.store.common.write.batches import in_batches
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     SHARED,

@@ -15,14 +15,16 @@ from dataclasses import replace
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.claim_pool import Claims
-from zonerelay.store.common.in_flight import HOT_MESSAGES
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.batch import MessageRows, Status, Submission
 from zonerelay.store.postgres.counts import QueueCounter
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import identity
+
+HOT_MESSAGES = 4096
+"""Messages whose metadata is kept in memory after acceptance or a read."""
 
 
 class Submissions:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_cache import BodyCache
+from zonerelay.store.common.body.cache import BodyCache
 
 HOT_MESSAGES = 4096
 NO_TOKEN = b""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Iterator
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import claiming, records
-from zonerelay.store.common.replies import then
+from zonerelay.store.common import records
+from zonerelay.store.common.claims import index_claims
+from zonerelay.store.common.write.replies import then
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
@@ -176,7 +177,7 @@ class RedisClaims:
         """Raises StoreError."""
         now = self._clock.monotonic()
         if self.is_unsure or now >= self._next_round:
-            self._next_round = now + claiming.RECONCILE
+            self._next_round = now + index_claims.RECONCILE
             await self.reconcile()
 
     async def reconcile(self) -> None:

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from zonerelay.store.common import health
-from zonerelay.store.common.health import Health
+from zonerelay.store.common.keeper import health
+from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
-from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis.connection import (
     UNREACHABLE,
     Argument,
@@ -309,11 +309,11 @@ class RedisKeeper:
     def _note_memory(self, facts: ServerFacts) -> None:
         free = facts.free_memory
         short = free is not None and free < self.terms.min_free_memory
-        self._health.set("memory", health.NO_SPACE if short else None)
+        self._health.set("memory", NO_SPACE if short else None)
 
     def full(self) -> None:
         """The server has just said so; the next look says whether it still is."""
-        self._health.set("memory", health.NO_SPACE)
+        self._health.set("memory", NO_SPACE)
 
 
 def _reason(error: StoreError) -> str:

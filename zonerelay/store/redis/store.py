@@ -19,10 +19,10 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.batches import in_batches
-from zonerelay.store.common.body_chunks import check_own_message, split
-from zonerelay.store.common.body_writer import BodyWriter
-from zonerelay.store.common.replies import then
+from zonerelay.store.common.body.chunks import check_own_message, split
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.write.batches import in_batches
+from zonerelay.store.common.write.replies import then
 from zonerelay.store.contract import SHARED, Change, Finish, Postpone, StoreError, Submit
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook

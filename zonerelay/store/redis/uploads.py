@@ -14,7 +14,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.replies import then
+from zonerelay.store.common.write.replies import then
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook

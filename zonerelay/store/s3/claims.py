@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.batches import in_batches
-from zonerelay.store.common.body_chunks import check_own_message
-from zonerelay.store.common.claiming import IndexClaims
+from zonerelay.store.common.body.chunks import check_own_message
+from zonerelay.store.common.claims.index_claims import IndexClaims
+from zonerelay.store.common.write.batches import in_batches
 from zonerelay.store.contract import Change, Finish, StoreError, Submit
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.keeper import S3Keeper
@@ -34,13 +34,13 @@ class S3Claims(IndexClaims[OwnMessage]):
     """The claims of one relay, from handing out to settling."""
 
     def __init__(self, mine: OwnMessages, writer: ObjectWriter, keeper: S3Keeper, walks: Walks) -> None:
-        super().__init__(lambda: mine.index, keeper.check_usable)
+        super().__init__(lambda: mine.index, keeper.check_usable, self._use, self._unuse)
         self._own = mine
         self._writer = writer
         self._keeper = keeper
         self._walks = walks
 
-    async def _hold(self, ids: Collection[MessageId]) -> dict[MessageId, OwnMessage]:
+    async def _use(self, ids: Collection[MessageId]) -> dict[MessageId, OwnMessage]:
         mine, epoch = self._own, self._own.epoch
         held = {message_id: mine.use(message_id) for message_id in ids}
         try:
@@ -52,11 +52,11 @@ class S3Claims(IndexClaims[OwnMessage]):
             if epoch != mine.epoch:
                 raise StoreError("the lease on the queue was lost meanwhile")
         except BaseException:
-            self._drop(held.values())
+            self._unuse(held.values())
             raise
         return held
 
-    def _drop(self, held: Iterable[OwnMessage]) -> None:
+    def _unuse(self, held: Iterable[OwnMessage]) -> None:
         for stored in held:
             self._own.drop(stored)
 

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from zonerelay.store.common import health
-from zonerelay.store.common.health import Health
+from zonerelay.store.common.keeper import health
+from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.queue_mark import STRANGE, StrangeStoreError
 from zonerelay.store.contract import StoreError
 from zonerelay.store.s3.nodes import LeaseLostError, Nodes

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_cache import BodyCache
-from zonerelay.store.common.claim_pool import Claims
-from zonerelay.store.common.queue_index import Index
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.claims.index import Index
+from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.contract import StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.objects import Version

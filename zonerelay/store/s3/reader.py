@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_chunks import split
+from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     CHUNK_SIZE,

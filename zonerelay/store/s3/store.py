@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common import claiming
-from zonerelay.store.common.body_writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.claims import index_claims
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import SHARED, StoreError
 from zonerelay.store.s3.adopt import Walks
@@ -137,7 +137,7 @@ class S3Store:
         self._left: set[MessageId] = set()
         self._heard_offers: dict[str, int] = {}
         self._next_walk = 0.0
-        self._next_round = clock.monotonic() + claiming.RECONCILE
+        self._next_round = clock.monotonic() + index_claims.RECONCILE
         self._walking: asyncio.Task[None] | None = None
         self._is_read = False
         self._is_closing = False
@@ -279,7 +279,7 @@ class S3Store:
         if self._writer.unfinished:
             self._writer.finish_left()
         if now >= self._next_round:
-            self._next_round = now + claiming.RECONCILE
+            self._next_round = now + index_claims.RECONCILE
             for zone in self._figures.zones():
                 due = await self.next_due(zone)
                 if self.has_ready(zone) or (due is not None and due <= self._clock.now()):

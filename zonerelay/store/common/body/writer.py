@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, Unpack
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body_chunks import check_deliveries
-from zonerelay.store.contract import CHUNK_SIZE, StoreError
+from zonerelay.store.common.body.chunks import check_deliveries
+from zonerelay.store.contract import CHUNK_SIZE, BodyFacts, StoreError
 
 GROUP_CHUNKS = 8
 """Chunks in one synced batch of a large body: 512 KiB."""
@@ -54,18 +53,6 @@ class Spool(Protocol):
 class BodyWriter:
     """A message that is arriving."""
 
-    __slots__ = (
-        "_chunks",
-        "_done",
-        "_envelope",
-        "_filled",
-        "_parts",
-        "_size",
-        "_spool",
-        "_submitted",
-        "_written",
-    )
-
     def __init__(self, spool: Spool, envelope: Envelope) -> None:
         self._spool = spool
         self._envelope = envelope
@@ -78,8 +65,7 @@ class BodyWriter:
         self._done = False
 
     async def write(self, chunk: bytes) -> None:
-        if self._done:
-            raise StoreError("the message was committed or aborted")
+        self._check_open()
         self._size += len(chunk)
         if self._filled + len(chunk) <= CHUNK_SIZE:
             self._parts.append(chunk)
@@ -88,6 +74,10 @@ class BodyWriter:
         self._cut(chunk)
         if len(self._chunks) >= self._group_size():
             await self._store_group()
+
+    def _check_open(self) -> None:
+        if self._done:
+            raise StoreError("the message was committed or aborted")
 
     def _cut(self, data: bytes) -> None:
         """Complete the chunk at hand, take more off `data`; keep the rest, at least one octet, for later."""
@@ -105,8 +95,7 @@ class BodyWriter:
         return max(1, min(GROUP_CHUNKS, share))
 
     async def _store_group(self) -> None:
-        if self._written is not None:
-            await self._previous_group(self._written)
+        await self._previous_group()
         self._spool.check_writable()
         chunks, self._chunks = self._chunks, []
         written = self._spool.submit_chunks(self._envelope.id, self._submitted + 1, chunks)
@@ -115,26 +104,16 @@ class BodyWriter:
         self._written = written
         self._submitted += len(chunks)
 
-    async def _previous_group(self, written: asyncio.Future[None]) -> None:
-        # A session that is cancelled here must not take the group's outcome with it.
-        await asyncio.shield(written)
+    async def _previous_group(self) -> None:
+        if self._written is not None:
+            # A session that is cancelled here must not take the group's outcome with it.
+            await asyncio.shield(self._written)
 
-    async def commit(
-        self,
-        deliveries: Sequence[Delivery],
-        *,
-        headers: tuple[tuple[str, str], ...] = (),
-        eight_bit: bool = False,
-        plain_lines: bool = False,
-        body_hash: str = "",
-        trace: tuple[str, ...] = (),
-    ) -> Message:
-        if self._done:
-            raise StoreError("the message was committed or aborted")
+    async def commit(self, deliveries: Sequence[Delivery], **facts: Unpack[BodyFacts]) -> Message:
+        self._check_open()
         check_deliveries(self._envelope.id, deliveries)
         self._spool.check_writable()
-        if self._written is not None:
-            await self._previous_group(self._written)
+        await self._previous_group()
         chunks = self._chunks
         if self._filled:
             chunks.append(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
@@ -142,11 +121,7 @@ class BodyWriter:
             envelope=self._envelope,
             size=self._size,
             chunks=self._submitted + len(chunks),
-            eight_bit=eight_bit,
-            plain_lines=plain_lines,
-            body_hash=body_hash,
-            headers=headers,
-            trace=trace,
+            **facts,
         )
         stored = self._spool.submit_message(message, deliveries, chunks)
         # From here the message exists or the spool has failed; leaving does not change that.
@@ -171,11 +146,5 @@ class BodyWriter:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._done:
-            await self.abort()
+    async def __aexit__(self, *failure: object) -> None:
+        await self.abort()

@@ -19,12 +19,12 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic, TypeVar
 
-from zonerelay.store.common import health, recovery
-from zonerelay.store.common.ballast import Ballast
-from zonerelay.store.common.group_commit import GroupCommitter
-from zonerelay.store.common.health import Health
-from zonerelay.store.common.writer_thread import WriterThread
-from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.common.keeper import health, recovery
+from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.common.write.group_commit import GroupCommitter
+from zonerelay.store.common.write.writer_thread import WriterThread
+from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError
 from zonerelay.store.surroundings import Surroundings
 
 SPACE_INTERVAL = 1.0
@@ -134,7 +134,7 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
     def _note_space(self, free: int) -> bool:
         """True when there is too little."""
         left = free - self._min_free_space
-        self._health.set("space", health.NO_SPACE if left < 0 else None)
+        self._health.set("space", NO_SPACE if left < 0 else None)
         # Fast writers must not use up what is left before the next look.
         self._may_write = left // (1 + self.COPIES) if left >= 0 else sys.maxsize
         return left < 0
@@ -148,7 +148,7 @@ class LocalKeeper(abc.ABC, Generic[Op, Job, Repaired]):
         if not self._closing:
             self._spawn(self._recover(attempt))
         full = isinstance(error, StoreFullError)
-        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
+        self._health.set("write", NO_SPACE if full else health.WRITE_FAILED)
 
     async def _recover(self, attempt: Callable[[], Coroutine[None, None, Repaired]]) -> None:
         async def repair() -> tuple[Repaired, int]:

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
-from zonerelay.store.common.writer_thread import Failed
+from zonerelay.store.common.write.writer_thread import Failed
 from zonerelay.store.contract import StoreError
 
 LAZY_DELAY = 0.035
@@ -57,20 +58,12 @@ class JobWriter(Protocol[P_contra]):
     def stop(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class _Submission(Generic[Change]):
-    __slots__ = ("applied", "done", "ops", "size")
-
-    def __init__(
-        self,
-        ops: Sequence[Change],
-        size: int,
-        applied: Callable[[], None] | None,
-        done: asyncio.Future[None],
-    ) -> None:
-        self.ops = ops
-        self.size = size
-        self.applied = applied
-        self.done = done
+    ops: Sequence[Change]
+    size: int
+    applied: Callable[[], None] | None
+    done: asyncio.Future[None]
 
 
 class GroupCommitter(Generic[Change, P, W]):

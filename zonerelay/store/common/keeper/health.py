@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
+from zonerelay.store.contract import DAMAGED, StoreCorruptError, StoreError, StoreFullError
 
-NO_SPACE = "insufficient disk space"
 WRITE_FAILED = "the spool cannot be written"
 CLOSED = "the spool is closed"
-DAMAGED = "the spool is damaged"
 
 
 class Health:

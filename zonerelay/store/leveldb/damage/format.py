@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 BLOCK = 32 * 1024
 _HEADER = struct.Struct("<IHB")
-_BATCH = struct.Struct("<QI")
+BATCH = struct.Struct("<QI")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 _FAR = 1 << 24
@@ -210,16 +210,16 @@ def identities_in(octets: bytes) -> list[str]:
 
 def sequence_of(batch: bytes) -> tuple[int, int]:
     """The number of a batch's first write, and how many writes it has. Raises FormatError."""
-    if len(batch) < _BATCH.size:
+    if len(batch) < BATCH.size:
         raise FormatError("a batch is too short")
-    sequence, count = _BATCH.unpack_from(batch)
+    sequence, count = BATCH.unpack_from(batch)
     return sequence, count
 
 
 def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     """Keys and new values; `None` deletes. Raises FormatError."""
     sequence_of(batch)
-    reader = _Reader(batch, _BATCH.size)
+    reader = Reader(batch, BATCH.size)
     while not reader.at_end:
         kind = reader.number()
         if kind not in (0, 1):
@@ -256,7 +256,7 @@ def read_manifest(raw: bytes) -> Manifest:
     manifest = Manifest()
     seen = 0
     for record in framed.records:
-        reader = _Reader(record)
+        reader = Reader(record)
         while not reader.at_end:
             seen |= 1 << _apply(manifest, reader)
     if seen & _NEEDED != _NEEDED:
@@ -268,7 +268,7 @@ _NEEDED = 1 << 2 | 1 << 3 | 1 << 4
 """The fields without which LevelDB does not open a database: log, next file, last sequence."""
 
 
-def _apply(manifest: Manifest, reader: _Reader) -> int:
+def _apply(manifest: Manifest, reader: Reader) -> int:
     match field_number := reader.number():
         case 1:
             reader.text()
@@ -295,7 +295,7 @@ def _apply(manifest: Manifest, reader: _Reader) -> int:
     return field_number
 
 
-class _Reader:
+class Reader:
     """LevelDB's numbers and texts, one after the other. Raises FormatError where they are cut short."""
 
     def __init__(self, octets: bytes, at: int = 0) -> None:
@@ -318,7 +318,9 @@ class _Reader:
         raise FormatError("a number is cut short")
 
     def text(self) -> bytes:
-        length = self.number()
+        return self.octets(self.number())
+
+    def octets(self, length: int) -> bytes:
         begin, end = self._at, self._at + length
         if end > len(self._octets):
             raise FormatError("a text is cut short")
@@ -347,5 +349,20 @@ def masked_crc(octets: bytes) -> int:
     crc, table = 0xFFFFFFFF, _CRC
     for octet in octets:
         crc = table[(crc ^ octet) & 0xFF] ^ (crc >> 8)
+    return masked(crc)
+
+
+def crc_steps(octets: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """Each offset from `start` on, with the state of the checksum of what is from `start` up to it,
+    inclusive.
+    """
+    crc, table = 0xFFFFFFFF, _CRC
+    for at in range(start, len(octets)):
+        crc = table[(crc ^ octets[at]) & 0xFF] ^ (crc >> 8)
+        yield at, crc
+
+
+def masked(crc: int) -> int:
+    """The state of a checksum as LevelDB writes it."""
     crc ^= 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

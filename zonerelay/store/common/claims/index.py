@@ -11,11 +11,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.ready_order import ReadyOrder
 from zonerelay.store.contract import QueueCounts
 
 _SLACK = 1000
@@ -24,23 +25,26 @@ _numbers = itertools.count(1)
 """Of claims: no two are alike, whatever zone and index they are in."""
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """One delivery: where it stands, and why it is not handed out now. `claim` is 0 without a claim."""
 
-    __slots__ = ("changing", "claim", "created", "held", "key", "next_attempt", "parked")
-
-    def __init__(self, key: DeliveryKey, created: float, next_attempt: float, *, held: bool) -> None:
-        self.key = key
-        self.created = created
-        self.next_attempt = next_attempt
-        self.held = held
-        self.claim = 0
-        self.changing = 0
-        self.parked = False
+    key: DeliveryKey
+    created: float
+    next_attempt: float
+    held: bool
+    claim: int = 0
+    changing: int = 0
+    parked: bool = False
 
     @property
     def is_idle(self) -> bool:
         return not (self.claim or self.changing or self.held)
+
+    @property
+    def is_placed(self) -> bool:
+        """It may be handed out, at its time."""
+        return not (self.claim or self.changing or self.held or self.parked)
 
 
 class ZoneIndex:
@@ -49,13 +53,10 @@ class ZoneIndex:
     def __init__(self) -> None:
         self.entries: dict[DeliveryKey, Entry] = {}
         self.counts = QueueCounts()
-        # Heaps may hold entries that have moved on; `_is_at` decides.
-        self._fresh = FreshOrder(self._is_fresh)
-        self._due: list[tuple[float, DeliveryKey]] = []
+        self._order = ReadyOrder(self._when_of)
         self._parked: dict[str, list[DeliveryKey]] = {}
         self._by_age: list[DeliveryKey] = []
         self._unborn: list[tuple[float, DeliveryKey]] = []
-        self._turn_of_due = False
 
     # --- what becomes durable
 
@@ -63,13 +64,13 @@ class ZoneIndex:
         """The delivery was stored in this state."""
         entry = self.entries.get(key)
         if entry is None:
-            entry = self.entries[key] = Entry(key, created, next_attempt, held=held)
+            entry = self.entries[key] = Entry(key, created, next_attempt, held)
             heapq.heappush(self._by_age, key)
         else:
-            self._count(entry, -1)
+            self.counts.count(entry.next_attempt, held=entry.held, step=-1)
             entry.created, entry.next_attempt, entry.held = created, next_attempt, held
             entry.parked = False
-        self._count(entry, 1)
+        self.counts.count(next_attempt, held=held)
         self.place(entry)
 
     def remove(self, key: DeliveryKey) -> None:
@@ -77,7 +78,7 @@ class ZoneIndex:
         entry = self.entries.pop(key, None)
         if entry is None:
             return
-        self._count(entry, -1)
+        self.counts.count(entry.next_attempt, held=entry.held, step=-1)
         ages = self._by_age
         while ages and ages[0] not in self.entries:
             heapq.heappop(ages)
@@ -87,28 +88,12 @@ class ZoneIndex:
 
     def place(self, entry: Entry) -> None:
         """Let it be handed out, if nothing stands against it."""
-        if not entry.is_idle or entry.parked:
+        if not entry.is_placed:
             return
-        if entry.next_attempt > 0:
-            heapq.heappush(self._due, (entry.next_attempt, entry.key))
-        else:
-            self._fresh.push(entry.key)
-        if len(self._due) + len(self._fresh) > 2 * len(self.entries) + _SLACK:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        placed = [entry for entry in self.entries.values() if entry.is_idle and not entry.parked]
-        self._fresh.refill(entry.key for entry in placed if entry.next_attempt <= 0)
-        self._due = [(entry.next_attempt, entry.key) for entry in placed if entry.next_attempt > 0]
-        heapq.heapify(self._due)
-
-    def _count(self, entry: Entry, step: int) -> None:
-        if entry.held:
-            self.counts.held += step
-        elif entry.next_attempt > 0:
-            self.counts.deferred += step
-        else:
-            self.counts.ready += step
+        self._order.push(entry.key, entry.next_attempt)
+        if len(self._order) > 2 * len(self.entries) + _SLACK:
+            placed = (each for each in self.entries.values() if each.is_placed)
+            self._order.refill((each.next_attempt, each.key) for each in placed)
 
     # --- handing out
 
@@ -117,29 +102,17 @@ class ZoneIndex:
         those of a domain in `skip` are parked.
         """
         found: list[DeliveryKey] = []
-        while len(found) < limit:
-            fresh, due = self._fresh.first(), self._peek_due()
-            if due is not None and due.next_attempt > now:
-                due = None
-            entry = None
-            if due is not None and (fresh is None or self._turn_of_due):
-                heapq.heappop(self._due)
-                entry = due
-            elif fresh is not None:
-                self._fresh.pop(fresh)
-                entry = self.entries[fresh]
-            if entry is None:
-                self._take_unparked(limit, skip, now, found)
-                break
-            self._turn_of_due = not self._turn_of_due
-            self._take(entry, skip, found)
+        while len(found) < limit and (key := self._order.pop_next(now)) is not None:
+            self._take(self.entries[key], skip, found)
+        if len(found) < limit:
+            self._take_unparked(limit, skip, now, found)
         return found
 
     def take_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[DeliveryKey]:
         """Like `take`, from the fresh deliveries of messages from `since` on."""
         found: list[DeliveryKey] = []
-        while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
-            self._fresh.pop(key)
+        while len(found) < limit and (key := self._order.fresh.first_since(since)) is not None:
+            self._order.fresh.pop(key)
             self._take(self.entries[key], skip, found)
         return found
 
@@ -221,11 +194,11 @@ class ZoneIndex:
     # --- looking
 
     def has_ready(self) -> bool:
-        return self._fresh.first() is not None
+        return self._order.fresh.first() is not None
 
     def next_due(self) -> float | None:
-        entry = self._peek_due()
-        return None if entry is None else entry.next_attempt
+        first = self._order.first_due()
+        return None if first is None else first[0]
 
     def oldest(self, now: float) -> float | None:
         """`created` of the first delivery that is not held back by its sender at `now`."""
@@ -240,19 +213,9 @@ class ZoneIndex:
                 heapq.heappush(self._unborn, (entry.created, key))
         return None
 
-    def _is_fresh(self, key: DeliveryKey) -> bool:
+    def _when_of(self, key: DeliveryKey) -> float | None:
         entry = self.entries.get(key)
-        return entry is not None and entry.is_idle and not entry.parked and entry.next_attempt <= 0
-
-    def _peek_due(self) -> Entry | None:
-        heap = self._due
-        while heap:
-            when, key = heap[0]
-            entry = self.entries.get(key)
-            if entry is not None and entry.is_idle and not entry.parked and entry.next_attempt == when:
-                return entry
-            heapq.heappop(heap)
-        return None
+        return entry.next_attempt if entry is not None and entry.is_placed else None
 
 
 class Index(dict[str, ZoneIndex]):

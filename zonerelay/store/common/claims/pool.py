@@ -7,12 +7,11 @@ A pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the sto
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterable
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.common.claims.ready_order import ReadyOrder
 
 POOL_LIMIT = 1000
 """Deliveries of one zone that are kept claimed without being handed out."""
@@ -30,10 +29,7 @@ class ZonePool:
         self.due = 0.0
         self.parked = True
         self.waiting: dict[DeliveryKey, Delivery] = {}
-        # Heaps may hold keys that have left; `waiting` decides.
-        self._fresh = FreshOrder(self._is_fresh)
-        self._due: list[tuple[float, DeliveryKey]] = []
-        self._turn_of_due = False
+        self._order = ReadyOrder(self._when_of)
 
     @property
     def has_room(self) -> bool:
@@ -41,7 +37,7 @@ class ZonePool:
 
     @property
     def has_fresh(self) -> bool:
-        return self._fresh.first() is not None
+        return self._order.fresh.first() is not None
 
     def doubt(self) -> None:
         """Anything may have changed in the store."""
@@ -49,40 +45,23 @@ class ZonePool:
         self.due = 0.0
 
     def put(self, delivery: Delivery) -> None:
-        key = delivery.key
-        self.waiting[key] = delivery
-        if delivery.next_attempt > 0:
-            heapq.heappush(self._due, (delivery.next_attempt, key))
-        else:
-            self._fresh.push(key)
+        self.waiting[delivery.key] = delivery
+        self._order.push(delivery.key, delivery.next_attempt)
 
     def forget(self, key: DeliveryKey) -> Delivery | None:
         return self.waiting.pop(key, None)
 
     def clear(self) -> None:
         self.waiting.clear()
-        self._fresh.clear()
-        self._due.clear()
+        self._order.refill(())
 
     def take(self, limit: int, skip: Collection[str], now: float) -> tuple[list[Delivery], list[Delivery]]:
         """Up to `limit` deliveries, fresh and due ones in turns; and those met of a domain in `skip`."""
         found: list[Delivery] = []
         passed: list[Delivery] = []
-        while len(found) < limit:
-            fresh, due = self._fresh.first(), self._peek_due(now)
-            if due is not None and (fresh is None or self._turn_of_due):
-                key = heapq.heappop(self._due)[1]
-            elif fresh is not None:
-                key = fresh
-                self._fresh.pop(key)
-            else:
-                break
+        while len(found) < limit and (key := self._order.pop_next(now)) is not None:
             delivery = self.waiting.pop(key)
-            if skip and delivery.domain in skip:
-                passed.append(delivery)
-            else:
-                found.append(delivery)
-                self._turn_of_due = not self._turn_of_due
+            (passed if skip and delivery.domain in skip else found).append(delivery)
         return found, passed
 
     def take_new(
@@ -91,29 +70,20 @@ class ZonePool:
         """Like `take`, from the fresh deliveries of messages from `since` on."""
         found: list[Delivery] = []
         passed: list[Delivery] = []
-        while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
-            self._fresh.pop(key)
+        while len(found) < limit and (key := self._order.fresh.first_since(since)) is not None:
+            self._order.fresh.pop(key)
             delivery = self.waiting.pop(key)
             (passed if skip and delivery.domain in skip else found).append(delivery)
         return found, passed
 
     def next_due(self) -> float:
         """The time at which the first deferred delivery at hand is due."""
-        heap = self._due
-        while heap and not self._is_current(*heap[0]):
-            heapq.heappop(heap)
-        return heap[0][0] if heap else NEVER
+        first = self._order.first_due()
+        return NEVER if first is None else first[0]
 
-    def _is_fresh(self, key: DeliveryKey) -> bool:
+    def _when_of(self, key: DeliveryKey) -> float | None:
         known = self.waiting.get(key)
-        return known is not None and known.next_attempt <= 0
-
-    def _peek_due(self, now: float) -> DeliveryKey | None:
-        return self._due[0][1] if self.next_due() <= now else None
-
-    def _is_current(self, when: float, key: DeliveryKey) -> bool:
-        known = self.waiting.get(key)
-        return known is not None and known.next_attempt == when
+        return None if known is None else known.next_attempt
 
 
 class Claims:

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.store.common.private_directories import write_durably
-from zonerelay.store.leveldb.directory import MARK_NAME, FoundLog, Mark, own_names
-from zonerelay.store.leveldb.format import identities_in, write_log
-from zonerelay.store.leveldb.losses import MAX_NAMED, Loss, Losses
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, FoundLog, Mark, own_names
+from zonerelay.store.leveldb.damage.format import identities_in, write_log
+from zonerelay.store.leveldb.damage.losses import MAX_NAMED, Loss, Losses
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,12 @@ hands out what still bears its number, as it is then, and its end touches no oth
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.queue_index import Index, ZoneIndex
+from zonerelay.store.common.claims.index import Index, ZoneIndex
 
 RECONCILE = 30.0
 """Seconds between two rounds of a relay on a shared store: what it holds there is compared with what it knows
@@ -31,21 +30,25 @@ class Held(Protocol):
 H = TypeVar("H", bound=Held)
 
 
-class IndexClaims(abc.ABC, Generic[H]):
-    """The claims of all zones. `index` is asked each time: a store may begin with a new one."""
+class IndexClaims(Generic[H]):
+    """The claims of all zones."""
 
-    def __init__(self, index: Callable[[], Index], check_usable: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        index: Callable[[], Index],
+        check_usable: Callable[[], None],
+        hold: Callable[[Collection[MessageId]], Awaitable[dict[MessageId, H]]],
+        drop: Callable[[Iterable[H]], None],
+    ) -> None:
+        """`index` is asked each time, because a store may begin with a new one.
+
+        `hold` returns the states of messages, which stay in memory until `drop`. Those that do not exist or
+        cannot be read are absent. It raises StoreError, and holds nothing then.
+        """
         self._index = index
         self._check_usable = check_usable
-
-    @abc.abstractmethod
-    async def _hold(self, ids: Collection[MessageId]) -> dict[MessageId, H]:
-        """The states of these messages, in memory until `_drop`; absent are those that do not exist or cannot
-        be read. Raises StoreError, and holds nothing then.
-        """
-
-    @abc.abstractmethod
-    def _drop(self, held: Iterable[H]) -> None: ...
+        self._hold = hold
+        self._drop = drop
 
     def _show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
         """The index was wrong: this is what is stored."""

@@ -59,10 +59,6 @@ class FreshOrder:
         heapq.heapify(self._old)
         heapq.heapify(self._new)
 
-    def clear(self) -> None:
-        self._old.clear()
-        self._new.clear()
-
     def _peek(self, heap: list[DeliveryKey]) -> DeliveryKey | None:
         while heap:
             if self._is_there(heap[0]):

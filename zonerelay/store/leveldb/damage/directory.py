@@ -22,7 +22,15 @@ from typing import NamedTuple
 
 from zonerelay.store.common.private_directories import write_durably
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.leveldb.format import FormatError, Gap, Log, Manifest, Table, read_log, read_manifest
+from zonerelay.store.leveldb.damage.format import (
+    FormatError,
+    Gap,
+    Log,
+    Manifest,
+    Table,
+    read_log,
+    read_manifest,
+)
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -33,6 +41,7 @@ _LOG, _TABLE, _MANIFEST = (
     re.compile(pattern) for pattern in (r"(\d+)\.log", r"(\d+)\.(?:ldb|sst)", r"MANIFEST-(\d+)")
 )
 _NEW_NAME = re.compile(r"\d+\.(?:log|ldb|sst|dbtmp)|MANIFEST-\d+")
+_DATABASE = re.compile(rf"CURRENT|{MARK_NAME}|{_NEW_NAME.pattern}")
 MAX_MANIFEST = 64 * 1024 * 1024
 """Octets; LevelDB alone judges one that is larger, for a minute would pass here."""
 
@@ -156,6 +165,11 @@ def drop_leftovers(directory: Path) -> bool:
     for name in left:
         (directory / name).unlink()
     return bool(left)
+
+
+def is_database_file(name: str) -> bool:
+    """A file that holds mail, or without which LevelDB does not find it."""
+    return _DATABASE.fullmatch(name) is not None
 
 
 def own_names(directory: Path) -> set[str]:
@@ -335,20 +349,12 @@ def write_mark(directory: Path, mark: Mark) -> None:
         os.close(descriptor)
 
 
-class DirectoryLock:
-    """Held until it is closed, or the process ends. LevelDB has one of its own, but takes it after it has
-    written, and releases it between two openings.
+def lock_directory(directory: Path) -> int:
+    """Locks the directory until the returned descriptor is closed, or the process ends. LevelDB has a lock of
+    its own, but takes it after it has written, and releases it between two openings.
+
+    Raises StoreOpenError when another process, or another store of this one, has the lock.
     """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def lock_directory(directory: Path) -> DirectoryLock:
-    """Raises StoreOpenError when another process, or another store of this one, has it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -360,4 +366,4 @@ def lock_directory(directory: Path) -> DirectoryLock:
     except OSError as error:
         # Some network file systems lock no directories; LevelDB locks a file.
         _log.info("the directory %s cannot be locked: %s", directory, error)
-    return DirectoryLock(descriptor)
+    return descriptor

@@ -1,0 +1,199 @@
+"""A check of a spool finds what is wrong with it, and changes no octet and no time of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
+from tests.store.spools import Spool
+from tests.store.test_leveldb_damage import body, filled, flip_at, recipient
+from zonerelay.config.settings import Backend, Settings
+from zonerelay.store.check import Contents, Examination, Fault, Findings
+from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore
+from zonerelay.store.leveldb.engine import plyvel
+from zonerelay.store.open import check_spool
+
+
+async def checked(spool: Spool, tmp_path: Path) -> tuple[Contents, Findings]:
+    findings = Findings()
+    settings = Settings(spool=spool.settings)
+    examination = Examination(tmp_path / "scratch", findings, lambda done, total: None)
+    contents = await check_spool(settings, 0, examination)
+    assert not (tmp_path / "scratch").exists()
+    return contents, findings
+
+
+def state_of(directory: Path) -> dict[Path, tuple[int, int, bytes]]:
+    """A link that comes and goes shows in a file's ctime, and in nothing else."""
+    return {
+        path: (stat.st_mtime_ns, stat.st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in sorted((directory, *directory.rglob("*")))
+        if (stat := path.stat())
+    }
+
+
+async def mixed(store: QueueStore) -> None:
+    """A body of three chunks, one that is empty, deliveries that are held, deferred, and gone."""
+    await store_message(store, 1, "a@one.example", "b@two.example", body=b"x" * (2 * CHUNK_SIZE + 5))
+    await store_message(store, 2, "c@one.example", body=b"")
+    await store_message(store, 3, "d@one.example")
+    envelope = envelope_for(message_id(4), *(f"e{number}@late.example" for number in range(10)))
+    deliveries = [
+        delivery_for(envelope, each.address, next_attempt=NOW + 60, held=number == 3, zone="other zone")
+        for number, each in enumerate(envelope.recipients)
+    ]
+    async with store.begin(envelope) as writer:
+        await writer.write(b"Subject: four\r\n\r\n")
+        await writer.commit(deliveries)
+    await store.settle([Finish(each) for each in deliveries[:4]])
+
+
+@pytest.mark.parametrize("backend", [Backend.LEVELDB])
+async def test_a_sound_spool_is_clean_and_as_it_was(tmp_path: Path, backend: Backend) -> None:
+    async with Spool(tmp_path / "spool", backend=backend) as spool:
+        await mixed(spool.store)
+    before = state_of(tmp_path / "spool")
+    contents, findings = await checked(spool, tmp_path)
+    assert not findings.counts
+    assert (contents.messages, contents.deliveries) == (4, 10)
+    assert contents.octets > 2 * CHUNK_SIZE
+    assert state_of(tmp_path / "spool") == before
+
+
+async def test_a_spool_that_was_never_started_has_nothing_in_it(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    spool = Spool(tmp_path / "spool")
+    assert await checked(spool, tmp_path) == (Contents(0, 0, 0), Findings())
+
+
+async def test_a_running_relay_is_checked_while_it_writes(tmp_path: Path) -> None:
+    async with Spool(tmp_path / "spool", write_buffer=64 * 1024) as spool:
+        await mixed(spool.store)
+        done = False
+
+        async def feed() -> int:
+            number = 100
+            while not done:
+                await store_message(spool.store, number, recipient(number), body=body(number))
+                number += 1
+            return number - 100
+
+        feeding = asyncio.create_task(feed())
+        seen = []
+        for _ in range(12):
+            contents, findings = await checked(spool, tmp_path)
+            assert set(findings.counts) <= {Fault.CHUNKS_ALONE}
+            seen.append(contents.messages)
+        done = True
+        assert await feeding > 20
+        assert seen == sorted(seen)
+        assert seen[0] < seen[-1]
+
+
+def keys_of(db: plyvel.DB, start: bytes) -> list[bytes]:
+    return [key for key, _ in db if key.startswith(start)]
+
+
+Change = Callable[["plyvel.DB"], None]
+
+
+def remove(*starts: bytes) -> Change:
+    def change(db: plyvel.DB) -> None:
+        for start in starts:
+            keys = keys_of(db, start)
+            assert keys, start
+            db.delete(keys[0])
+
+    return change
+
+
+def put(start: bytes, value: bytes, *, behind: bytes = b"") -> Change:
+    def change(db: plyvel.DB) -> None:
+        keys = keys_of(db, start)
+        assert keys, start
+        db.put(keys[0] + behind, value)
+
+    return change
+
+
+ONE, FOUR = f"{1:016x}".encode(), f"{4:016x}".encode()
+
+CASES: dict[str, tuple[Change, dict[Fault, int]]] = {
+    "a chunk is gone": (remove(b"message %b 000002" % ONE), {Fault.CHUNK_MISSING: 1}),
+    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {Fault.WRONG_SIZE: 1}),
+    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {Fault.WRONG_SIZE: 1}),
+    "no metadata": (remove(b"message %b *" % ONE), {Fault.BAD_RECORD: 1}),
+    "chunks alone": (
+        remove(b"message %b *" % ONE, b"message %b #" % ONE),
+        {Fault.CHUNKS_ALONE: 1, Fault.DELIVERY_ALONE: 1},
+    ),
+    "no message": (
+        remove(*(b"message %b %b" % (f"{3:016x}".encode(), part) for part in (b"#", b"*", b"000001"))),
+        {Fault.DELIVERY_ALONE: 1},
+    ),
+    "no delivery": (remove(b"delivery-zone default %b" % f"{2:016x}".encode()), {Fault.MESSAGE_ALONE: 1}),
+    "one delivery fewer": (
+        remove(b"delivery-zone other%%20zone %b e9" % FOUR),
+        {Fault.WRONG_COUNT: 1, Fault.INDEX_STRAY: 1},
+    ),
+    "a count is gone": (remove(b"meta open %b" % FOUR), {Fault.WRONG_COUNT: 1}),
+    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {Fault.WRONG_COUNT: 1}),
+    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {Fault.BAD_RECORD: 1}),
+    "an index is gone": (remove(b"deferred-zone other%20zone "), {Fault.INDEX_MISSING: 1}),
+    "an index is stray": (put(b"deferred-zone other%20zone ", b"", behind=b"x"), {Fault.INDEX_STRAY: 1}),
+    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {Fault.BAD_RECORD: 1}),
+    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {Fault.BAD_RECORD: 1}),
+    "an unknown key": (put(b"meta format", b"", behind=b"s"), {}),
+    "a stranger's key": (
+        lambda db: db.put(b"zz", b""),
+        {Fault.BAD_RECORD: 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_each_fault_of_the_records_is_found_and_named(tmp_path: Path, name: str) -> None:
+    async with Spool(tmp_path / "spool") as spool:
+        await mixed(spool.store)
+    change, expected = CASES[name]
+    db = plyvel.DB(str(tmp_path / "spool"))
+    change(db)
+    db.close()
+    (tmp_path / "spool" / "synced").unlink()
+    _, findings = await checked(spool, tmp_path)
+    assert findings.counts == expected
+    assert findings.is_damaged == bool(expected)
+
+
+async def test_a_damaged_block_is_found_wherever_it_is(tmp_path: Path) -> None:
+    async with Spool(tmp_path / "spool") as spool:
+        await filled(spool)
+    tables = sorted((tmp_path / "spool").glob("*.ldb"))
+    assert len(tables) >= 3
+    for table in tables:
+        whole = table.read_bytes()
+        for at in range(50, len(whole), len(whole) // 7):
+            flip_at(table, at)
+            _, findings = await checked(spool, tmp_path)
+            assert findings.counts[Fault.UNREADABLE], (table, at)
+            table.write_bytes(whole)
+    assert not (await checked(spool, tmp_path))[1].counts
+
+
+async def test_a_hole_in_the_log_is_found(tmp_path: Path) -> None:
+    async with Spool(tmp_path / "spool", write_buffer=4 * 1024 * 1024) as spool:
+        for number in range(1, 30):
+            await store_message(spool.store, number, recipient(number), body=body(number))
+    (log,) = (tmp_path / "spool").glob("*.log")
+    before = log.read_bytes()
+    flip_at(log, len(before) // 2)
+    damaged = log.read_bytes()
+    _, findings = await checked(spool, tmp_path)
+    assert findings.counts[Fault.UNREADABLE] == 1
+    assert log.name in findings.kept[0].what
+    assert log.read_bytes() == damaged
+    assert not (tmp_path / "spool" / "lost").exists()

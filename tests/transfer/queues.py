@@ -1,0 +1,87 @@
+"""What the tests of other systems' queues share: a next hop that keeps some mail waiting, and an import."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.store.builders import body_of
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import Store
+from zonerelay.transfer.loader import Loaded, Loader
+from zonerelay.transfer.others import reading
+from zonerelay.transfer.register import Register
+from zonerelay.transfer.stored import Unusable
+
+BUSY = "450 4.2.1 <x> mailbox busy"
+
+
+class _Hop(socketserver.StreamRequestHandler):
+    """Takes mail for recipients whose names begin with "good", and defers the others."""
+
+    def handle(self) -> None:
+        self._say("220 hop.test")
+        while line := self.rfile.readline():
+            command = line.decode().upper().strip()
+            if command.startswith("EHLO"):
+                self._say("250-hop.test\r\n250 8BITMIME")
+            elif command.startswith("RCPT"):
+                self._say("250 ok" if "<GOOD" in command else BUSY)
+            elif command.startswith("DATA"):
+                self._say("354 go on")
+                while self.rfile.readline() != b".\r\n":
+                    pass
+                self._say("250 ok")
+            elif command.startswith("QUIT"):
+                self._say("221 bye")
+                return
+            else:
+                self._say("250 ok")
+
+    def _say(self, text: str) -> None:
+        self.wfile.write(f"{text}\r\n".encode())
+        self.wfile.flush()
+
+
+@contextmanager
+def hop() -> Iterator[int]:
+    """The port of a next hop."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Hop) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+async def import_into(store: Store, home: Path, system: str, place: str) -> Loaded:
+    """As the command does it."""
+    register = Register(home)
+    now = time.time()
+    troubles: list[Unusable] = []
+
+    def saw(trouble: Unusable | None) -> None:
+        troubles.extend([trouble] if trouble else [])
+
+    try:
+        loader = Loader(store, register, Zones(()), now=now, saw=saw)
+        async with reading(system, place, now) as source:
+            await loader.load(source)
+    finally:
+        register.close()
+    assert len(troubles) == loader.loaded.unusable
+    return loader.loaded
+
+
+async def rows(store: Store) -> list[tuple[Message, list[Delivery], bytes]]:
+    """Each message with its deliveries and body."""
+    ids = sorted({each.message_id async for each in store.scan()})
+    return [
+        (await store.read_message(each), await store.deliveries_of(each), await body_of(store, each))
+        for each in ids
+    ]

@@ -1,0 +1,257 @@
+"""Export and import of our own format, through the contract, on every engine."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id
+from tests.store.conftest import VARIANTS
+from tests.store.spools import Spool
+from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.envelope import Body, Envelope, Message, Notify, Ret
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
+from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import Finish, Store
+from zonerelay.transfer import export, files
+from zonerelay.transfer.loader import Loaded, Loader
+from zonerelay.transfer.register import FILE, Register
+from zonerelay.transfer.stored import TransferError, Unusable
+
+LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcde\r\n" * 20_000
+
+
+async def fill(store: Store) -> None:
+    """A message in every state, one to three zones, a large one, and one that has been delivered in part."""
+    plain = envelope_for(message_id(1), "a@example.net", "b@example.net", "c@example.org")
+    plain = replace(plain, ret=Ret.HDRS, envid="QQ+2B1", body=Body.EIGHT_BIT, priority=Priority.BULK)
+    a, b, c = (delivery_for(plain, each.address) for each in plain.recipients)
+    b = replace(b, queue="other;high", held=True, warned=True, attempts=3, last=attempt(NOW - 9.25))
+    c = replace(
+        c, next_attempt=NOW + 60.125, attempts=1, last=attempt(), notify=Notify.SUCCESS | Notify.DELAY
+    )
+    c = replace(c, orcpt="rfc822;c+40example.org", queue="third")
+    await commit(store, plain, [a, b, c], b"Subject: one\r\n\r\n.dotted \xff\r\n")
+    await store.settle([Finish(a)])
+    large = envelope_for(message_id(2), "d@example.net", sender="")
+    await commit(store, large, [delivery_for(large, "d@example.net")], LARGE)
+
+
+async def commit(store: Store, envelope: Envelope, deliveries: list[Delivery], body: bytes) -> Message:
+    async with store.begin(envelope) as writer:
+        await writer.write(body)
+        return await writer.commit(
+            deliveries,
+            headers=(("Subject", "é"),),
+            eight_bit=not body.isascii(),
+            plain_lines=body is LARGE,
+            body_hash="aGFzaA==",
+            trace=("listener=127.0.0.1:25",),
+        )
+
+
+async def contents(store: Store) -> dict[str, tuple[Message, list[Delivery], bytes]]:
+    ids = {each.message_id async for each in store.scan()}
+    return {
+        each: (
+            await store.read_message(each),
+            await store.deliveries_of(each),
+            await body_of(store, each),
+        )
+        for each in sorted(ids)
+    }
+
+
+async def export_to(path: Path, store: Store, wanted: QueueFilter | None = None) -> list[Unusable]:
+    matcher = Matcher(wanted or QueueFilter(), NOW)
+    troubles: list[Unusable] = []
+    with files.writing(path) as target:
+        meant = await export.survey(store, matcher, NOW)
+        await export.export(
+            store,
+            meant,
+            matcher,
+            NOW,
+            target,
+            saw=lambda _, trouble: troubles.extend([trouble] if trouble else []),
+        )
+    return troubles
+
+
+async def import_from(path: Path, store: Store, home: Path) -> tuple[Loaded, list[Unusable]]:
+    troubles: list[Unusable] = []
+    register = Register(home)
+    loader = Loader(
+        store, register, Zones(()), now=NOW, saw=lambda trouble: troubles.extend([trouble] if trouble else [])
+    )
+    try:
+        with files.reading(path) as source:
+            await loader.load(source)
+    finally:
+        register.close()
+    return loader.loaded, troubles
+
+
+@pytest.fixture
+async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
+    async with Spool(tmp_path / "spool") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_mail_goes_out_and_comes_in_exactly_as_it_was(tmp_path: Path, variant: str) -> None:
+    backend, places = VARIANTS[variant]
+    name = "mail.tar" if variant == "disk" else "mail"  # each form once is enough with any engine
+    async with Spool(
+        tmp_path / "a", backend=backend, places={one: tmp_path / one for one in places}
+    ) as first:
+        await fill(first.store)
+        before = await contents(first.store)
+        assert await export_to(tmp_path / name, first.store) == []
+    others = {one: tmp_path / f"second-{one}" for one in places}
+    async with Spool(tmp_path / "b", backend=backend, places=others) as second:
+        loaded, troubles = await import_from(tmp_path / name, second.store, tmp_path)
+        assert (loaded.messages, loaded.deliveries, troubles) == (2, 3, [])
+        assert await contents(second.store) == before
+        again, _ = await import_from(tmp_path / name, second.store, tmp_path)
+        assert (again.messages, again.already) == (0, 3)
+        for each in [each async for each in second.store.scan()]:
+            await second.store.settle([Finish(each)])
+        again, _ = await import_from(tmp_path / name, second.store, tmp_path)
+        assert (again.messages, again.already) == (0, 3)
+        assert await contents(second.store) == {}
+
+
+async def test_parts_of_a_message_are_imported_one_by_one(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    await export_to(tmp_path / "held", spool.store, QueueFilter(state=DeliveryState.HELD))
+    await export_to(tmp_path / "third", spool.store, QueueFilter(zone="third"))
+    await export_to(tmp_path / "all", spool.store)
+    async with Spool(tmp_path / "other") as other:
+        for name, fresh in (("held", 1), ("third", 1), ("all", 1), ("held", 0)):
+            loaded, _ = await import_from(tmp_path / name, other.store, tmp_path)
+            assert loaded.deliveries == fresh, name
+        found = [each.recipient async for each in other.store.scan()]
+        assert sorted(found) == ["b@example.net", "c@example.org", "d@example.net"]
+
+
+async def test_what_is_still_in_the_spool_is_not_imported_without_a_register(
+    tmp_path: Path, spool: Spool
+) -> None:
+    await fill(spool.store)
+    await export_to(tmp_path / "mail", spool.store)
+    loaded, _ = await import_from(tmp_path / "mail", spool.store, tmp_path)
+    assert (loaded.messages, loaded.already) == (0, 3)
+
+
+async def test_another_message_under_the_same_id_stays(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    await export_to(tmp_path / "mail", spool.store)
+    async with Spool(tmp_path / "other") as other:
+        mine = envelope_for(message_id(2), "e@example.net")
+        await commit(other.store, mine, [delivery_for(mine, "e@example.net")], b"Subject: mine\r\n\r\n")
+        loaded, _ = await import_from(tmp_path / "mail", other.store, tmp_path)
+        assert loaded.messages == 2
+        assert await body_of(other.store, message_id(2)) == b"Subject: mine\r\n\r\n"
+        assert LARGE in [body for _, _, body in (await contents(other.store)).values()]
+
+
+async def test_a_torn_register_is_cut_and_a_damaged_one_refused(tmp_path: Path) -> None:
+    register = Register(tmp_path)
+    register.add([("key", "a@example.net")])
+    register.close()
+    whole = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(whole + b"0123")
+    register = Register(tmp_path)
+    assert register.knows("key", "a@example.net")
+    assert not register.knows("key", "b@example.net")
+    register.close()
+    assert (tmp_path / FILE).read_bytes() == whole
+    (tmp_path / FILE).write_bytes(b"x" * 33)
+    with pytest.raises(TransferError, match="damaged"):
+        Register(tmp_path)
+
+
+EDITS = {
+    "an address with a line end": (
+        '"c@example.org"',
+        '"c@example.org>\\r\\nRCPT TO:<x@example.org"',
+        "address",
+    ),
+    "a wish with a line end": ("rfc822;c+40example.org", "rfc822;c\\r\\nDATA", "wish"),
+    "a zone that cannot be": ('"third"', '"thi rd"', "zone"),
+    "a newer format": ('"format": 1', '"format": 2', "newer release"),
+    "a stranger's recipient": ('"recipient": "c@', '"recipient": "z@', "does not name"),
+    "another id": (f'"id": "{message_id(1)}"', f'"id": "{message_id(3)}"', "another id"),
+    "no JSON": ("{", "[", "not a sheet"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+async def test_a_sheet_that_was_edited_wrongly_is_refused(tmp_path: Path, spool: Spool, edit: str) -> None:
+    before, after, why = EDITS[edit]
+    await fill(spool.store)
+    await export_to(tmp_path / "mail", spool.store)
+    sheet = tmp_path / "mail" / f"{message_id(1)}.json"
+    text = sheet.read_text()
+    assert before in text
+    sheet.write_text(text.replace(before, after))
+    async with Spool(tmp_path / "other") as other:
+        loaded, troubles = await import_from(tmp_path / "mail", other.store, tmp_path)
+        assert (loaded.messages, loaded.unusable) == (1, 1)
+        assert why in troubles[0].why
+
+
+async def test_a_body_that_was_edited_is_refused(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    await export_to(tmp_path / "mail", spool.store)
+    one, two = (tmp_path / "mail" / f"{message_id(number)}.eml" for number in (1, 2))
+    one.write_bytes(one.read_bytes() + b"more\r\n")
+    two.write_bytes(two.read_bytes().replace(b"e\r\n", b"e\n.", 1))
+    async with Spool(tmp_path / "other") as other:
+        loaded, troubles = await import_from(tmp_path / "mail", other.store, tmp_path)
+        assert (loaded.messages, len(troubles)) == (0, 2)
+        assert await contents(other.store) == {}
+
+
+class Interrupted:
+    """A store at whose second message the operator presses Ctrl-C."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read = 0
+
+    def __getattr__(self, name: str) -> Any:  # Any: what the store has
+        return getattr(self._store, name)
+
+    async def read_message(self, identity: MessageId) -> Message:
+        self._read += 1
+        if self._read == 2:
+            raise KeyboardInterrupt
+        return await self._store.read_message(identity)
+
+
+async def test_an_export_that_breaks_off_leaves_nothing(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    before = sorted(tmp_path.iterdir())
+    for name in ("mail", "mail.tar"):
+        with pytest.raises(KeyboardInterrupt):
+            await export_to(tmp_path / name, Interrupted(spool.store))
+        assert sorted(tmp_path.iterdir()) == before
+
+
+async def test_a_target_that_is_there_is_not_replaced(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    for name in ("mail", "mail.tar"):
+        await export_to(tmp_path / name, spool.store)
+        with pytest.raises(TransferError):
+            await export_to(tmp_path / name, spool.store)
+    with tarfile.open(tmp_path / "mail.tar") as tar:
+        assert len(tar.getnames()) == 4

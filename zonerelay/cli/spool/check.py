@@ -1,0 +1,137 @@
+"""`zonerelay spool check`: reads everything in the spool, beside a running relay or without one.
+
+The exit status is 0 for a clean spool, 1 for a damaged one, and 2 when a spool cannot be checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.text import Text
+
+from zonerelay.cli.relay import load_settings
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.progress_bar import ProgressBar
+from zonerelay.config.settings import Settings, SpoolSettings
+from zonerelay.store.check import HARMLESS, Contents, Examination, Finding, Findings
+from zonerelay.store.contract import StoreError
+from zonerelay.store.open import check_spool
+from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
+
+MAX_SHOWN = 40
+"""Findings in the table; `--json` has a thousand of each kind."""
+
+
+class SpoolReport(msgspec.Struct, kw_only=True):
+    """What the check of all spools of a configuration found. Sizes are octets; `findings` are a thousand of
+    each kind at most, `counts` has them all, by kind.
+    """
+
+    backend: str
+    path: str
+    spools: int
+    clean: bool
+    messages: int
+    deliveries: int
+    octets: int
+    seconds: float
+    counts: dict[str, int]
+    findings: list[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    worker: int
+    contents: Contents
+
+
+def check(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    logging.disable(logging.CRITICAL)  # every finding is told below
+    started = time.monotonic()
+    try:
+        workers = [0, *(() if is_shared(settings.spool) else spools_beyond(settings.spool, 1))]
+    except OSError as error:
+        raise CliError(str(error), USAGE) from error
+    findings = Findings()
+    contents = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
+    report = SpoolReport(
+        backend=settings.spool.backend.value,
+        path=str(settings.spool.path),
+        spools=len(workers),
+        clean=not findings.is_damaged,
+        messages=sum(each.messages for each in contents),
+        deliveries=sum(each.deliveries for each in contents),
+        octets=sum(each.octets for each in contents),
+        seconds=round(time.monotonic() - started, 3),
+        counts={fault.value: count for fault, count in sorted(findings.counts.items())},
+        findings=findings.kept,
+    )
+    if arguments.json:
+        output.print_document(report)
+    else:
+        _print(report)
+    return OK if report.clean else FAILED
+
+
+def _check_one(settings: Settings, worker: int, tmp: Path | None, findings: Findings) -> Contents:
+    spool = spool_of(settings.spool, worker)
+    name = f"checking {spool.path.name}" if worker else "checking the spool"
+    with ProgressBar(name, octets=True) as bar:
+        try:
+            examination = Examination(_scratch(spool, tmp), findings, bar.reach, os.environ)
+            return asyncio.run(check_spool(settings, worker, examination))
+        except (StoreError, OSError) as error:
+            raise CliError(f"{spool.path} cannot be checked: {error}", USAGE) from error
+
+
+def _scratch(spool: SpoolSettings, tmp: Path | None) -> Path:
+    """Beside the spool, where links are enough; elsewhere the spool is copied."""
+    place = tmp
+    if place is None:
+        place = spool.path.parent
+        if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
+            place = Path(tempfile.gettempdir())
+    return place / f".zonerelay-check-{secrets.token_hex(4)}"
+
+
+def _print(report: SpoolReport) -> None:
+    console = output.console()
+    console.print(output.facts(_facts(report)))
+    if not report.findings:
+        return
+    console.print()
+    # What is damage comes first.
+    shown = sorted(report.findings, key=lambda each: each.fault in HARMLESS)[:MAX_SHOWN]
+    rows = ((each.fault.value, each.message_id, each.where, each.what) for each in shown)
+    columns = ("fault", "message", "where", "what")
+    console.print(output.table(columns, map(_cleaned, rows), cut=("where", "what")))
+    if (more := sum(report.counts.values()) - len(shown)) > 0:
+        console.print(f"… and {more:,} more; --json has a thousand of each kind")
+
+
+def _cleaned(row: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(text.clean, row))
+
+
+def _facts(report: SpoolReport) -> Iterator[tuple[str, output.Cell]]:
+    spools = "" if report.spools == 1 else f" and {report.spools - 1} of other workers"
+    yield "spool", f"{report.backend}, {report.path}{spools}"
+    yield "state", Text("clean", style="green") if report.clean else Text("damaged", style="bold red")
+    yield "messages", f"{report.messages:,}"
+    yield "deliveries", f"{report.deliveries:,}"
+    rate = report.octets / max(report.seconds, 0.001) / 1e6
+    yield "read", f"{text.size(report.octets)} in {report.seconds:.1f} s, {rate:,.0f} MB/s"
+    for fault, count in report.counts.items():
+        yield fault, f"{count:,}" + ("  (no damage)" if fault in HARMLESS else "")

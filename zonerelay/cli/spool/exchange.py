@@ -1,0 +1,193 @@
+"""`zonerelay spool export` and `spool import`: mail as files, and mail of other systems.
+
+Both exit 0 when every message that was meant has been written, 1 when some could not be, or the disk or the
+store gave up, and 2 when nothing could be begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zonerelay.cli.arguments import filter_of
+from zonerelay.cli.relay import load_settings
+from zonerelay.cli.spool.stopped import opened, spools, stopped
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.progress_bar import ProgressBar
+from zonerelay.config.settings import Settings
+from zonerelay.control.messages.answers import Progress
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
+from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import StoreError
+from zonerelay.store.spool_paths import is_shared
+from zonerelay.transfer import export, files, others
+from zonerelay.transfer.loader import Loaded, Loader
+from zonerelay.transfer.register import Register
+from zonerelay.transfer.stored import Source, TransferError, Unusable
+
+if TYPE_CHECKING:
+    from zonerelay.control.messages.requests import Filter
+
+_SHEET = 4096
+"""Octets of the records of a message in any spool, generously."""
+
+
+class Exported(msgspec.Struct):
+    """What `spool export --json` prints."""
+
+    messages: int = 0
+    deliveries: int = 0
+    unusable: int = 0
+
+
+def export_to(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    target: Path = arguments.path.absolute()
+    now = time.time()
+    matcher = Matcher(_filter(filter_of(arguments)), now)
+    with stopped(settings), _translated(), files.writing(target) as target_files:
+        done = asyncio.run(_export(settings, matcher, now, target_files, target.parent))
+    if arguments.json:
+        output.print_line(done)
+    else:
+        print(f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}.")
+    return FAILED if done.unusable else OK
+
+
+def _filter(wanted: Filter) -> QueueFilter:
+    return QueueFilter(
+        sender=wanted.sender,
+        recipient=wanted.recipient,
+        domain=wanted.domain,
+        zone=wanted.zone,
+        priority=None if wanted.priority is None else Priority(wanted.priority),
+        state=None if wanted.state is None else DeliveryState(wanted.state),
+        min_age=wanted.min_age,
+        max_age=wanted.max_age,
+        reply_text=wanted.reply_text,
+        message_id=None if wanted.message_id is None else MessageId(wanted.message_id),
+    )
+
+
+async def _export(
+    settings: Settings, matcher: Matcher, now: float, target: files.Target, place: Path
+) -> Exported:
+    done = Exported()
+    for worker in spools(settings.spool):
+        async with opened(settings, worker) as store:
+            meant = await export.survey(store, matcher, now)
+            _check_room(meant.octets, place, 0)
+            with ProgressBar("Exporting") as bar:
+
+                def saw(deliveries: int, trouble: Unusable | None, bar: ProgressBar = bar) -> None:
+                    done.messages += deliveries > 0
+                    done.deliveries += deliveries
+                    if trouble is not None:
+                        done.unusable += 1
+                        _tell(trouble)
+                    bar.saw(Progress(done=done.messages, total=len(meant.ids)))  # noqa: B023 - used in this round
+
+                await export.export(store, meant, matcher, now, target, saw=saw)
+    return done
+
+
+def import_from(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    with stopped(settings) as home, _translated():
+        done = asyncio.run(_import_from(settings, arguments.system, arguments.place, home))
+    return _report(arguments, done)
+
+
+async def _import_from(settings: Settings, system: str | None, place: str, home: Path) -> Loaded:
+    now = time.time()
+    if system is None:
+        with files.reading(Path(place)) as source:
+            return await _import(settings, source, home, now)
+    async with others.reading(system, place, now) as source:
+        return await _import(settings, source, home, now)
+
+
+async def _import(settings: Settings, source: Source, home: Path, now: float) -> Loaded:
+    if not is_shared(settings.spool):
+        place = settings.spool.path if settings.spool.path.exists() else home
+        _check_room(source.octets + _SHEET * source.messages, place, settings.spool.min_free_space)
+    register = Register(home)
+    try:
+        async with opened(settings) as store:
+            with ProgressBar("Importing") as bar:
+                seen = 0
+
+                def saw(trouble: Unusable | None) -> None:
+                    nonlocal seen
+                    seen += 1
+                    if trouble is not None:
+                        _tell(trouble)
+                    bar.saw(Progress(done=seen, total=source.messages))
+
+                zones = Zones(settings.zone, settings.route)
+                loader = Loader(store, register, zones, now=now, saw=saw)
+                await loader.load(source)
+    finally:
+        register.close()
+    return loader.loaded
+
+
+def _report(arguments: Namespace, done: Loaded) -> int:
+    if arguments.json:
+        output.print_line(
+            Imported(
+                messages=done.messages,
+                deliveries=done.deliveries,
+                already=done.already,
+                unusable=done.unusable,
+            )
+        )
+    else:
+        print(f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} imported.")
+        if done.already:
+            print(f"{text.deliveries(done.already)} imported before, or in the spool already: left alone.")
+    return FAILED if done.unusable else OK
+
+
+class Imported(msgspec.Struct):
+    """What `spool import --json` prints. `already` counts deliveries, `unusable` messages."""
+
+    messages: int
+    deliveries: int
+    already: int
+    unusable: int
+
+
+def _tell(trouble: Unusable) -> None:
+    output.chatter().print(f"{trouble.name}: not taken: {trouble.why}")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except TransferError as error:
+        raise CliError(str(error), USAGE) from error
+    except (StoreError, OSError) as error:
+        raise CliError(f"{error}. What was done until then is kept; run it again") from error
+
+
+def _check_room(needed: int, place: Path, guard: int) -> None:
+    """Raises CliError before anything is written."""
+    usage = os.statvfs(place)
+    free = max(usage.f_bavail * usage.f_frsize - guard, 0)
+    if needed > free:
+        beside = f" beside the {text.size(guard)} of min_free_space" if guard else ""
+        raise CliError(f"{place} needs {text.size(needed)}, {text.size(free)} free{beside}", USAGE)

@@ -1,0 +1,182 @@
+"""`zonerelay spool repair`: makes a sound spool of a damaged one, while the relay is stopped.
+
+Without `--yes` it says what it would do, and changes nothing. The exit status is 0 when nothing had to be
+given up, 1 when something could not be saved, or would not be, and 2 when the repair is not possible.
+
+What cannot be put back goes into the salvage directory. A message that is whole is there as `spool export`
+writes it, with the recipients of whom no record tells whether they have it, so that `spool import` takes it;
+what is not whole is in `incomplete/` in it, an `.eml` with the octets that are left and a `.json` with what
+is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+from rich.text import Text
+
+from zonerelay.cli.relay import load_settings
+from zonerelay.cli.spool.stopped import spools, stopped
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.progress_bar import ProgressBar
+from zonerelay.config.settings import Settings
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.check import Repaired, Salvaged
+from zonerelay.store.contract import StoreError
+from zonerelay.store.open import repair_spool
+from zonerelay.store.spool_paths import spool_of
+from zonerelay.transfer import files
+from zonerelay.transfer.stored import Stored
+
+MAX_SHOWN = 50
+_QUEUE = "default"
+
+
+class RepairReport(msgspec.Struct, kw_only=True):
+    """`done` is false when only what would be done is said. Deliveries are counted over all spools."""
+
+    done: bool
+    before: int
+    after: int
+    salvaged: int
+    salvage: str
+    kept: list[str]
+    lost: list[str]
+    more_lost: int
+
+
+def repair(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    carry_out = arguments.yes and not arguments.dry_run
+    logging.disable(logging.CRITICAL)  # everything is told below
+    beside = settings.spool.path.parent / time.strftime("salvage-%Y%m%dT%H%M%S")
+    salvage: Path = arguments.salvage or beside
+    with stopped(settings):
+        done = [_repair(settings, worker, salvage, carry_out=carry_out) for worker in spools(settings.spool)]
+    report = RepairReport(
+        done=carry_out,
+        before=sum(each.before for each in done),
+        after=sum(each.after for each in done),
+        salvaged=sum(each.salvaged for each in done),
+        salvage=str(salvage) if carry_out and salvage.exists() else "",
+        kept=[each.kept for each in done if each.kept],
+        lost=[line for each in done for line in each.lost],
+        more_lost=sum(each.more_lost for each in done),
+    )
+    if arguments.json:
+        output.print_document(report)
+    else:
+        _print(report)
+    return FAILED if report.lost or report.more_lost else OK
+
+
+def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) -> Repaired:
+    writer = _Salvage(salvage) if carry_out else None
+    with ProgressBar("repairing" if carry_out else "looking", octets=True) as bar:
+        try:
+            return asyncio.run(
+                repair_spool(
+                    settings,
+                    worker,
+                    writer.add if writer is not None else _leave,
+                    bar.reach,
+                    carry_out=carry_out,
+                    environment=os.environ,
+                )
+            )
+        except (StoreError, OSError) as error:
+            raise CliError(
+                f"{spool_of(settings.spool, worker).path} cannot be repaired: {error}", USAGE
+            ) from error
+
+
+def _leave(salvaged: Salvaged) -> None:
+    """A look salvages nothing."""
+
+
+class _Rest(msgspec.Struct, omit_defaults=True):
+    """What is known of a message that is not whole."""
+
+    id: str
+    why: str
+    message: msgspec.Raw
+    deliveries: tuple[Delivery, ...]
+    recipients_unknown: tuple[str, ...]
+
+
+class _Salvage:
+    """Writes what a repair hands over. The directory appears with its first file; every file is synced."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def add(self, salvaged: Salvaged) -> None:
+        """Raises OSError."""
+        place = self._directory if salvaged.is_whole else self._directory / "incomplete"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(place / f"{salvaged.message_id}.eml", salvaged.body())
+        _write(place / f"{salvaged.message_id}.json", iter([_sheet(salvaged)]))
+
+
+def _sheet(salvaged: Salvaged) -> bytes:
+    message = salvaged.message
+    if message is None or not salvaged.is_whole:
+        rest = _Rest(
+            id=salvaged.message_id,
+            why=salvaged.why,
+            message=msgspec.Raw(msgspec.json.encode(message)),
+            deliveries=salvaged.deliveries,
+            recipients_unknown=salvaged.unknown,
+        )
+        return msgspec.json.format(msgspec.json.encode(rest), indent=2) + b"\n"
+    unknown = tuple(
+        Delivery(
+            queue=_QUEUE,
+            message_id=MessageId(salvaged.message_id),
+            recipient=Mailbox(recipient),
+            created=message.envelope.created,
+        )
+        for recipient in salvaged.unknown
+    )
+
+    async def body() -> AsyncIterator[bytes]:
+        for piece in salvaged.body():
+            yield piece
+
+    return files.encode(Stored(key="", message=message, deliveries=salvaged.deliveries + unknown, body=body))
+
+
+def _write(path: Path, pieces: Iterator[bytes]) -> None:
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _print(report: RepairReport) -> None:
+    console = output.console()
+    for line in report.lost[:MAX_SHOWN]:
+        console.print(f"cannot be saved: {text.clean(line)}")
+    if (more := len(report.lost) - MAX_SHOWN + report.more_lost) > 0:
+        console.print(
+            f"… and {more:,} more, which --json has" if not report.more_lost else f"… and {more:,} more"
+        )
+    pairs: list[tuple[str, output.Cell]] = [
+        ("deliveries", f"{report.before:,} before, {report.after:,} after"),
+        ("salvaged", f"{report.salvaged:,} messages, in {report.salvage}" if report.salvage else ""),
+        ("kept", ", ".join(report.kept)),
+    ]
+    if not report.done:
+        pairs[1:] = [("state", Text("nothing was changed; --yes does it", style="yellow"))]
+    console.print(output.facts(pairs))

@@ -1,0 +1,138 @@
+"""The spool of a relay that is stopped, for the time of one command.
+
+`stopped` refuses with status 2 while a relay answers at the control socket, or has the lock, and names its
+process. It holds the lock, so that a supervisor waits; a relay of one worker meets the lock of its spool.
+Run as root, it gives every file that the command has made in the relay's directories to their owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.config.settings import Backend
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.model.clock import SystemClock
+from zonerelay.process.setup import StartError, prepare_home
+from zonerelay.store.contract import StoreError
+from zonerelay.store.open import open_store
+from zonerelay.store.spool_paths import is_shared, node_of, spool_of, spools_beyond
+from zonerelay.store.surroundings import Surroundings
+from zonerelay.supervisor import lock
+
+if TYPE_CHECKING:
+    from zonerelay.config.settings import Settings, SpoolSettings
+    from zonerelay.store.contract import Store
+
+_ANSWER_TIMEOUT = 2.0
+
+
+@contextlib.contextmanager
+def stopped(settings: Settings) -> Iterator[Path]:
+    """Yields the directory beside the spool. Raises CliError."""
+    if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
+        raise CliError('backend = "memory" without shelve keeps no spool of a stopped relay', USAGE)
+    umask = os.umask(0o077)
+    try:
+        held = _lock(settings)
+        try:
+            yield settings.spool.path.parent
+        finally:
+            os.close(held)
+            _give_back(settings.spool)
+    finally:
+        os.umask(umask)
+
+
+def _lock(settings: Settings) -> int:
+    """The descriptor that holds the relay's lock."""
+    try:
+        _refuse_running(settings)
+        home = prepare_home(settings)
+        return lock.take(home, patience=0.0, waiting=lambda _: None, refuse=lambda _: None)
+    except (StartError, ControlError) as error:
+        raise CliError(f"{error}. This verb needs the relay stopped", USAGE) from error
+    except OSError as error:
+        raise CliError(f"the spool in {settings.spool.path} cannot be used: {error}", USAGE) from error
+
+
+def _refuse_running(settings: Settings) -> None:
+    path = control_socket_path(settings)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_ANSWER_TIMEOUT)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except OSError as error:
+            raise CliError(f"{path}: {error.strerror}; is the relay running there?", USAGE) from error
+        process, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    raise CliError(
+        f"the relay is running as process {process} (it answers at {path}): stop it first, for the spool is"
+        " its own while it runs",
+        USAGE,
+    )
+
+
+def spools(spool: SpoolSettings) -> tuple[int, ...]:
+    """The workers whose spools there are. Raises CliError when there is none."""
+    if is_shared(spool):
+        return (0,)
+    try:
+        if spool.backend is not Backend.MEMORY and not spool.path.is_dir():
+            raise CliError(f"there is no spool in {spool.path}")
+        return (0, *spools_beyond(spool, 1))
+    except OSError as error:
+        raise CliError(f"{spool.path}: {error}", USAGE) from error
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
+    """One worker's store. Raises CliError, with status 2 when it cannot be opened."""
+    try:
+        store = await open_store(
+            spool_of(settings.spool, worker),
+            Surroundings(
+                clock=SystemClock(),
+                on_health=lambda _: None,
+                observe_commit=lambda _: None,
+                environment=os.environ,
+            ),
+            redis=settings.redis,
+            postgres=node_of(settings.postgres, worker),
+            s3=settings.s3,
+        )
+    except StoreError as error:
+        raise CliError(str(error), USAGE) from error
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _give_back(spool: SpoolSettings) -> None:
+    """A spool with files of root could not be opened by the relay's own user."""
+    if os.geteuid() != 0 or not spool.path.exists():
+        return
+    home = spool.path.parent
+    owner = home.stat()
+    if owner.st_uid == 0:
+        return
+    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
+    for place in {each for each in places if each is not None and each.is_dir()}:
+        for path in (place, *place.rglob("*")):
+            _give(path, owner)
+    for path in (path for path in home.iterdir() if path.is_file() and not path.is_symlink()):
+        _give(path, owner)
+
+
+def _give(path: Path, owner: os.stat_result) -> None:
+    if path.lstat().st_uid == 0:
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)

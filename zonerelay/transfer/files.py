@@ -1,0 +1,242 @@
+"""The exchange format: a directory or an uncompressed tar of one `ID.eml` and one `ID.json` per message.
+
+`ID.eml` is the body as the spool has it, octet by octet. `ID.json` is a `Sheet`: the message and its open
+deliveries (docs/spool-format.md, "Exported mail").
+
+Promises: nothing appears under the name that was asked for before all of it is durable, and nothing that is
+there is replaced. A target that is left early removes what it has written. What is read is checked as if a
+client had sent it, because people edit files: addresses, ids and texts that other servers will read.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+import msgspec
+
+from zonerelay import __version__
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
+from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
+from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+
+FORMAT = 1
+_NAME = re.compile(r"(?:.*/)?([0-9a-f]{16})\.(eml|json)")
+_IN_MEMORY = 1024 * 1024
+_PIECE = 256 * 1024
+_QUEUE = re.compile(r"[A-Za-z0-9._-]+(?:;[a-z]+)?")
+
+
+class Sheet(msgspec.Struct, frozen=True, kw_only=True):
+    """`format` is read first: a newer one is refused in words. `zonerelay` is the release that wrote it."""
+
+    format: int
+    zonerelay: str = __version__
+    message: Message
+    deliveries: tuple[Delivery, ...]
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+def encode(stored: Stored) -> bytes:
+    sheet = Sheet(format=FORMAT, message=stored.message, deliveries=stored.deliveries)
+    return msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n"
+
+
+def decode(name: str, raw: bytes) -> Sheet:
+    """The sheet of the message `name`. Raises ValueError in words."""
+    try:
+        version = msgspec.json.decode(raw, type=_Format).format
+        if version != FORMAT:
+            raise ValueError(f"has format {version}, and this release reads {FORMAT}: take a newer release")
+        sheet = msgspec.json.decode(raw, type=Sheet)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"is not a sheet of zonerelay: {error}") from error
+    _check(name, sheet)
+    return sheet
+
+
+def _check(name: str, sheet: Sheet) -> None:
+    message, envelope = sheet.message, sheet.message.envelope
+    if envelope.id != name or any(each.message_id != name for each in sheet.deliveries):
+        raise ValueError("has another id inside than in its name")
+    if not sheet.deliveries:
+        raise ValueError("has no deliveries")
+    recipients = {each.address for each in envelope.recipients}
+    for delivery in sheet.deliveries:
+        if delivery.recipient not in recipients:
+            raise ValueError(f"has a delivery to {delivery.recipient!r}, which its envelope does not name")
+        if not _QUEUE.fullmatch(delivery.queue):
+            raise ValueError(f"has a delivery in zone {delivery.queue!r}, which cannot be one's name")
+    try:
+        if reverse_path(f"<{envelope.sender}>")[1] or any(forward_path(f"<{one}>")[1] for one in recipients):
+            raise ValueError("has an address that is none")
+        if envelope.envid:
+            parse_envid(envelope.envid)
+        wishes = {each.orcpt for each in envelope.recipients} | {each.orcpt for each in sheet.deliveries}
+        for orcpt in wishes - {""}:
+            parse_orcpt(orcpt)
+    except CommandError as error:
+        raise ValueError(f"has an address or a wish that is none: {error.reply.text}") from error
+    if any(set("\r\n\0") & {*field, *value} for field, value in message.headers):
+        raise ValueError("has a header field of several lines")
+
+
+# --- writing
+
+
+class Target(Protocol):
+    """Where an export goes."""
+
+    async def add(self, stored: Stored) -> None:
+        """Raises OSError, and what reading the body raises."""
+
+
+class _Directory:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def add(self, stored: Stored) -> None:
+        with (self._path / f"{stored.message.id}.eml").open("xb") as file:
+            async for piece in stored.body():
+                file.write(piece)
+        (self._path / f"{stored.message.id}.json").write_bytes(encode(stored))
+
+
+class _Tar:
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+
+    async def add(self, stored: Stored) -> None:
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as body:
+            async for piece in stored.body():
+                body.write(piece)
+            self._add(f"{stored.message.id}.eml", stored.message.envelope.created, body)
+        self._add(f"{stored.message.id}.json", stored.message.envelope.created, io.BytesIO(encode(stored)))
+
+    def _add(self, name: str, when: float, file: IO[bytes]) -> None:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.mtime, entry.mode = file.seek(0, io.SEEK_END), int(when), 0o600
+        file.seek(0)
+        self._tar.addfile(entry, file)
+
+
+def refuse_target(path: Path) -> None:
+    """Raises TransferError when the target may not be written."""
+    if not path.parent.is_dir():
+        raise TransferError(f"there is no directory {path.parent}")
+    if path.is_dir() and path.suffix != ".tar":
+        if any(path.iterdir()):
+            raise TransferError(f"{path} is not empty: name a directory that does not exist")
+    elif path.exists():
+        raise TransferError(f"{path} exists: name another file, or remove it")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Target]:
+    """The target, which gets its name when the block ends without an exception.
+
+    Raises TransferError and OSError.
+    """
+    refuse_target(path)
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        if path.suffix == ".tar":
+            made = draft / path.name
+            with made.open("xb") as file:
+                with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                    yield _Tar(tar)
+                file.flush()
+                os.fsync(file.fileno())
+            made.replace(path)
+        else:
+            yield _Directory(draft)
+            os.sync()  # one for all: a sync of each file would take hours for a long queue
+            draft.replace(path)
+        _sync_name(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _sync_name(path: Path) -> None:
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- reading
+
+_Open = Callable[[str], IO[bytes]]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Source]:
+    """A directory or tar as a source. Raises TransferError, OSError."""
+    if path.is_dir():
+        sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+        yield _source(sizes, lambda name: (path / name).open("rb"))
+        return
+    try:
+        with tarfile.open(path, "r:") as tar:
+            members = {each.name: each for each in tar.getmembers() if each.isreg()}
+
+            def extract(name: str) -> IO[bytes]:
+                file = tar.extractfile(members[name])
+                assert file is not None, "a regular member"
+                return file
+
+            yield _source({name: each.size for name, each in members.items()}, extract)
+    except tarfile.TarError as error:
+        raise TransferError(f"{path} is no tar of exported mail: {error}") from error
+
+
+def _source(sizes: dict[str, int], open_file: _Open) -> Source:
+    found: dict[str, dict[str, str]] = {}
+    for name in sizes:
+        if (match := _NAME.fullmatch(name)) is not None:
+            found.setdefault(match[1], {})[match[2]] = name
+    bodies = [names["eml"] for names in found.values() if "eml" in names]
+
+    async def read() -> AsyncIterator[Stored | Unusable]:
+        for identity in sorted(found):
+            yield _read(identity, found[identity], sizes, open_file)
+
+    return Source(messages=len(found), octets=sum(sizes[name] for name in bodies), read=read)
+
+
+def _read(identity: str, names: dict[str, str], sizes: dict[str, int], open_file: _Open) -> Stored | Unusable:
+    if "json" not in names or "eml" not in names:
+        lacking = "json" if "eml" in names else "eml"
+        return Unusable(identity, f"there is no {identity}.{lacking}")
+    try:
+        with open_file(names["json"]) as file:
+            sheet = decode(identity, file.read())
+    except (ValueError, OSError) as error:
+        return Unusable(identity, f"{names['json']} {error}")
+    message = sheet.message
+    if sizes[names["eml"]] != message.size:
+        return Unusable(
+            identity, f"{names['eml']} has {sizes[names['eml']]} octets, and its sheet says {message.size}"
+        )
+
+    async def body() -> AsyncIterator[bytes]:
+        with open_file(names["eml"]) as file:
+            while piece := file.read(_PIECE):
+                yield piece
+
+    key = f"zonerelay {identity} {message.envelope.created!r}"
+    return Stored(key=key, message=message, deliveries=sheet.deliveries, body=body)

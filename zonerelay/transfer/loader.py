@@ -1,0 +1,247 @@
+"""Stores what a source yields, through the contract of any store.
+
+Promises:
+
+- A message is durable before it counts as imported, and is sent by no other way than the queue.
+- A delivery that the register knows is not stored again, nor is a message that is in the store already.
+- Nothing is stored that a listener would not have: line ends are CRLF (another system's are made so; mail of
+  our own format with others is refused), and a header has no control characters that hide fields.
+- An error of the store ends the import. What was stored until then is registered, and it may be run again.
+
+Memory: a source's bodies pass in pieces; `TOGETHER` messages are stored at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId, first_at
+from zonerelay.model.priority import queue_of
+from zonerelay.routing.zones.zones import Choice, Zones, zone_notes
+from zonerelay.smtp.server.bdat import ChunkReader
+from zonerelay.store.contract import MessageWriter, Store
+from zonerelay.transfer.register import Register
+from zonerelay.transfer.stored import NO_QUEUE, Source, Stored, Unusable
+
+TOGETHER = 64
+"""Messages that share a sync of the disk."""
+MAX_HEADER = 4 * 1024 * 1024
+_TOLERANCE = 3600.0
+"""Seconds that a source's clock may be ahead."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What an import has done. `already` counts deliveries that it had not to add."""
+
+    messages: int = 0
+    deliveries: int = 0
+    already: int = 0
+    unusable: int = 0
+
+
+class Loader:
+    """For one import into one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        register: Register,
+        zones: Zones,
+        *,
+        now: float,
+        saw: Callable[[Unusable | None], None],
+    ) -> None:
+        """`saw` hears of each message, or of what is wrong with it."""
+        self._store = store
+        self._register = register
+        self._zones = zones
+        self._now = now
+        self._saw = saw
+        self.loaded = Loaded()
+
+    async def load(self, source: Source) -> None:
+        """Raises StoreError, OSError, and what the source raises."""
+        batch: list[Stored] = []
+        async for item in source.read():
+            if isinstance(item, Unusable):
+                self._refuse(item)
+                continue
+            batch.append(item)
+            if len(batch) == TOGETHER:
+                await self._load(batch)
+                batch = []
+        await self._load(batch)
+
+    def _refuse(self, item: Unusable) -> None:
+        self.loaded.unusable += 1
+        self._saw(item)
+
+    async def _load(self, batch: Sequence[Stored]) -> None:
+        work: list[tuple[Stored, MessageId]] = []
+        taken = set[MessageId]()
+        for item in batch:
+            fresh = tuple(
+                each for each in item.deliveries if not self._register.knows(item.key, each.recipient)
+            )
+            identity = await self._id_for(item, fresh, taken) if fresh else None
+            if identity is None:
+                self.loaded.already += len(item.deliveries)
+                self._register.add((item.key, each.recipient) for each in fresh)
+                self._saw(None)
+                continue
+            self.loaded.already += len(item.deliveries) - len(fresh)
+            taken.add(identity)
+            work.append((replace(item, deliveries=fresh), identity))
+        results = await asyncio.gather(*(self._write(*each) for each in work), return_exceptions=True)
+        done = [item for (item, _), result in zip(work, results, strict=True) if result is None]
+        self._register.add((item.key, each.recipient) for item in done for each in item.deliveries)
+        for (item, _), result in zip(work, results, strict=True):
+            if isinstance(result, Unusable):
+                self._refuse(result)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                self.loaded.messages += 1
+                self.loaded.deliveries += len(item.deliveries)
+                self._saw(None)
+
+    # --- ids
+
+    async def _id_for(
+        self, item: Stored, fresh: Sequence[Delivery], taken: set[MessageId]
+    ) -> MessageId | None:
+        """An id that is free; `None` when the message is in the store already.
+
+        Mail of our own format keeps its id. Another one follows from the source and the time of acceptance,
+        so that old mail is sent before new, and that a killed import finds what it has stored.
+        """
+        first = item.message.id if item.is_ours else _derived(item, fresh, 0)
+        is_part = len(fresh) < len(item.deliveries) or any(
+            self._register.knows(item.key, each.address) for each in item.message.envelope.recipients
+        )
+        number = 0
+        identity = first
+        while True:
+            if identity not in taken and identity <= first_at(self._now + _TOLERANCE):
+                known = (await self._store.read_messages([identity])).get(identity)
+                if known is None:
+                    return identity
+                if not is_part and _is_same(known, item):
+                    return None
+            number += 1
+            identity = _derived(item, fresh, number)
+
+    # --- one message
+
+    async def _write(self, item: Stored, identity: MessageId) -> Unusable | None:
+        envelope = replace(item.message.envelope, id=identity)
+        deliveries = [replace(each, message_id=identity) for each in item.deliveries]
+        try:
+            async with self._store.begin(envelope) as writer:
+                if item.is_ours:
+                    await self._write_ours(writer, item, deliveries)
+                else:
+                    await self._write_foreign(writer, item, envelope, deliveries)
+        except (HeaderTooLargeError, ValueError, EOFError) as error:
+            why = f"its header is larger than {MAX_HEADER} octets"
+            return Unusable(item.key, why if isinstance(error, HeaderTooLargeError) else str(error))
+        return None
+
+    async def _write_ours(self, writer: MessageWriter, item: Stored, deliveries: Sequence[Delivery]) -> None:
+        message = item.message
+        body = _Body()
+        async for piece in body.pieces(item.body()):
+            await writer.write(piece)
+        if body.reader.has_bare or body.size != message.size:
+            raise ValueError("its body has line ends that are not CRLF, or another size than its sheet says")
+        await writer.commit(
+            deliveries,
+            headers=message.headers,
+            eight_bit=message.eight_bit or body.eight_bit,
+            plain_lines=message.plain_lines and body.reader.is_plain,
+            body_hash=message.body_hash,
+            trace=message.trace,
+        )
+
+    async def _write_foreign(
+        self, writer: MessageWriter, item: Stored, envelope: Envelope, deliveries: Sequence[Delivery]
+    ) -> None:
+        scanner = HeaderScanner(MAX_HEADER, removes_controls=True)
+        body = _Body()
+        size = 0
+        async for piece in body.pieces(item.body()):
+            if scanner.header is None:
+                scanner.feed(piece)
+                if scanner.header is None:
+                    continue
+                piece = scanner.header.lead + bytes(scanner.held)  # noqa: PLW2901 - what is stored of it
+            size += len(piece)
+            await writer.write(piece)
+        if scanner.header is None:
+            piece = scanner.finish().lead + bytes(scanner.held)
+            size += len(piece)
+            await writer.write(piece)
+        assert scanner.header is not None
+        fields = scanner.header.fields
+        zone_of = self._zones.choose(envelope, headers=fields, size=size)
+        choices: list[tuple[str, Choice]] = []
+        routed: list[Delivery] = []
+        for delivery in deliveries:
+            assert delivery.queue == NO_QUEUE
+            choice = zone_of(delivery.recipient)
+            choices.append((delivery.recipient, choice))
+            queue = queue_of(choice.zone, choice.priority or envelope.priority)
+            routed.append(replace(delivery, queue=queue))
+        await writer.commit(
+            routed,
+            headers=fields,
+            eight_bit=body.eight_bit,
+            plain_lines=body.reader.is_plain,
+            trace=(_note(item), *zone_notes(choices)),
+        )
+
+
+class _Body:
+    """A body with CRLF line ends, whatever it came with, and what was learned of it."""
+
+    def __init__(self) -> None:
+        self.reader = ChunkReader()
+        self.size = 0
+        self.eight_bit = False
+
+    async def pieces(self, raw: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in raw:
+            if piece:
+                yield self._read(piece, last=False)
+        if rest := self._read(b"", last=True):
+            yield rest
+
+    def _read(self, piece: bytes, *, last: bool) -> bytes:
+        self.reader.begin(len(piece), last)
+        clean = self.reader.feed(piece)
+        self.size += len(clean)
+        self.eight_bit = self.eight_bit or not clean.isascii()
+        return clean
+
+
+def _note(item: Stored) -> str:
+    return f"imported={item.key}"
+
+
+def _is_same(known: Message, item: Stored) -> bool:
+    if not item.is_ours:
+        return _note(item) in known.trace
+    return known.envelope == item.message.envelope
+
+
+def _derived(item: Stored, deliveries: Sequence[Delivery], number: int) -> MessageId:
+    told = "\n".join((item.key, str(number), *(each.recipient for each in deliveries)))
+    digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()
+    return MessageId(first_at(item.message.envelope.created)[:11] + digest[:5])

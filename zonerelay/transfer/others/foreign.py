@@ -1,0 +1,146 @@
+"""Makes a stored message of what another system knows. No I/O.
+
+Addresses pass the parsers of SMTP: another system may have taken what we would not send. A recipient whose
+address is none is named and left out; a wish that is none is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Body, Envelope, Message, Notify, Origin, Recipient, Ret
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Attempt
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
+from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
+from zonerelay.transfer.stored import NO_QUEUE, Stored, Unusable
+
+_NOWHERE = Origin()
+_NO_ID = MessageId("")
+_NOT_XTEXT = re.compile(r"[^!-*,-<>-~]")
+_REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A recipient that the other system has not finished. `due` is Unix seconds, 0 for at once."""
+
+    address: str
+    notify: Notify = Notify.UNSET
+    orcpt: str = ""
+    attempts: int = 0
+    due: float = 0.0
+    last: Attempt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """`key` names the message for good, `created` is Unix seconds; `ret` and `envid` as in RFC 3461."""
+
+    key: str
+    sender: str
+    recipients: Sequence[Open]
+    created: float
+    body: Callable[[], AsyncIterator[bytes]]
+    held: bool = False
+    eight_bit: bool = False
+    ret: Ret = Ret.UNSET
+    envid: str = ""
+    origin: Origin = _NOWHERE
+
+
+def adopted(foreign: Foreign, now: float) -> Iterator[Stored | Unusable]:
+    """The message, and what cannot be taken of it."""
+    try:
+        sender = _mailbox(foreign.sender, reverse_path)
+    except CommandError as error:
+        yield Unusable(foreign.key, f"its sender {foreign.sender!r} is no address: {error.reply.text}")
+        return
+    created = min(max(foreign.created, 0.0), now)
+    deliveries: dict[Mailbox, Delivery] = {}
+    for each in foreign.recipients:
+        try:
+            address = _mailbox(each.address, forward_path)
+        except CommandError as error:
+            yield Unusable(foreign.key, f"its recipient {each.address!r} is no address: {error.reply.text}")
+            continue
+        deliveries[address] = Delivery(
+            queue=NO_QUEUE,
+            message_id=_NO_ID,
+            recipient=address,
+            created=created,
+            attempts=each.attempts,
+            next_attempt=each.due,
+            held=foreign.held,
+            notify=each.notify,
+            orcpt=_checked(parse_orcpt, each.orcpt),
+            last=each.last,
+        )
+    if not deliveries:
+        return
+    envelope = Envelope(
+        id=_NO_ID,
+        sender=sender,
+        recipients=tuple(
+            Recipient(address=each.recipient, notify=each.notify, orcpt=each.orcpt)
+            for each in deliveries.values()
+        ),
+        created=created,
+        body=Body.EIGHT_BIT if foreign.eight_bit else Body.SEVEN_BIT,
+        smtputf8=not all(each.isascii() for each in (sender, *deliveries)),
+        ret=foreign.ret,
+        envid=_checked(parse_envid, foreign.envid),
+        origin=foreign.origin,
+    )
+    yield Stored(
+        key=foreign.key,
+        message=Message(envelope=envelope, size=0, chunks=0),
+        deliveries=tuple(deliveries.values()),
+        body=foreign.body,
+        is_ours=False,
+    )
+
+
+def _mailbox(address: str, parse: Callable[[str], tuple[Mailbox, str]]) -> Mailbox:
+    mailbox, rest = parse(f"<{address}>")
+    if rest or not address.isprintable():
+        parse("")  # raises: the address ends before its end
+    return mailbox
+
+
+def _checked(parse: Callable[[str | None], str], value: str) -> str:
+    try:
+        return parse(value) if value else ""
+    except CommandError:
+        return ""
+
+
+def xtext(text: str) -> str:
+    """RFC 3461 4: for systems that keep ENVID and ORCPT decoded."""
+    return _NOT_XTEXT.sub(lambda match: f"+{ord(match[0]):02X}", text)
+
+
+def orcpt_of(decoded: str) -> str:
+    """An ORCPT whose address is not in xtext; `""` for none."""
+    kind, semicolon, address = decoded.partition(";")
+    return f"{kind};{xtext(address)}" if semicolon else ""
+
+
+def attempt_of(reason: str, at: float) -> Attempt | None:
+    """The last attempt, from the text that another system keeps of it; `None` without one.
+
+    A reply is looked for in it. Without one, and for a permanent one, the text itself is a local reply: a
+    delivery that is still open was not refused for good.
+    """
+    if not reason:
+        return None
+    text = " ".join(reason.split())
+    found = _REPLY.search(text)
+    if found is None:
+        return Attempt(at=at, reply=Reply(451, "4.0", text), local=True)
+    return Attempt(at=at, reply=Reply(int(found[1]), found[2] or "", found[3] or text))

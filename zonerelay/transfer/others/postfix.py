@@ -1,0 +1,237 @@
+"""Postfix: its queue by its own tools, `postqueue -j` for the reasons of deferrals, `postcat` for messages.
+
+The source is the directory of main.cf. Postfix is refused while its master runs, and cannot start during the
+import, which holds the lock of the master. Postfix keeps no number of attempts: a recipient with a reason has
+had one. Mail in maildrop was never looked at by Postfix's cleanup and is named, not taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.model.envelope import Notify, Origin, Ret
+from zonerelay.transfer.others.foreign import Foreign, Open, adopted, attempt_of, orcpt_of, xtext
+from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
+
+QUEUES = ("maildrop", "incoming", "active", "deferred", "hold")
+_PIECE = 256 * 1024
+_RET = {"1": Ret.FULL, "2": Ret.HDRS}
+
+
+class _Delayed(msgspec.Struct, frozen=True):
+    address: str
+    delay_reason: str = ""
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    """A line of `postqueue -j`."""
+
+    queue_id: str
+    recipients: tuple[_Delayed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    queue: str
+    path: Path
+    size: int
+    due: float
+    is_whole: bool
+    """Cleanup makes a queue file executable when all of it is on disk."""
+
+
+@dataclass(slots=True)
+class Records:
+    """What the records of an envelope say."""
+
+    sender: str = ""
+    created: float = 0.0
+    attributes: dict[str, str] = field(default_factory=dict)
+    recipients: list[Open] = field(default_factory=list)
+
+
+def parse_records(text: str) -> Records:
+    """What `postcat -e` prints, with the times in UTC. Raises ValueError when there is no sender."""
+    records = Records()
+    wishes: dict[str, str] = {}
+    known = False
+    for line in text.splitlines():
+        name, _, value = line.partition(": ")
+        match name.rstrip(":"):
+            case "message_arrival_time":
+                records.created = float(calendar.timegm(time.strptime(value, "%a %b %d %H:%M:%S %Y")))
+            case "sender":
+                records.sender, known = value, True
+            case "named_attribute":
+                key, _, told = value.partition("=")
+                (wishes if key in ("notify_flags", "dsn_orig_rcpt") else records.attributes)[key] = told
+            case "recipient":
+                records.recipients.append(
+                    Open(
+                        address=value,
+                        notify=Notify(int(wishes.get("notify_flags", 0)) & 15),
+                        orcpt=orcpt_of(wishes.get("dsn_orig_rcpt", "")),
+                    )
+                )
+                wishes = {}
+            case "done_recipient":
+                wishes = {}
+    if not known:
+        raise ValueError("its records name no sender")
+    return records
+
+
+@contextlib.asynccontextmanager
+async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
+    """Raises TransferError, OSError."""
+    tools = _Tools(Path(place))
+    queue = Path((await tools.run("postconf", "-h", "queue_directory")).decode().strip())
+    with _stopped(queue):
+        files = list(_files(queue))
+        reasons = _reasons(await tools.run("postqueue", "-j"))
+
+        async def read() -> AsyncIterator[Stored | Unusable]:
+            for file in files:
+                for item in await _message(tools, file, reasons.get(file.path.name, {}), now):
+                    yield item
+
+        yield Source(messages=len(files), octets=sum(each.size for each in files), read=read)
+
+
+class _Tools:
+    """Postfix's programs, for one configuration."""
+
+    def __init__(self, config: Path) -> None:
+        if not (config / "main.cf").is_file():
+            raise TransferError(f"{config} has no main.cf: name the directory that has it, /etc/postfix")
+        self._config = str(config)
+        self._path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
+        self._environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+
+    async def begin(self, program: str, *words: str) -> asyncio.subprocess.Process:
+        found = shutil.which(program, path=self._path)
+        if found is None:
+            raise TransferError(f"there is no {program} here: Postfix's own tools read its queue")
+        return await asyncio.create_subprocess_exec(
+            found,
+            "-c",
+            self._config,
+            *words,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+        )
+
+    async def run(self, program: str, *words: str) -> bytes:
+        """Raises TransferError when it fails."""
+        process = await self.begin(program, *words)
+        told, complaint = await process.communicate()
+        if process.returncode:
+            raise TransferError(f"{program} failed: {complaint.decode('utf-8', 'replace').strip()}")
+        return told
+
+
+@contextlib.contextmanager
+def _stopped(queue: Path) -> Iterator[None]:
+    """Holds the lock of Postfix's master."""
+    path = queue / "pid" / "master.pid"
+    if not queue.is_dir():
+        raise TransferError(f"there is no queue of Postfix in {queue}")
+    if not path.exists():
+        yield  # it has never run here
+        return
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = file.read(64).decode("ascii", "replace").strip()
+            raise TransferError(f"Postfix is running as process {process}: stop it first") from None
+        yield
+
+
+def _files(queue: Path) -> Iterator[_File]:
+    """Oldest first, as far as the files tell."""
+    found = []
+    for name in QUEUES:
+        for path in (queue / name).rglob("*"):
+            if path.is_file():
+                status = path.stat()
+                # Its time is that of the next attempt.
+                due = status.st_mtime if name == "deferred" else 0.0
+                is_whole = bool(status.st_mode & 0o100)
+                found.append((status.st_ctime, _File(name, path, status.st_size, due, is_whole)))
+    return (file for _, file in sorted(found, key=lambda each: each[0]))
+
+
+def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
+    """Per message and recipient."""
+    listed = [msgspec.json.decode(line, type=_Listed) for line in lines.splitlines()]
+    return {
+        each.queue_id: {one.address: one.delay_reason for one in each.recipients if one.delay_reason}
+        for each in listed
+    }
+
+
+async def _message(
+    tools: _Tools, file: _File, reasons: dict[str, str], now: float
+) -> Sequence[Stored | Unusable]:
+    identity = file.path.name
+    if file.queue == "maildrop":
+        return [Unusable(identity, "it waits in maildrop, before cleanup: start Postfix for a moment")]
+    if not file.is_whole:
+        return []  # its client was never told that it was accepted
+    try:
+        records = parse_records(
+            (await tools.run("postcat", "-e", str(file.path))).decode("utf-8", "surrogateescape")
+        )
+    except (TransferError, ValueError) as error:
+        return [Unusable(identity, str(error))]
+    attributes = records.attributes
+
+    async def body() -> AsyncIterator[bytes]:
+        process = await tools.begin("postcat", "-bh", str(file.path))
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while piece := await process.stdout.read(_PIECE):
+            yield piece
+        complaint = await process.stderr.read(_PIECE)
+        if await process.wait():
+            raise ValueError(f"postcat: {complaint.decode('utf-8', 'replace').strip()}")
+
+    foreign = Foreign(
+        # Postfix gives short ids again: the time belongs to the name.
+        key=f"postfix {identity} {records.created:.0f}",
+        sender=records.sender,
+        recipients=[_deferred(each, file, reasons.get(each.address, "")) for each in records.recipients],
+        created=records.created,
+        body=body,
+        held=file.queue == "hold",
+        eight_bit=attributes.get("encoding") == "8bit",
+        ret=_RET.get(attributes.get("ret_flags", ""), Ret.UNSET),
+        envid=xtext(attributes.get("envelope_id", "")),
+        origin=Origin(
+            client_address=attributes.get("client_address", ""),
+            helo=attributes.get("helo_name", ""),
+            protocol=attributes.get("protocol_name", "ESMTP"),
+            user=attributes.get("sasl_username", ""),
+        ),
+    )
+    return list(adopted(foreign, now))
+
+
+def _deferred(recipient: Open, file: _File, reason: str) -> Open:
+    if not reason:
+        return recipient
+    last = attempt_of(reason, file.path.stat().st_ctime)
+    return replace(recipient, attempts=1, due=file.due, last=last)

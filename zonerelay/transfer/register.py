@@ -1,0 +1,61 @@
+"""The register of imports: which deliveries of other spools and systems this relay has taken over.
+
+A second import of the same mail adds nothing by it, also when the mail has been delivered in between. It lies
+beside the spool, one line of 32 hexadecimal digits per delivery, and says nothing of addresses. It may be
+removed: mail that is still in the spool is recognised without it.
+
+Failure: lines are appended and synced after their messages are durable. An import that was killed between the
+two, and is run again before the relay starts, finds those messages in the spool. A torn last line is cut off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from zonerelay.transfer.stored import TransferError
+
+FILE = "imported"
+_LENGTH = 33  # of a line
+
+
+class Register:
+    """Opened for one import, which raises TransferError when it makes no sense. All methods raise OSError."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / FILE
+        self._file = self.path.open("a+b")
+        self._file.seek(0)
+        told = self._file.read()
+        whole = len(told) - len(told) % _LENGTH
+        try:
+            lines = [told[start : start + _LENGTH - 1] for start in range(0, whole, _LENGTH)]
+            self._known = {bytes.fromhex(line.decode("ascii")) for line in lines}
+        except ValueError as error:
+            self._file.close()
+            raise TransferError(
+                f"{self.path}, which says what was imported before, is damaged: {error}. Mail that has been"
+                " delivered since would be imported again without it; move it away to accept that"
+            ) from error
+        self._file.truncate(whole)
+
+    def knows(self, key: str, recipient: str) -> bool:
+        return _digest(key, recipient) in self._known
+
+    def add(self, deliveries: Iterable[tuple[str, str]]) -> None:
+        """Each by the key of its message and its recipient. Durable when it returns."""
+        fresh = {_digest(*each) for each in deliveries} - self._known
+        if fresh:
+            self._file.write(b"".join(digest.hex().encode("ascii") + b"\n" for digest in fresh))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._known |= fresh
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _digest(key: str, recipient: str) -> bytes:
+    return hashlib.sha256(f"{key}\n{recipient}".encode("utf-8", "surrogateescape")).digest()[:16]
