@@ -128,7 +128,8 @@ class LocalStore(BatchedUpdate, Generic[Plan]):
             await self._wait_for_reports(written, {report.message.id for report in reports})
         else:
             await written
-        self._doubtful.difference_update(report.message.id for report in reports)
+        if reports:
+            self._doubtful.difference_update(report.message.id for report in reports)
 
     async def _wait_for_reports(self, written: asyncio.Future[None], ids: set[MessageId]) -> None:
         self._reporting |= ids

@@ -32,17 +32,21 @@ class BodyCache:
         """More of a large body: the chunks from number `first` (they count from one)."""
         size = sum(map(len, chunks))
         body = tuple(chunks)
-        if first == 1:
-            self.drop(message_id)
-        elif (before := self._bodies.get(message_id)) is not None:
+        before = self._bodies.get(message_id)
+        if first > 1:
+            if before is None:
+                return  # its beginning is gone already
             body = (*before, *chunks)
-        else:
-            return  # its beginning is gone already
+            if sum(map(len, body)) > self._largest:
+                self.drop(message_id)
+                return
+        elif before is not None:
+            self.drop(message_id)
+        if size > self._largest:
+            return
         self._bodies[message_id] = body
         self._size += size
-        if (size if first == 1 else sum(map(len, body))) > self._largest:
-            self.drop(message_id)
-        elif self._size > self._capacity:
+        if self._size > self._capacity:
             self._evict()
 
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
