@@ -1,8 +1,9 @@
 """Holds this relay's claims in a shared store: deliveries handed out, or kept for the next claim. No I/O.
 
-Mail that was accepted here is claimed in the write that stores it, so that handing it out asks no server.
-A pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the store, for a relay that has room.
-`more` and `due` say whether a question to the store could bring anything: the oldest of both comes first.
+Mail that was accepted here is claimed in the write that stores it, so that handing it out asks no server. A
+pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the store, for a relay that has room.
+`more` says that the store may hold fresh deliveries to claim, `due` when its first deferred one is due: only
+then is the store asked. Of what memory and store have, the oldest message comes first.
 """
 
 from __future__ import annotations
