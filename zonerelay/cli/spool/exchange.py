@@ -34,9 +34,6 @@ from zonerelay.transfer.loader import Loaded, Loader
 from zonerelay.transfer.register import Register
 from zonerelay.transfer.stored import Source, TransferError, Unusable
 
-_SHEET = 4096
-"""Octets of the records of a message in any spool, generously."""
-
 
 class Exported(msgspec.Struct):
     """What `spool export --json` prints."""
@@ -101,7 +98,7 @@ async def _import_from(settings: Settings, system: str | None, place: str, home:
 async def _import(settings: Settings, source: Source, home: Path, now: float) -> Loaded:
     if not is_shared(settings.spool):
         place = settings.spool.path if settings.spool.path.exists() else home
-        _check_room(source.octets + _SHEET * source.messages, place, settings.spool.min_free_space)
+        _check_room(source.octets + export.SHEET_SIZE * source.messages, place, settings.spool.min_free_space)
     register = Register(home)
     try:
         async with opened(settings) as store:
