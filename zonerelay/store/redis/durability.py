@@ -31,13 +31,13 @@ class ServerFacts(NamedTuple):
     version: tuple[int, ...]
     is_primary: bool
     flaws: tuple[str, ...]
-    has_log: bool
+    syncs_log: bool
     used_memory: int
     max_memory: int
 
     @property
     def can_wait_for_log(self) -> bool:
-        return self.version >= _WAITAOF_SINCE and self.has_log
+        return self.version >= _WAITAOF_SINCE and self.syncs_log
 
     @property
     def free_memory(self) -> int | None:
@@ -60,7 +60,8 @@ async def ask(wire: Wire) -> ServerFacts:
         _version(info.get("redis_version", "0")),
         info.get("role") == "master",
         flaws,
-        info.get("aof_enabled") == "1",
+        # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in words.
+        info.get("aof_enabled") == "1" and settings.get("appendfsync") != "no",
         int(info.get("used_memory", "0")),
         int(info.get("maxmemory", "0")),
     )
