@@ -48,9 +48,11 @@ class ServerFacts(NamedTuple):
 async def ask(wire: Wire) -> ServerFacts:
     """Raises StoreError."""
     info = _lines(await wire.call("INFO"))
+    settings: dict[str, str] = {}
     try:
         found = pairs(as_list(await wire.call("CONFIG GET", *_WANTED)))
-        flaws = _flaws({name.decode(): value.decode() for name, value in found})
+        settings = {name.decode(): value.decode() for name, value in found}
+        flaws = _flaws(settings)
     except StoreError as error:
         flaws = (f"its settings cannot be read with CONFIG GET ({error})",)
     if info.get("aof_last_write_status", "ok") != "ok":
