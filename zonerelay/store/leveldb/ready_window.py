@@ -7,8 +7,8 @@ at or above the low-water mark `low` of that range (keys of docs/spool-format.md
 
 - a fresh delivery (never deferred) is in `delivery-zone`, the range `fresh_range`;
 - a deferred delivery is in the index `deferred-zone`, the range `due_range`;
-- a delivery that was passed over because its destination was full is in the index `delivery-domain`, a range for
-  each domain.
+- a delivery that was passed over because its destination was full is in the index `delivery-domain`, a
+  range for each domain.
 
 `take_new(since)` takes mail that was accepted since the message id `since`, past a long queue of older mail.
 It has a range of its own, `new_range`, over the same rows as `fresh_range`; what it finds stays above
