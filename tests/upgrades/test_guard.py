@@ -7,6 +7,7 @@ stored format has changed: older releases will meet it, and a release that has i
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.upgrades import fixtures, mail
+from tests.upgrades import fixtures, mail, passing
 from tests.upgrades.engines import ENGINES, Records
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
@@ -76,3 +77,13 @@ def _all(kind: type) -> list[Any]:
         visit(msgspec.convert(each["message"], Message))
         visit(msgspec.convert(each["deliveries"], tuple[Delivery, ...]))
     return found
+
+
+@pytest.mark.parametrize("path", sorted(fixtures.DIRECTORY.glob(f"*/{passing.FILE}")))
+def test_what_is_stored_in_passing_is_read(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    assert passing.read_again(stored) == stored
+
+
+def test_what_is_stored_in_passing_is_as_in_the_newest_fixture() -> None:
+    compare("records", json.loads((fixtures.newest() / passing.FILE).read_text()), passing.written())

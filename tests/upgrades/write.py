@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.upgrades import backup
+from tests.upgrades import backup, passing
 from tests.upgrades.configuration import every_option
 from tests.upgrades.engines import ENGINES, pack_tar, portable_shelf
 from tests.upgrades.fixtures import CONFIGURATION, DIRECTORY, QUEUE
@@ -29,6 +29,7 @@ def write(name: str) -> None:
     write_outbox(target)
     with tempfile.TemporaryDirectory() as home:
         (target / backup.FILE).write_bytes(pack_tar(backup.make(Path(home) / "home")))
+    (target / passing.FILE).write_text(json.dumps(passing.written(), indent=1) + "\n")
     (target / CONFIGURATION).write_text(every_option())
     text = json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True)
     (target / QUEUE).write_text(f"{text}\n")

@@ -50,14 +50,20 @@ class DeliveryRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     record: msgspec.Raw
 
 
+GONE = msgspec.Raw(b"null")
+"""A union of Raw and None cannot be decoded."""
+
+
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What an intent does to a delivery of another message: unless it has been tried since."""
+    """What an intent does to a delivery of another message, unless it has been tried since. `record` is the
+    new one, or `GONE`.
+    """
 
     message_id: str
     zone: str
     recipient: str
     attempts: int
-    record: msgspec.Raw | None
+    record: msgspec.Raw
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
