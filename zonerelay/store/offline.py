@@ -7,10 +7,13 @@ blocks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
@@ -22,6 +25,8 @@ from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.repair import repair as repair_leveldb
 from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
+
+T = TypeVar("T")
 
 
 def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
@@ -65,7 +70,9 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
     spool = spool_of(settings.spool, worker)
     match spool.backend:
         case Backend.LEVELDB:
-            return await asyncio.to_thread(check_leveldb, spool.path, examination)
+            return await _in_thread(
+                lambda tell: check_leveldb(spool.path, replace(examination, tell=tell)), examination.tell
+            )
     raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
 
 
@@ -97,5 +104,33 @@ async def repair_spool(
     spool = spool_of(settings.spool, worker)
     match spool.backend:
         case Backend.LEVELDB:
-            return await asyncio.to_thread(repair_leveldb, spool.path, salvage, tell, carry_out=carry_out)
+            home = settings.spool.path.parent
+            return await _in_thread(
+                lambda told: repair_leveldb(spool.path, home, salvage, told, carry_out=carry_out), tell
+            )
     raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")
+
+
+async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
+    """A cancellation ends the work when it next tells how far it is, and is waited for: the work leaves
+    nothing half done.
+    """
+    given_up = threading.Event()
+
+    def told(done: int, total: int) -> None:
+        if given_up.is_set():
+            raise _GivenUpError
+        tell(done, total)
+
+    working = asyncio.get_running_loop().run_in_executor(None, work, told)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        given_up.set()
+        with contextlib.suppress(_GivenUpError):
+            await working
+        raise
+
+
+class _GivenUpError(Exception):
+    """The caller waits for no result."""

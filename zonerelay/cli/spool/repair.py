@@ -52,6 +52,7 @@ class RepairReport(msgspec.Struct, kw_only=True):
     kept: list[str]
     lost: list[str]
     more_lost: int
+    repeats: list[str]
 
 
 def repair(arguments: Namespace) -> int:
@@ -70,6 +71,7 @@ def repair(arguments: Namespace) -> int:
         kept=[each.kept for each in done if each.kept],
         lost=[line for each in done for line in each.lost],
         more_lost=sum(each.more_lost for each in done),
+        repeats=[line for each in done for line in each.repeats],
     )
     if arguments.json:
         output.print_document(report)
@@ -155,11 +157,16 @@ def _sheet(salvaged: Salvaged) -> bytes:
 
 
 def _write(path: Path, pieces: Iterator[bytes]) -> None:
-    with path.open("wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _print(report: RepairReport) -> None:
@@ -170,6 +177,10 @@ def _print(report: RepairReport) -> None:
         console.print(
             f"… and {more:,} more, which --json has" if not report.more_lost else f"… and {more:,} more"
         )
+    for line in report.repeats[:MAX_SHOWN]:
+        console.print(f"may be sent again: {text.clean(line)}")
+    if (more := len(report.repeats) - MAX_SHOWN) > 0:
+        console.print(f"… and {more:,} more, which --json has")
     pairs: list[tuple[str, output.Cell]] = [
         ("deliveries", f"{report.before:,} before, {report.after:,} after"),
         ("salvaged", f"{report.salvaged:,} messages, in {report.salvage}" if report.salvage else ""),

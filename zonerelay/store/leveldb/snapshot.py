@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.store.leveldb.damage.directory import MARK_NAME
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, refuse_half_repaired
 from zonerelay.store.leveldb.damage.format import read_manifest
 
 TRIES = 50
@@ -29,6 +29,7 @@ def take_snapshot(spool: Path, into: Path) -> None:
 
     Where `into` is on another file system the tables are copied, once it is known that there is room.
     """
+    refuse_half_repaired(spool)
     for _ in range(TRIES):
         try:
             before = _manifest_state(spool)

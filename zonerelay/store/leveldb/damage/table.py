@@ -42,9 +42,15 @@ def has_index(raw: bytes) -> bool:
         return False
 
 
-def versions(raw: bytes) -> tuple[list[KeyVersion], int]:
-    """What the data blocks hold, and the offset up to which the table could be read."""
-    found: list[list[KeyVersion]] = []
+class Block(NamedTuple):
+    """A data block, which ends at the offset `end`."""
+
+    end: int
+    versions: list[KeyVersion]
+
+
+def data_blocks(raw: bytes) -> Iterator[Block]:
+    """Those from the first octet on, up to one that is damaged."""
     at = 0
     while (end := _end_of_block(raw, at)) is not None:
         content = _block(raw, at, end - at)
@@ -52,11 +58,10 @@ def versions(raw: bytes) -> tuple[list[KeyVersion], int]:
         try:
             entries = list(_entries(content or b""))
         except FormatError:
-            entries = []  # the filter block
-        if entries and entries[0][0].startswith(_FILTER):
-            break
-        found.append([version for entry in entries if (version := _version(*entry)) is not None])
-    return [version for block in found for version in block], at
+            continue  # the filter block
+        if not entries or entries[0][0].startswith(_FILTER):
+            break  # the index comes next, and has keys too
+        yield Block(at, [version for entry in entries if (version := _version(*entry)) is not None])
 
 
 def as_batch(version: KeyVersion) -> bytes:
