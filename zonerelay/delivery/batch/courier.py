@@ -14,10 +14,10 @@ Policies:
   only for a peer's 5yz to a recipient or the message, for a message beyond an announced SIZE (5.3.4), and
   where every host of the route lacks an extension: 8-bit content without 8BITMIME (5.6.3), UTF-8 in addresses
   or header fields without SMTPUTF8 (5.6.7).
-- In a zone with sources the batch has one source, and a peer's refusal of the source's address is
-remembered with the source (`source/selection.py`). A refusal of the address bounces no mail and suspends no
-destination while another source is left: the next attempt uses that one. A source whose address this machine
-lacks, or that shares no address family with the hosts, gives way to the next source at once.
+- In a zone with sources the batch has one source, and a peer's refusal of the source's address is remembered
+  with the source (`source/selection.py`). A refusal of the address bounces no mail and suspends no
+  destination while another source is left: the next attempt uses that one. A source whose address this
+  machine lacks, or that shares no address family with the hosts, gives way to the next source at once.
 - Hosts that were found dead lately are tried last (`connection/host_order.py`). In a zone with credentials
   the batch has one credential and uses connections that were logged in with it; while the log-in fails the
   batch waits (`auth/logins.py`). Where no credential is configured and the next hop wants a

@@ -1,4 +1,4 @@
-"""Limits the part of a zone's connections that destinations take which do not answer, or answer late. Pure.
+"""Limits how many of a zone's connections go to destinations that do not answer or that answer late. Pure.
 
 A host that accepts a connection and says nothing keeps it for minutes; a host that takes a message and does
 not answer keeps it for ten. So in a zone that is routed by MX every destination has a standing:
@@ -7,12 +7,12 @@ not answer keeps it for ten. So in a zone that is routed by MX every destination
 - NEW: the relay has not heard from it yet. It has `first` connections (an eighth of the zone's) until it
   answers.
 - FAILING: it did not answer the last attempt, or it is suspended. It has `first` connections, too.
-- SLOW: it answered the last attempt after more than `LONG` seconds.
+- SLOW: it answered the last attempt after more than `LONG` seconds. Only the sums below limit it.
 
 Of the zone's connections
 
 - NEW destinations together take five eighths at most;
-- FAILING ones a quarter at most, and only an eighth as long as a NEW one waits;
+- FAILING ones a quarter at most, and an eighth at most while a NEW one waits;
 - FAILING and SLOW ones together a half at most;
 - NEW, FAILING and SLOW ones together three quarters at most.
 

@@ -3,16 +3,16 @@ I/O.
 
 The promise that no delivery is missed rests on one invariant. Every delivery that may be handed out (it is
 due, it is not held, and it is not claimed) is in the window's memory, or it is on the disk in a `DiskRange`,
-at or above the low-water mark `low` of that range:
+at or above the low-water mark `low` of that range (keys of docs/spool-format.md):
 
-- a fresh delivery (never deferred) is in `delivery-zone`, above `fresh_range.low`;
-- a deferred delivery is in `deferred-zone`, above `due_range.low`;
-- a delivery that was passed over because its destination was full is in `delivery-domain`, above the mark of
-  its domain.
+- a fresh delivery (never deferred) is in `delivery-zone`, the range `fresh_range`;
+- a deferred delivery is in the index `deferred-zone`, the range `due_range`;
+- a delivery that was passed over because its destination was full is in the index `delivery-domain`, a
+  range for each domain.
 
-`take_new(since)` looks only at messages from `since` on. It has a range of its own, `new_range`, over the
-same rows as `fresh_range`; what it finds stays above `fresh_range.low`, too, and the walk from there steps
-over rows that are in memory or gone.
+`take_new(since)` takes mail that was accepted since the message id `since`, past a long queue of older mail.
+It has a range of its own, `new_range`, over the same rows as `fresh_range`; what it finds stays above
+`fresh_range.low`, too, and the walk from there steps over rows that are in memory or gone.
 
 A `low` of None says that memory holds everything of the range. `low_water.py` says how marks move.
 """

@@ -1,4 +1,8 @@
-"""Holds this relay's claims in a shared store: deliveries handed out, or kept for the next claim. No I/O.
+"""Holds this relay's claims in a shared store: the deliveries that it has handed out to its queue, and a
+pool for each zone of those that it has claimed and not handed out yet. No I/O: the engine's `claims` module
+asks the store.
+
+When the relay dies, its claims end with its lease in the store, and other relays claim the deliveries.
 
 Mail that was accepted here is claimed in the write that stores it, so that handing it out asks no server. A
 pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the store, for a relay that has room.
