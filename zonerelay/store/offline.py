@@ -19,6 +19,9 @@ from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.disk.check import check as check_disk
+from zonerelay.store.disk.repair import repair as repair_disk
+from zonerelay.store.disk.snapshot import take_snapshot as snapshot_disk
 from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
@@ -27,6 +30,11 @@ from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 T = TypeVar("T")
+
+_SHELF = (
+    '[spool] backend = "memory" is for tests: its shelf is one file, which a start reads whole or refuses;'
+    " copy that file while the relay is stopped, or export its mail: zonerelay spool export"
+)
 
 
 def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
@@ -73,6 +81,12 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
             return await _in_thread(
                 lambda tell: check_leveldb(spool.path, replace(examination, tell=tell)), examination.tell
             )
+        case Backend.DISK:
+            return await _in_thread(
+                lambda tell: check_disk(spool, replace(examination, tell=tell)), examination.tell
+            )
+        case Backend.MEMORY:
+            raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
 
 
@@ -85,6 +99,10 @@ async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> Spoo
         case Backend.LEVELDB:
             await asyncio.to_thread(take_snapshot, spool.path, scratch)
             return replace(spool, path=scratch)
+        case Backend.DISK:
+            return await asyncio.to_thread(snapshot_disk, spool, scratch)
+        case Backend.MEMORY:
+            raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no snapshot of {spool.backend.value}")
 
 
@@ -108,6 +126,10 @@ async def repair_spool(
             return await _in_thread(
                 lambda told: repair_leveldb(spool.path, home, salvage, told, carry_out=carry_out), tell
             )
+        case Backend.DISK:
+            return await _in_thread(lambda told: repair_disk(spool, salvage, told, carry_out=carry_out), tell)
+        case Backend.MEMORY:
+            raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")
 
 
