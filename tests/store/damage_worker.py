@@ -72,7 +72,8 @@ UNTOLD = {"LOG", "LOG.old", "LOCK", "ballast"}
 
 class Mended(msgspec.Struct):
     """What a repair of the damaged spool came to. `lost` and `repeated` as in `Outcome`; `hit` are messages
-    that the damaged octets name in the spool as it was, and `bodies` those of whose bodies they hold a part.
+    that the damaged octets name in the spool as it was, `gone` those that all their octets name, and `bodies`
+    those of whose bodies they hold a part.
     `salvaged` are the messages in the salvage; of `unsaved` it has no body, and the spool has none.
     """
 
@@ -81,6 +82,7 @@ class Mended(msgspec.Struct):
     lost: list[str] = []
     repeated: list[str] = []
     hit: list[str] = []
+    gone: list[str] = []
     bodies: list[str] = []
     salvaged: list[str] = []
     unsaved: list[str] = []
@@ -447,6 +449,8 @@ def hit_by(name: str, fault: str, where: tuple[int, int] | None, prepared: Prepa
 async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
     """Repair a damaged spool and look at what there is then."""
     found = Mended(hit=identities_in(b"\n".join(hit)))
+    whole = [key for name in (*TABLES, *LOGS) for key in hit_by(name, "missing", None, prepared)]
+    found.gone = sorted(set(found.hit) - set(identities_in(b"\n".join({*whole} - {*hit}))))
     found.bodies = identities_in(b"\n".join(key for key in hit if key.rpartition(b" ")[2].isdigit()))
     with healthy_disk():
         before = database_of(path)

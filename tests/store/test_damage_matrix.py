@@ -109,7 +109,9 @@ def check_repair(outcome: Outcome, mended: Mended) -> None:
     assert set(mended.unsaved) <= set(mended.bodies), outcome
     assert not missed or mended.said, outcome
     if outcome.fault in FLIPS:
-        assert not {each for each in missed if each not in str(mended.said)}, outcome
+        named = str(mended.said)
+        assert not {each for each in missed if each not in named and each not in mended.gone}, outcome
+        assert len(mended.gone) <= 2, outcome
         assert len(mended.repeated) <= 1, outcome
     assert mended.after <= mended.before, outcome
 

@@ -89,7 +89,7 @@ async def test_a_running_relay_is_checked_while_it_writes(tmp_path: Path, backen
                 fed += 1
 
         feeding = asyncio.create_task(feed())
-        seen = []
+        seen: list[int] = []
         while fed < 30 or len(seen) < 12:
             contents, findings = await checked(spool, tmp_path)
             assert set(findings.counts) <= {Fault.CHUNKS_ALONE}

@@ -172,7 +172,7 @@ def _write(path: Path, pieces: Iterator[bytes]) -> None:
 def _print(report: RepairReport) -> None:
     console = output.console()
     for line in report.lost[:MAX_SHOWN]:
-        console.print(f"cannot be saved: {text.clean(line)}")
+        console.print(f"cannot be put back: {text.clean(line)}")
     if (more := len(report.lost) - MAX_SHOWN + report.more_lost) > 0:
         console.print(
             f"… and {more:,} more, which --json has" if not report.more_lost else f"… and {more:,} more"
@@ -189,3 +189,8 @@ def _print(report: RepairReport) -> None:
     if not report.done:
         pairs[1:] = [("state", Text("nothing was changed; --yes does it", style="yellow"))]
     console.print(output.facts(pairs))
+    if report.salvage:
+        console.print(
+            "What is whole in the salvage is sent, to those too who may have it, once you import it:"
+        )
+        console.print(f"zonerelay spool import {report.salvage}")

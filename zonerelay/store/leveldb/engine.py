@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -91,6 +92,12 @@ def repair_database(path: Path) -> str:
     ran = subprocess.run([sys.executable, "-c", _REPAIR, path], capture_output=True, check=False)  # noqa: S603 - our own program
     said = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return f"ended with {ran.returncode}: {said}" if ran.returncode else ""
+
+
+def damaged_tables(path: Path) -> list[int]:
+    """The numbers of the tables in which `repair_database` has just met damage, as its log says."""
+    log = (path / "LOG").read_bytes()
+    return sorted(set(map(int, re.findall(rb"Table #(\d+): \d+ entries (?!OK)", log))))
 
 
 def peek(path: Path, key: bytes, *, write_buffer: int) -> tuple[bytes | None, bool]:

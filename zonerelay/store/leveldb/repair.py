@@ -57,8 +57,8 @@ from zonerelay.store.leveldb.damage.format import (
     read_manifest,
     write_log,
 )
-from zonerelay.store.leveldb.damage.table import as_batch, data_blocks, has_index
-from zonerelay.store.leveldb.engine import Op, Row, repair_database
+from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
+from zonerelay.store.leveldb.engine import Op, Row, damaged_tables, repair_database
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import due_time
 
@@ -126,6 +126,7 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
     if any(old.iterdir()):
         if failed := repair_database(old):
             raise StoreError(f"LevelDB's own repair of {spool} {failed}; nothing was changed")
+        lost += _name_blocks(spool, damaged_tables(old))
         # A spool whose record of the format is lost is ours all the same: the configuration says so.
         write_mark(old, Mark(records.FORMAT_VERSION.decode(), 0, 0))
     tell(0, octets)
@@ -215,6 +216,16 @@ def _collect(spool: Path, old: Path, tell: Tell) -> list[str]:
         f"{number:06d}.log is missing, which held the newest mail" for number in sorted(wanted - present)
     ]
     return lost
+
+
+def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
+    """LevelDB leaves damaged blocks out, and does not say which."""
+    for number in tables:
+        for path in (spool / f"{number:06d}.ldb", spool / f"{number:06d}.sst"):
+            if path.exists():
+                raw = _read(path, []).octets
+                for start, end in damaged_blocks(raw):
+                    yield f"octets {start:,} to {end:,} of {path.name} are damaged{_named(raw[start:end])}"
 
 
 class _Read(NamedTuple):
@@ -457,7 +468,7 @@ class _Rebuild:
         elif message is not None and not is_whole:
             why = "its body is not whole"
         elif message is not None:
-            why = "no delivery has a record: it was delivered, or they were lost"
+            why = "no delivery has a record, so it was delivered or they are lost; it is whole in the salvage"
             self.named += self._open(message)
         known = {each.recipient for each in deliveries}
         recipients = () if message is None else message.envelope.recipients

@@ -97,7 +97,7 @@ def _copy(spool: Path, into: Path, names: list[str]) -> None:
     free = shutil.disk_usage(into).free
     if needed > free:
         raise StoreFullError(
-            f"{into.parent} needs {needed / 1e9:.1f} GB for a copy of {spool}, {free / 1e9:.1f} GB are free;"
+            f"{into.parent} needs {needed / 1e9:.2f} GB for a copy of {spool}, {free / 1e9:.2f} GB are free;"
             " name a directory on the spool's own file system, where links are enough"
         )
     for name in names:
