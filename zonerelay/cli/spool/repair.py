@@ -190,7 +190,5 @@ def _print(report: RepairReport) -> None:
         pairs[1:] = [("state", Text("nothing was changed; --yes does it", style="yellow"))]
     console.print(output.facts(pairs))
     if report.salvage:
-        console.print(
-            "What is whole in the salvage is sent, to those too who may have it, once you import it:"
-        )
-        console.print(f"zonerelay spool import {report.salvage}")
+        console.print("What is whole in it is sent, to those too who may have it, once you import it:")
+        console.print(f"zonerelay spool import {report.salvage}", soft_wrap=True)
