@@ -115,3 +115,19 @@ def test_the_shelf_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFix
     for words in (["check"], ["repair"], ["backup", f"{tmp_path}/backup"]):
         assert main(["spool", *words, "--config", str(config)]) == 2
         assert "copy that file while the relay is stopped" in capsys.readouterr().err
+
+
+def test_a_spool_that_is_a_mount_of_its_own_keeps_the_old_files_in_it(tmp_path: Path) -> None:
+    asyncio.run(fill(tmp_path / "filled"))
+    flip(tmp_path / "filled", body(30)[1000:1100])
+    (tmp_path / "spool").mkdir()
+    script = (
+        'mount -t tmpfs -o size=200m none "$4"; cp -a "$3/." "$4";'
+        f' "$1" -c "{PROGRAM}" spool repair --yes --json --config "$2" || status=$?; {CHECK}; exit $status'
+    )
+    ran = in_namespace(script, sys.executable, configured(tmp_path), tmp_path / "filled", tmp_path / "spool")
+    assert ran.returncode == 1, ran.stderr
+    report, _ = json.JSONDecoder().raw_decode(ran.stdout)
+    assert report["done"]
+    assert [Path(each).parent for each in report["kept"]] == [tmp_path / "spool"]
+    assert "clean" in ran.stdout
