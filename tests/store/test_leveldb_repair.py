@@ -369,7 +369,7 @@ def test_a_spool_that_root_repairs_stays_its_owners(tmp_path: Path, spool_comman
         os.chown(path, 12345, 12346)
     report = json.loads(spool_command("repair", "--yes", "--json").out)
     (kept,) = map(Path, report["kept"])
-    for place in (tmp_path / "spool", kept):
+    for place in (tmp_path / "spool", kept, Path(report["salvage"])):
         for path in (place, *place.rglob("*")):
             assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346), path
             assert not path.stat().st_mode & 0o007, path

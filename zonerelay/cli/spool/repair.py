@@ -22,7 +22,7 @@ import msgspec
 from rich.text import Text
 
 from zonerelay.cli.relay import load_settings
-from zonerelay.cli.spool.stopped import spools, stopped
+from zonerelay.cli.spool.stopped import give_to_owner, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
@@ -62,6 +62,7 @@ def repair(arguments: Namespace) -> int:
     salvage: Path = arguments.salvage or beside
     with stopped(settings), output.without_log():
         done = [_repair(settings, worker, salvage, carry_out=carry_out) for worker in spools(settings.spool)]
+        give_to_owner(settings.spool, [salvage])
     report = RepairReport(
         done=carry_out,
         before=sum(each.before for each in done),

@@ -553,6 +553,8 @@ def _exchange(spool: Path, new: Path) -> None:
     """Every step may be done again. No relay opens the spool meanwhile; to one of an older release it is
     damaged as long as there is a mark and no CURRENT, so a mark is there throughout, and CURRENT comes last.
     """
+    for draft in spool.glob("*.part"):  # of a write that was killed
+        draft.unlink()
     if _mark_of(spool) is None:
         write_durably(spool / MARK_NAME, Mark(records.FORMAT_VERSION.decode(), 0, 0).encode())
     for path in sorted(_database_files(spool), key=lambda each: each.name != "CURRENT"):
