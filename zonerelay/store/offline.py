@@ -21,6 +21,7 @@ from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.repair import repair as repair_leveldb
 from zonerelay.store.leveldb.snapshot import take_snapshot
+from zonerelay.store.offline_shared import check_shared, repair_shared
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 
@@ -63,6 +64,8 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
     Raises StoreError, or OSError, when the spool cannot be checked at all.
     """
     spool = spool_of(settings.spool, worker)
+    if is_shared(spool):
+        return await check_shared(settings, examination)
     match spool.backend:
         case Backend.LEVELDB:
             return await asyncio.to_thread(check_leveldb, spool.path, examination)
@@ -95,6 +98,8 @@ async def repair_spool(
     Raises StoreError in words, or OSError, and has changed nothing then.
     """
     spool = spool_of(settings.spool, worker)
+    if is_shared(spool):
+        return await repair_shared(settings, salvage, tell, carry_out=carry_out, environment=environment)
     match spool.backend:
         case Backend.LEVELDB:
             return await asyncio.to_thread(repair_leveldb, spool.path, salvage, tell, carry_out=carry_out)
