@@ -108,14 +108,14 @@ def test_an_import_that_is_killed_again_and_again_adds_everything_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And again, when all of it has been delivered."""
-    count = 3000
+    count = 1500
     config, other = (made_config(tmp_path / name) for name in ("home", "other"))
     asyncio.run(_fill_with(tmp_path / "home" / "spool", count))
     target = tmp_path / "mail"
     assert spool(config, "export", str(target)) == 0
     command = [sys.executable, "-c", "import sys; from zonerelay.cli.main import main; sys.exit(main())"]
     register = tmp_path / "other" / "imported"
-    for lines in (0, 1, 100, 600, 1200):  # that it has when the import is killed
+    for lines in (0, 1, 100, 400, 700):  # that it has when the import is killed
         with subprocess.Popen([*command, "spool", "import", str(target), "--config", str(other)]) as process:
             assert wait_until(
                 lambda lines=lines: register.exists() and register.stat().st_size >= 33 * lines,  # type: ignore[misc]

@@ -15,7 +15,7 @@ from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Body, Envelope, Message, Notify, Ret
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.priority import Priority
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
@@ -180,6 +180,18 @@ class Full:
         if self._begun > 1:
             raise StoreFullError("insufficient disk space")
         return self._store.begin(envelope)
+
+
+async def test_mail_of_the_future_gets_an_id_of_today(tmp_path: Path, spool: Spool) -> None:
+    """Of a relay whose clock was wrong: ids go on from the highest that there is."""
+    later = replace(envelope_for(MessageId("0aaaaaaaaaa00000"), "a@example.net"), created=NOW * 2)
+    await commit(spool.store, later, [delivery_for(later, "a@example.net")], b"Subject: x\r\n\r\n")
+    await export_to(tmp_path / "mail", spool.store)
+    async with Spool(tmp_path / "other") as other:
+        await import_from(tmp_path / "mail", other.store, tmp_path)
+        ((message, _, _),) = (await contents(other.store)).values()
+        assert message.id < first_at(NOW + 1)
+        assert message.envelope.created == NOW * 2
 
 
 async def test_an_import_that_broke_off_goes_on(tmp_path: Path, spool: Spool) -> None:

@@ -19,7 +19,7 @@ from zonerelay.transfer.files import Target
 from zonerelay.transfer.stored import Stored, Unusable
 
 SHEET_SIZE = 4096
-"""Octets that a sheet takes at most, as a rule."""
+"""Octets that a sheet, or the records of a message in a spool, take at most, as a rule."""
 _PAGE = 500
 _TOGETHER = 100
 

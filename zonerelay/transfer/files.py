@@ -140,6 +140,7 @@ class _Tar:
         entry.size, entry.mtime, entry.mode = file.seek(0, io.SEEK_END), int(when), 0o600
         file.seek(0)
         self._tar.addfile(entry, file)
+        self._tar.members = []  # type: ignore[attr-defined]  # it keeps a list of all that it has written
 
 
 def refuse_target(path: Path) -> None:

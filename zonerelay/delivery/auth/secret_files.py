@@ -7,7 +7,7 @@ A server that rotates refresh tokens may refuse the old one, so a lost token cos
 in a browser. A new token is stored before the new access token is used: in the file that held the old one,
 atomically and readable by its owner alone. Where that file cannot be written (an environment variable,
 systemd's credentials, a directory that the relay may only read) the token goes to a file of its own in
-`directory`, which counts as long as the operator's original is still the one that it replaces.
+`directory`. That file is used as long as the operator has not changed the original which it replaces.
 
 Raises SecretError, whose text is for the operator.
 """

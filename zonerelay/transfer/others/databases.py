@@ -1,4 +1,7 @@
-"""The databases of a Redis server, read for an import. Every failure is a TransferError in words."""
+"""Reads the databases of a Redis server that hold the queue of python-slimta or slimta-lua, for an import.
+
+Every failure is a TransferError, whose text is for the operator.
+"""
 
 from __future__ import annotations
 
