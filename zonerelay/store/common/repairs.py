@@ -102,7 +102,7 @@ class SharedRepair:
         if not self.carry_out or not old:
             return
         if self._file is None:
-            self._file = self._kept.open("xb")
+            self._file = self._kept.open("ab")
             self._kept.chmod(0o600)
             sync(self._kept.parent)
         for where, record in old.items():

@@ -107,7 +107,9 @@ class PostgresWalk:
         self._tell = tell
         self._ids: list[array[int]] = []
         """Of each zone, in order: twice the message's id, one more for a delivery that counts as alone."""
-        self._octets = self._total = self._unreadable = 0
+        self._damaged: list[tuple[int, int]] = []
+        """First and last ids of what cannot be read."""
+        self._octets = self._total = 0
 
     async def walk(self) -> Contents:
         """Raises StoreError."""
@@ -138,11 +140,11 @@ class PostgresWalk:
                 raise
             except StoreError as error:
                 await self._fetch("ROLLBACK TO page")
-                if low < high and self._unreadable < KEPT:
+                if low < high and len(self._damaged) < KEPT:
                     middle = (low + high) // 2
                     ranges += [(middle + 1, "", high), (low, text, middle)]
                 else:
-                    self._unreadable += 1
+                    self._damaged.append((low, high))
                     shown = where if low == high else f"{where} {identity(low)} to"
                     name = identity(high)
                     self._report(Fault.UNREADABLE, f"{shown} {name}", str(error), name)
@@ -182,7 +184,8 @@ class PostgresWalk:
             if trouble is not None:
                 self._report(trouble[0], f"message {name}", trouble[1], name)
             if waiting is None or waiting[0] != key:
-                self._report(Fault.MESSAGE_ALONE, f"message {name}", "no delivery belongs to it", name)
+                if not self._is_damaged(key):
+                    self._report(Fault.MESSAGE_ALONE, f"message {name}", "no delivery belongs to it", name)
                 continue
             flags = [number & 1 for number in waiting[1]]
             if len(flags) > 1 and any(flags):
@@ -195,8 +198,12 @@ class PostgresWalk:
         return count
 
     def _alone(self, key: int) -> None:
-        name = identity(key)
-        self._report(Fault.DELIVERY_ALONE, f"delivery … {name} …", "its message has no record", name)
+        if not self._is_damaged(key):
+            name = identity(key)
+            self._report(Fault.DELIVERY_ALONE, f"delivery … {name} …", "its message has no record", name)
+
+    def _is_damaged(self, key: int) -> bool:
+        return any(low <= key <= high for low, high in self._damaged)
 
     async def _check_chunks(self) -> None:
         last = -1

@@ -33,6 +33,7 @@ from zonerelay.store.postgres.open import access_of
 from zonerelay.store.postgres.rows import delivery_of, number, unword, word
 from zonerelay.store.postgres.schema import check_schema
 
+_FILES_DAMAGED = " XX00"
 _LOCK = "LOCK TABLE node, upload, message, chunk, delivery IN SHARE ROW EXCLUSIVE MODE"
 _ALIVE = """
 SELECT node, extract(epoch FROM expires - clock_timestamp())::float8 FROM node
@@ -76,6 +77,13 @@ async def repair(
                 await fetch(_LOCK)
                 await _refuse_living(fetch)  # one may have been faster
             return await _Repair(fetch, mending, tell).run()
+    except StoreError as error:
+        if _FILES_DAMAGED not in str(error):
+            raise
+        raise StoreError(
+            f"{error}: files of the database itself are damaged, which its administrator repairs first."
+            " The queue is as it was; what was salvaged until then is kept"
+        ) from error
     finally:
         mending.close()
         await link.close()
