@@ -140,6 +140,7 @@ class PostgresWalk:
                 raise
             except StoreError as error:
                 await self._fetch("ROLLBACK TO page")
+                await self._fetch("RELEASE page")
                 if low < high and len(self._damaged) < KEPT:
                     middle = (low + high) // 2
                     ranges += [(middle + 1, "", high), (low, text, middle)]
@@ -149,6 +150,7 @@ class PostgresWalk:
                     name = identity(high)
                     self._report(Fault.UNREADABLE, f"{shown} {name}", str(error), name)
                 continue
+            await self._fetch("RELEASE page")
             if len(rows) == PAGE:
                 ranges.append((*after(rows[-1]), high))
             for row in rows:

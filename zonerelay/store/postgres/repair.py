@@ -172,13 +172,15 @@ class _Repair:
     async def _attempt(self, statement: str, *values: object) -> Sequence[Columns]:
         """The rows, none when the server cannot read them."""
         await self._fetch("SAVEPOINT look")
+        rows: Sequence[Columns] = ()
         try:
-            return await self._fetch(statement, *values, timeout=STEP_TIMEOUT)
+            rows = await self._fetch(statement, *values, timeout=STEP_TIMEOUT)
         except (ConnectionLostError, BusyError):
             raise
         except StoreError:
             await self._fetch("ROLLBACK TO look")
-            return []
+        await self._fetch("RELEASE look")
+        return rows
 
     async def _body(self, key: int) -> AsyncIterator[bytes]:
         """What can be read of it."""

@@ -16,7 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from typing import cast
 
 from zonerelay.config.settings import RedisSettings
@@ -34,7 +34,8 @@ from zonerelay.store.redis.lease import FORMAT, RedisLease
 from zonerelay.store.redis.open import server_of
 
 PAGE = 50
-"""Messages that one script looks at: the server does nothing else meanwhile."""
+DELIVERIES = 500
+"""Messages and deliveries, about, that one script looks at: the server does nothing else meanwhile."""
 MEMBERS = 500
 _OWN = re.compile(rb"claims|leases|fence|numbers|counts|mark|last-id|format|probe|limits(:.*)?")
 _INDEX = re.compile(rb"(?:queue|ready|retry):([^:]*)|parked:([^:]*):.*", re.DOTALL)
@@ -233,7 +234,9 @@ class RedisWalk:
         ids = (number for number, _ in groupby(merge(sorted(self._messages), sorted(self._deliveries))))
         count = max(len(self._messages), len(self._deliveries))
         messages = deliveries = octets = looked = 0
-        while page := [f"{number:016x}" for number, _ in zip(ids, range(PAGE), strict=False)]:
+        size = 1
+        while page := [f"{number:016x}" for number in islice(ids, size)]:
+            before = deliveries
             for identity, reply in zip(page, await self._look.listed("look", *page), strict=True):
                 seen = RedisMessage(identity, as_list(reply))
                 messages += seen.message is not None
@@ -244,6 +247,7 @@ class RedisWalk:
                     self._indexes_differ |= fault in (Fault.INDEX_MISSING, Fault.INDEX_STRAY)
                     self._report(fault, where, what, identity)
             looked += len(page)
+            size = max(1, min(PAGE, DELIVERIES * len(page) // max(deliveries - before, 1)))
             self._tell(octets, octets * max(count, looked) // looked)
         for key, zone in self._indexes.items():
             await self._check_index(key, zone)

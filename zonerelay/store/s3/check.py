@@ -170,6 +170,8 @@ class S3Walk:
         self._objects = objects
         self._report = report
         self._tell = tell
+        self._promised: set[str] = set()
+        """Bodies of messages that an intent is to make."""
         self._messages = self._deliveries = self._octets = 0
 
     async def walk(self, *, live: set[str]) -> Contents:
@@ -206,6 +208,8 @@ class S3Walk:
             self._octets += seen.octets
             self._messages += not seen.is_over
             self._deliveries += len(seen.deliveries) + len(seen.unreadable)
+            if seen.head is not None and seen.head.intent is not None:
+                self._promised |= {report.body for report in seen.head.intent.reports}
             if seen.faults:
                 suspects.append(int(seen.id, 16))
         self._tell(self._octets, 0)
@@ -217,8 +221,15 @@ class S3Walk:
                 upload = self._objects.keys.upload_of(listed.key)
                 if upload is None:
                     self._report(Fault.STRAY_FILE, listed.key, "no body has such a name", "")
-                elif await self._is_lonely(listed.key, upload[0]) and upload[1] not in live:
+                elif upload[1] not in live and listed.key not in self._promised:
                     found[listed.key] = upload[0]
+        keys = list(found)
+        for start in range(0, len(keys), AT_ONCE):
+            some = keys[start : start + AT_ONCE]
+            asked = await asyncio.gather(*(self._is_lonely(key, found[key]) for key in some))
+            for key, is_lonely in zip(some, asked, strict=True):
+                if not is_lonely:
+                    del found[key]
         return found
 
     async def _is_lonely(self, key: str, message_id: MessageId) -> bool:
