@@ -125,6 +125,28 @@ async def test_what_can_be_read_stays_and_the_rest_is_salvaged(tmp_path: Path, b
         assert len(await spool.store.claim("other zone", 10, now=NOW + 100)) == 5
 
 
+async def test_what_only_an_index_of_redis_names_is_counted_and_told(tmp_path: Path) -> None:
+    async with Spool(tmp_path / "spool", backend=Backend.REDIS) as spool:
+        await with_large(spool)
+    redis = redis_of(spool)
+    redis("HDEL", f"deliveries:{FOUR}", "other%20zone e9@late.example")
+    redis("DEL", f"deliveries:{TWO}")
+    redis("DEL", f"message:{TWO}")
+    redis("DEL", "counts")
+    redis("SET", "message:00000000000000ff", "another type")
+    done, salvaged = await repaired(spool)
+    assert (done.before, done.after, done.salvaged) == (11, 9, 1)
+    assert salvaged.keys() == {FOUR}
+    assert (salvaged[FOUR][0].is_whole, salvaged[FOUR][0].unknown) == (True, ("e9@late.example",))
+    assert any(f"message {TWO} to c@one.example: nothing is left" in line for line in done.lost)
+    assert told((await checked(spool, tmp_path))[1]) == {}
+    async with spool:
+        assert {zone: counts.total for zone, counts in spool.store.counts().items()} == {
+            "default": 4,
+            "other zone": 5,
+        }
+
+
 _KILLED = """
 import asyncio, base64, os, pickle, signal, sys
 from pathlib import Path

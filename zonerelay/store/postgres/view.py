@@ -14,13 +14,16 @@ from zonerelay.config.settings import PostgresSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.reading import read_each
-from zonerelay.store.contract import StoreOpenError, Wanted, everybody
+from zonerelay.store.common import records
+from zonerelay.store.contract import StoreCorruptError, StoreOpenError, Wanted, everybody
 from zonerelay.store.postgres.check import HAS_TABLES, STEP_TIMEOUT
 from zonerelay.store.postgres.driver import Columns, Fetch, Link
 from zonerelay.store.postgres.open import access_of
 from zonerelay.store.postgres.reader import PostgresReader
+from zonerelay.store.postgres.rows import identity, number
 from zonerelay.store.postgres.schema import check_schema
+
+_METADATA = "SELECT id, metadata FROM message WHERE id = ANY($1::bigint[])"
 
 
 class PostgresView(PostgresReader):
@@ -50,10 +53,18 @@ class PostgresView(PostgresReader):
         return (await self.message(message_id))[0]
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        return await read_each(self.read_message, ids)
+        found: dict[MessageId, Message] = {}
+        for key, metadata in await self._fetch(_METADATA, [number(each) for each in ids]):
+            with contextlib.suppress(StoreCorruptError):
+                found[identity(key)] = records.decode_message(identity(key), bytes(metadata))
+        return found
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        async for chunk in self.chunks(message_id, (await self.read_message(message_id)).chunks):
+        message, body = await self.message(message_id)
+        if body is not None:
+            yield body
+            return
+        async for chunk in self.chunks(message_id, message.chunks):
             yield chunk
 
 
