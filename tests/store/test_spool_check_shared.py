@@ -139,6 +139,10 @@ REDIS_CASES: dict[str, tuple[Change, dict[Fault, int]]] = {
         lambda r: r("HSET", f"deliveries:{TWO}", "default c@one.example", "0 1 one.example {"),
         {Fault.BAD_RECORD: 1},
     ),
+    "a field has no sense": (
+        lambda r: r("HSET", f"deliveries:{TWO}", "nowhere", '0 1 x {"created":1}'),
+        {Fault.BAD_RECORD: 1},
+    ),
     "metadata has no sense": (lambda r: r("HSET", f"message:{ONE}", "*", "[]"), {Fault.BAD_RECORD: 1}),
     "a stranger's key": (lambda r: r("SET", "stranger", "1"), {Fault.STRAY_FILE: 1}),
     "another type": (

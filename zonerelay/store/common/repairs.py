@@ -23,6 +23,7 @@ import msgspec
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.store.check import KEPT, Fault, Repaired, Salvage, Salvaged
+from zonerelay.store.common import records
 from zonerelay.store.common.private_directories import sync
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 
@@ -45,6 +46,11 @@ def body_fault(
     if uneven or octets != message.size or message.chunks != -(-message.size // CHUNK_SIZE):
         return Fault.WRONG_SIZE, f"its chunks have {octets:,} octets, not {message.size:,}"
     return None
+
+
+def recipient_in(raw: bytes) -> str:
+    """The recipient in a key that may make no sense."""
+    return records.unfield(raw) if raw.isascii() else raw.decode("utf-8", "replace")
 
 
 async def no_body() -> AsyncIterator[bytes]:

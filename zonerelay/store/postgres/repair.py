@@ -16,7 +16,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.check import Fault, Repaired, Salvage, Tell
 from zonerelay.store.common import records
-from zonerelay.store.common.repairs import Remains, SharedRepair, Troubled
+from zonerelay.store.common.repairs import Remains, SharedRepair, Troubled, recipient_in
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.check import (
@@ -30,7 +30,7 @@ from zonerelay.store.postgres.check import (
 )
 from zonerelay.store.postgres.driver import BusyError, Columns, ConnectionLostError, Fetch, Link
 from zonerelay.store.postgres.open import access_of
-from zonerelay.store.postgres.rows import delivery_of, number, unword, word
+from zonerelay.store.postgres.rows import delivery_of, number, word
 from zonerelay.store.postgres.schema import check_schema
 
 _FILES_DAMAGED = " XX00"
@@ -133,7 +133,7 @@ class _Repair:
             message,
             why or ("" if message is not None else "its record is missing"),
             tuple(found),
-            tuple(unword(row[2]) for row in unreadable),
+            tuple(recipient_in(row[2].encode("utf-8", "replace")) for row in unreadable),
             pieces=lambda: self._body(key),
             old={**old, **{f"delivery {row[0]} {identity} {row[2]}": bytes(row[5]) for row in rows}},
         )

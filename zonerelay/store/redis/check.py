@@ -26,7 +26,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.check import Contents, Examination, Fault, Tell
 from zonerelay.store.common import records
-from zonerelay.store.common.repairs import Report, body_fault
+from zonerelay.store.common.repairs import Report, body_fault, recipient_in
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreOpenError
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.connection import Argument, Reply, Wire, as_list, load_scripts, open_wire, pairs
@@ -164,11 +164,13 @@ class RedisMessage:
         zone, _, recipient = field.partition(b" ")
         self.old[f"deliveries:{self.identity} {field.decode('ascii', 'backslashreplace')}"] = raw
         try:
+            if not places:
+                raise StoreCorruptError("its field is not a zone and a recipient")
             delivery = rows.decode(zone, self.identity.encode("ascii"), recipient, raw)
             due, created, domain = raw.split(b" ", 3)[:3]
             told = rows.encode(delivery).split(b" ", 3)
         except StoreCorruptError as error:
-            self.unreadable.append((field, records.unfield(recipient)))
+            self.unreadable.append((field, recipient_in(recipient)))
             return self._add(Fault.BAD_RECORD, where, str(error))
         self.deliveries.append(delivery)
         self.kinds[(b"h " if due == b"h" else b"r " if due == b"0" else b"d ") + zone] += 1
@@ -313,7 +315,7 @@ class RedisWalk:
             if not fits or ready + deferred + held != queue:
                 self._report(
                     Fault.WRONG_COUNT,
-                    f"counts {records.unfield(zone)}",
+                    f"counts {zone.decode('ascii', 'replace')}",
                     f"{ready:,} ready, {deferred:,} deferred, {held:,} held; {queue:,} in the queue,"
                     f" {in_ready:,} in ready, {in_retry:,} in retry, {parked:,} passed over",
                     "",

@@ -14,8 +14,7 @@ from typing import cast
 from zonerelay.config.settings import RedisSettings
 from zonerelay.model.message_id import is_message_id
 from zonerelay.store.check import Fault, Repaired, Salvage, Tell
-from zonerelay.store.common import records
-from zonerelay.store.common.repairs import Remains, SharedRepair, Troubled
+from zonerelay.store.common.repairs import Remains, SharedRepair, Troubled, recipient_in
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.check import Look, RedisMessage, RedisWalk, looking
 from zonerelay.store.redis.connection import as_list, pairs
@@ -83,7 +82,7 @@ class _Repair:
         identity, _, recipient = member.decode("ascii", "replace").rpartition(" ")
         if name.startswith(b"queue:"):
             if is_message_id(identity):
-                self._absent.setdefault(identity, []).append(records.unfield(recipient.encode()))
+                self._absent.setdefault(identity, []).append(recipient_in(recipient.encode()))
             else:
                 self._mending.lose(f"{_text(name)} {_text(member)} names no message")
 

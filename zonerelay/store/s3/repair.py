@@ -16,8 +16,7 @@ import msgspec
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.check import Repaired, Salvage, Tell
-from zonerelay.store.common import records
-from zonerelay.store.common.repairs import Remains, SharedRepair, Troubled
+from zonerelay.store.common.repairs import Remains, SharedRepair, Troubled, recipient_in
 from zonerelay.store.contract import StoreError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.check import S3Message, S3Walk, looking, see
@@ -100,7 +99,7 @@ class _Repair:
             seen.message,
             seen.why,
             tuple(seen.deliveries),
-            tuple(records.unfield(row.recipient.encode("utf-8", "replace")) for row in seen.unreadable),
+            tuple(recipient_in(row.recipient.encode("utf-8", "replace")) for row in seen.unreadable),
             pieces=lambda: self._body(seen),
             old={key: seen.line},
         )
