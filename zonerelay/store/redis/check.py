@@ -121,8 +121,9 @@ class RedisMessage:
         self.is_gone = not self.has_key and not found
         if (not self.is_upload or found) and not self.is_gone:
             self._read_message(raw, cast("list[Reply]", sizes))
-        for row in cast("list[list[Reply]]", found):
-            self._read_delivery(row)
+        rows_of = iter(cast("list[bytes]", found))
+        for field, record, places in zip(rows_of, rows_of, rows_of, strict=True):
+            self._read_delivery(field, record, places)
         if self.message is not None and not found:
             self._add(Fault.MESSAGE_ALONE, f"message:{identity}", "no delivery belongs to it")
 
@@ -157,8 +158,7 @@ class RedisMessage:
             self._add(trouble[0], where, trouble[1])
         return None
 
-    def _read_delivery(self, row: list[Reply]) -> None:
-        field, raw, places = cast("tuple[bytes, bytes, list[Reply]]", row)
+    def _read_delivery(self, field: bytes, raw: bytes, places: bytes) -> None:
         self.octets += len(field) + len(raw)
         where = f"deliveries:{self.identity} {field.decode('ascii', 'replace').partition(' ')[0]} …"
         zone, _, recipient = field.partition(b" ")
@@ -167,41 +167,40 @@ class RedisMessage:
             if not places:
                 raise StoreCorruptError("its field is not a zone and a recipient")
             delivery = rows.decode(zone, self.identity.encode("ascii"), recipient, raw)
-            due, created, domain = raw.split(b" ", 3)[:3]
-            told = rows.encode(delivery).split(b" ", 3)
         except StoreCorruptError as error:
             self.unreadable.append((field, recipient_in(recipient)))
             return self._add(Fault.BAD_RECORD, where, str(error))
         self.deliveries.append(delivery)
+        due, *rest = raw.split(b" ", 3)[:3]
         self.kinds[(b"h " if due == b"h" else b"r " if due == b"0" else b"d ") + zone] += 1
-        if [due, created, domain] != told[:3]:
+        if (due, *rest) != rows.front(delivery):
             self.rewritten[field] = rows.encode(delivery)
             self._add(Fault.BAD_RECORD, where, "what scripts read of it is not what it says")
-        self._check_places(where, due, places)
+        self._check_places(where, due, places.split())
         return None
 
-    def _check_places(self, where: str, due: bytes, places: list[Reply]) -> None:
+    def _check_places(self, where: str, due: bytes, places: list[bytes]) -> None:
         in_queue, claimed, ready, retry, parked, is_known = places
-        if not in_queue:
+        if in_queue == b"0":
             self._add(Fault.INDEX_MISSING, where, "it is not in the queue of its zone")
-        if claimed == 2:
+        if claimed == b"2":
             self._add(Fault.INDEX_STRAY, where, "it is claimed under a lease that is over and forgotten")
-        waits = [ready == 1, retry != b"", parked == 1]
-        if claimed or due == b"h":
+        waits = [ready == b"1", retry != b"-", parked == b"1"]
+        if claimed != b"0" or due == b"h":
             if any(waits):
                 self._add(Fault.INDEX_STRAY, where, "it is claimed or held, and handed out all the same")
             return
         if not any(waits):
             self._add(Fault.INDEX_MISSING, where, "nothing hands it out: it is in no index")
-        elif waits.count(True) > 1 or (ready and due != b"0") or (retry and not _is_at(retry, due)):
+        elif waits.count(True) > 1 or (waits[0] and due != b"0") or (waits[1] and not _is_at(retry, due)):
             self._add(Fault.INDEX_STRAY, where, "it is in an index where it does not belong")
-        elif parked and not is_known:
+        elif waits[2] and is_known == b"0":
             self._add(Fault.INDEX_MISSING, where, "the domain that it waits for is not known as parked")
 
 
-def _is_at(score: Reply, due: bytes) -> bool:
+def _is_at(score: bytes, due: bytes) -> bool:
     try:
-        return isinstance(score, bytes) and float(score) == float(due) > 0
+        return float(score) == float(due) > 0
     except ValueError:
         return False
 

@@ -8,14 +8,16 @@ local function places(zone, id, rcpt, record)
   local member = id .. ' ' .. rcpt
   local domain = string.match(record, '^%S+ %S+ (%S*) ') or ''
   local token = call('ZSCORE', CLAIMS, zone .. ' ' .. member)
-  return {
+  local parked = call('ZSCORE', parked_key(zone, domain), member)
+  -- In one string, because an answer of many parts takes its reader long.
+  return table.concat({
     call('ZSCORE', P .. 'queue:' .. zone, member) and 1 or 0,
     token and (call('ZSCORE', LEASES, token) and 1 or 2) or 0,
     call('ZSCORE', P .. 'ready:' .. zone, member) and 1 or 0,
-    call('ZSCORE', P .. 'retry:' .. zone, member) or '',
-    call('ZSCORE', parked_key(zone, domain), member) and 1 or 0,
-    call('SISMEMBER', P .. 'parked:' .. zone, domain),
-  }
+    call('ZSCORE', P .. 'retry:' .. zone, member) or '-',
+    parked and 1 or 0,
+    parked and call('SISMEMBER', P .. 'parked:' .. zone, domain) or 0,
+  }, ' ')
 end
 
 local found = {}
@@ -33,7 +35,9 @@ while at < #ARGV do
     local all = call('HGETALL', deliveries)
     for i = 1, #all, 2 do
       local zone, rcpt = string.match(all[i], '^(%S+) (%S+)$')
-      rows[#rows + 1] = {all[i], all[i + 1], zone and places(zone, id, rcpt, all[i + 1]) or {}}
+      rows[#rows + 1] = all[i]
+      rows[#rows + 1] = all[i + 1]
+      rows[#rows + 1] = zone and places(zone, id, rcpt, all[i + 1]) or ''
     end
     local head = call('HMGET', key, '#', '*')
     found[#found + 1] = {head[1], head[2], call('PTTL', key), sizes, rows}
