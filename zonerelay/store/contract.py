@@ -319,5 +319,19 @@ class QueueOperations(Protocol):
         """
 
 
+class QueueView(Protocol):
+    """The verbs with which a backup or an export reads a queue: those of `Store`."""
+
+    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]: ...
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]: ...
+
+    async def read_message(self, message_id: MessageId) -> Message: ...
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]: ...
+
+    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
+
+
 class Store(QueueStore, QueueOperations, Protocol):
     """The whole of what an engine implements."""
