@@ -124,15 +124,15 @@ class Journal:
                 for identity, copy, held, digest in rows
             ]
 
-    def finished(self, spool: int, ids: Sequence[MessageId]) -> set[MessageId]:
-        """Those of the messages that have left the source already, as far as the journal knows."""
+    def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, Phase]:
+        """Of those that the journal knows."""
         marks = ", ".join("?" * len(ids))
         with self._translated():
             rows = self._database.execute(
-                f"SELECT id FROM message WHERE spool = ? AND phase >= {Phase.REMOVED:d} AND id IN ({marks})",  # noqa: S608
+                f"SELECT id, phase FROM message WHERE spool = ? AND id IN ({marks})",  # noqa: S608
                 (spool, *ids),
             )
-            return {each[0] for each in rows}
+            return {MessageId(identity): Phase(phase) for identity, phase in rows}
 
     def plan(self, spool: int, moves: Iterable[Move]) -> None:
         rows = [

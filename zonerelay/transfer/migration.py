@@ -115,10 +115,11 @@ class Migration:
             await self._copy(moves)
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
-            finished = self._journal.finished(self._spool, some)
-            await self._remove_again(finished)
-            messages = await self._source.read_messages([each for each in some if each not in finished])
-            for identity in (each for each in some if each not in messages and each not in finished):
+            known = self._journal.phases(self._spool, some)
+            await self._remove_again([each for each, phase in known.items() if phase >= Phase.REMOVED])
+            fresh = [each for each in some if each not in known]
+            messages = await self._source.read_messages(fresh)
+            for identity in (each for each in fresh if each not in messages):
                 await self._tell_unreadable(identity)
             for page in _by_weight(messages.values()):
                 moves = await self._planned(page)
