@@ -13,7 +13,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any  # what is watched passes through
 
@@ -75,8 +75,8 @@ def watch(owner: type, name: str) -> None:
 def watch_copies() -> None:
     method = migration.Migration._copied
 
-    async def copied(self: Any, move: Any, deliveries: Sequence[Delivery]) -> Any:
-        done = await method(self, move, deliveries)
+    async def copied(*arguments: Any) -> Any:
+        done = await method(*arguments)
         step()
         return done
 

@@ -33,13 +33,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
 
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.contract import (
@@ -112,7 +112,9 @@ class Migration:
         """
         while moves := self._journal.unfinished(self._spool, Phase.PLANNED, PAGE):
             await _all(self._discard_copy(each) for each in moves)
-            await self._copy(moves)
+            messages = await self._source.read_messages([each.id for each in moves])
+            states = await _all(self._source.deliveries_of(each.id) for each in moves)
+            await self._copy(moves, messages, states)
         for start in range(0, len(ids), PAGE):
             some = ids[start : start + PAGE]
             known = self._journal.phases(self._spool, some)
@@ -122,14 +124,12 @@ class Migration:
             for identity in (each for each in fresh if each not in messages):
                 await self._tell_unreadable(identity)
             for page in _by_weight(messages.values()):
-                moves = await self._planned(page)
-                self._journal.plan(self._spool, moves)
-                await self._copy(moves)
+                await self._copy(*await self._planned(page))
 
     async def _remove_again(self, ids: Collection[MessageId]) -> None:
         for identity in ids:
             left = await self._source.deliveries_of(identity)
-            await self._source.update([each.key for each in left], lambda _: None)
+            await self._source.update([each.key for each in left], _none)
             self._moved.already += 1
             self._saw(1, None)
 
@@ -145,49 +145,72 @@ class Migration:
         self._moved.unusable.add(identity)
         self._saw(1, Unusable(identity, why))
 
-    async def _planned(self, page: Sequence[Message]) -> list[Move]:
+    async def _planned(
+        self, page: Sequence[Message]
+    ) -> tuple[list[Move], dict[MessageId, Message], list[list[Delivery]]]:
         moves: list[Move] = []
-        states = await _all(self._source.deliveries_of(each.id) for each in page)
-        copies = await _all(self._free_id(each) for each in page)
-        for message, deliveries, copy in zip(page, states, copies, strict=True):
-            if copy:
+        states: list[list[Delivery]] = []
+        copies = await self._free_ids(page)
+        found = await _all(self._source.deliveries_of(each.id) for each in page)
+        for message, deliveries in zip(page, found, strict=True):
+            if copy := copies[message.id]:
                 held = frozenset((each.queue, each.recipient) for each in deliveries if each.held)
                 moves.append(Move(message.id, copy, held))
+                states.append(deliveries)
             else:
                 self._refuse(message.id, "the target has this message already, from elsewhere")
-        return moves
+        self._journal.plan(self._spool, moves)
+        return moves, {each.id: each for each in page}, states
 
-    async def _free_id(self, message: Message) -> MessageId | None:
-        """`None` when the message itself is there."""
-        identity = message.id
+    async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
+        """The id of the copy of each; `None` when the message itself is there."""
+        wanted: dict[MessageId, MessageId | None] = {each.id: each.id for each in page}
+        for target in self._targets:
+            mine = {each.id: each for each in page if self._target(each.id) is target}
+            for identity, known in (await target.read_messages(list(mine))).items():
+                if known.envelope == mine[identity].envelope:
+                    wanted[identity] = None
+                else:
+                    wanted[identity] = await self._other_id(target, mine[identity])
+        return wanted
+
+    async def _other_id(self, target: Store, message: Message) -> MessageId | None:
         for number in range(_IDS):
-            known = (await self._target(message.id).read_messages([identity])).get(identity)
+            told = f"{message.id} {message.envelope.created!r} {number}"
+            identity = MessageId(message.id[:11] + hashlib.sha256(told.encode()).hexdigest()[:5])
+            known = (await target.read_messages([identity])).get(identity)
             if known is None:
                 return identity
             if replace(known.envelope, id=message.id) == message.envelope:
                 return None
-            told = f"{message.id} {message.envelope.created!r} {number}"
-            identity = MessageId(message.id[:11] + hashlib.sha256(told.encode()).hexdigest()[:5])
         raise StoreError(f"message {message.id}: the target has {_IDS} other messages in its place")
 
-    async def _copy(self, moves: Sequence[Move]) -> None:
-        source = self._source
-        before = await _all(source.deliveries_of(each.id) for each in moves)
-        await source.update(
-            [each.key for some in before for each in some if not each.held],
-            lambda delivery: replace(delivery, held=True),
+    async def _copy(
+        self,
+        moves: Sequence[Move],
+        messages: Mapping[MessageId, Message],
+        states: Sequence[Sequence[Delivery]],
+    ) -> None:
+        keys = [each.key for some in states for each in some]
+        is_whole, held = await _changed(self._source, keys, lambda delivery: replace(delivery, held=True))
+        if is_whole:
+            states = [[held[each.key] for each in some] for some in states]
+        else:  # some are gone, or are another relay's
+            states = await _all(self._source.deliveries_of(each.id) for each in moves)
+        copied = await _all(
+            self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
         )
-        held = await _all(source.deliveries_of(each.id) for each in moves)
-        copied = await _all(self._copied(*each) for each in zip(moves, held, strict=True))
         self._journal.copied(self._spool, [move for move in copied if move is not None])
 
-    async def _copied(self, move: Move, deliveries: Sequence[Delivery]) -> Move | None:
+    async def _copied(
+        self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
+    ) -> Move | None:
         """`None`: it stays in the source, or is gone."""
         if not deliveries or not all(each.held for each in deliveries):
             await self._let_go(move)  # another relay has one of them
             return None
         try:
-            message = await self._source.read_message(move.id)
+            message = message or await self._source.read_message(move.id)
             digest = _digest(message, deliveries, move.copy)
             async with self._target(move.id).begin(replace(message.envelope, id=move.copy)) as writer:
                 async for piece in self._source.read_body(move.id):
@@ -216,7 +239,7 @@ class Migration:
 
     async def _discard_copy(self, move: Move) -> None:
         """A copy that sleeps is nothing yet: the message is in the source."""
-        await self._change(self._target(move.id), [(move, move.copy)], lambda *_: True, lambda _: None)
+        await self._change(self._target(move.id), [(move, move.copy)], lambda *_: True, _none)
 
     # --- steps 4 and 5
 
@@ -227,49 +250,66 @@ class Migration:
         while moves := self._journal.unfinished(self._spool, Phase.REMOVED, PAGE):
             await self._wake(moves)
         while moves := self._journal.unfinished(self._spool, Phase.COPIED, PAGE):
-            states = await _all(self._source.deliveries_of(each.id) for each in moves)
-            here = [(move, each) for move, each in zip(moves, states, strict=True) if each]
-            sizes = await _all(self._compare(*each) for each in here)
-            await self._remove(here)
+            copies = await _all(self._compared(each) for each in moves)
+            await self._remove(moves, copies)
             self._journal.removed(self._spool, moves)
-            await self._wake(moves)
-            for (move, deliveries), size in zip(here, sizes, strict=True):
-                self._count(move, deliveries, size)
+            await self._wake(moves, copies)
+            for move, copy in zip(moves, copies, strict=True):
+                self._count(move, copy)
 
-    async def _compare(self, move: Move, deliveries: Sequence[Delivery]) -> int:
-        """Returns the size of the body. Raises StoreError when the copy is another one than the message."""
+    async def _compared(self, move: Move) -> _Copy:
+        """Returns the copy. Raises StoreError when it is not what was copied."""
         target = self._target(move.id)
         try:
             message = await target.read_message(move.copy)
-            copies = await target.deliveries_of(move.copy)
-            digest = _digest(message, copies, move.copy)
+            deliveries = await target.deliveries_of(move.copy)
+            digest = _digest(message, deliveries, move.copy)
             async for piece in target.read_body(move.copy):
                 digest.update(piece)
-            wanted = _ordered(replace(each, message_id=move.copy) for each in deliveries)
-            if digest.hexdigest() == move.digest and _ordered(copies) == wanted:
-                return message.size
+            if digest.hexdigest() == move.digest:
+                return _Copy(message.size, deliveries)
         except (StoreCorruptError, MessageNotFoundError):
             pass  # as bad as any other difference
+        raise await self._retracted(move)
+
+    async def _retracted(self, move: Move) -> StoreError:
+        """The copy is worth nothing; another run copies the message again."""
         await self._discard_copy(move)
         self._journal.copied(self._spool, [replace(move, digest="")])
-        raise StoreError(
-            f"message {move.id}: its copy in the target is not what was copied, and is discarded; either"
+        return StoreError(
+            f"message {move.id}: its copy in the target is not what the source has, and is discarded; either"
             " queue was changed meanwhile, or the target loses what it has stored"
         )
 
-    async def _remove(self, here: Sequence[tuple[Move, Sequence[Delivery]]]) -> None:
-        seen = {each.key: each for _, deliveries in here for each in deliveries}
-        await self._change(
-            self._source,
-            [(move, move.id) for move, _ in here],
-            lambda *_: True,
-            lambda delivery: None if delivery == seen.get(delivery.key) else delivery,
-        )
+    async def _remove(self, moves: Sequence[Move], copies: Sequence[_Copy]) -> None:
+        """Raises StoreError when one has changed since it was copied; it stays then."""
+        wanted = {
+            each.key: each
+            for move, copy in zip(moves, copies, strict=True)
+            for each in (replace(delivery, message_id=move.id) for delivery in copy.deliveries)
+        }
+        keys = list(wanted)
+        _, found = await _changed(self._source, keys, lambda delivery: delivery)
+        other = {each.message_id for key, each in found.items() if each != wanted[key]}
+        if changed := next((move for move in moves if move.id in other), None):
+            raise await self._retracted(changed)
+        is_whole, _ = await _changed(self._source, keys, _none)
+        if not is_whole:  # some are gone since before the run was killed, or are another relay's
+            await self._change(self._source, [(each, each.id) for each in moves], lambda *_: True, _none)
 
-    async def _wake(self, moves: Sequence[Move]) -> None:
+    async def _wake(self, moves: Sequence[Move], copies: Sequence[_Copy] = ()) -> None:
+        """`copies`: as they sleep, where that is known."""
         for target in self._targets:
             mine = [(move, move.copy) for move in moves if self._target(move.id) is target]
-            await self._change(target, mine, _sleeps, _released)
+            keys = [
+                each.key
+                for move, copy in zip(moves, copies, strict=False)
+                if self._target(move.id) is target
+                for each in copy.deliveries
+                if _sleeps(move, each)
+            ]
+            if not copies or not (await _changed(target, keys, _released))[0]:
+                await self._change(target, mine, _sleeps, _released)
         self._journal.awake(self._spool, moves)
         self._saw(len(moves), None)
 
@@ -304,17 +344,43 @@ class Migration:
                 await asyncio.sleep(_LOOK_EVERY)
             await store.update([key for _, keys in open_ones for key in keys], change)
 
-    def _count(self, move: Move, deliveries: Sequence[Delivery], size: int) -> None:
+    def _count(self, move: Move, copy: _Copy) -> None:
         self._moved.messages += 1
-        self._moved.octets += size
-        for each in deliveries:
+        self._moved.octets += copy.size
+        for each in copy.deliveries:
             counts = self._moved.zones.setdefault(each.zone, QueueCounts())
             counts.count(each.next_attempt, held=move.was_held(each))
             self._moved.deliveries += 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """As it was read back: the size of its body in octets, and its deliveries, which are held."""
+
+    size: int
+    deliveries: Sequence[Delivery]
+
+
+async def _changed(
+    store: Store, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+) -> tuple[bool, dict[DeliveryKey, Delivery]]:
+    """Whether each of them existed and was changed, and what was found, or has become of it."""
+    became: dict[DeliveryKey, Delivery] = {}
+
+    def noted(delivery: Delivery) -> Delivery | None:
+        new = change(delivery)
+        became[delivery.key] = new or delivery
+        return new
+
+    return not keys or await store.update(keys, noted) == len(keys) == len(became), became
+
+
 def _sleeps(move: Move, delivery: Delivery) -> bool:
     return delivery.held and not move.was_held(delivery)
+
+
+def _none(_: Delivery) -> None:
+    """Removes it."""
 
 
 def _released(delivery: Delivery) -> Delivery:
