@@ -100,15 +100,16 @@ async def fill(config: Path, messages: int) -> None:
                 warned=kind == 3,
             )
             body = LARGE if number % 11 == 0 else b"Subject: \xff\r\n\r\n%d\r\n" % number
-            async with store.begin(envelope) as writer:
-                await writer.write(body if number % 13 else b"")
-                await writer.commit(
-                    deliveries,
-                    headers=(("Subject", "é"),),
-                    eight_bit=True,
-                    body_hash="aGFzaA==",
-                    trace=("x=1",),
-                )
+            message = Message(
+                envelope=envelope,
+                size=0,
+                chunks=0,
+                headers=(("Subject", "é"),),
+                eight_bit=True,
+                body_hash="aGFzaA==",
+                trace=("x=1",),
+            )
+            await commit(store, [(message, each, body if number % 13 else b"") for each in deliveries])
 
 
 async def contents(config: Path, worker: int = 0) -> dict[str, Row]:
@@ -120,6 +121,20 @@ async def contents(config: Path, worker: int = 0) -> dict[str, Row]:
             assert each.recipient not in found, "a delivery is there twice"
             found[each.recipient] = row
         return found
+
+
+async def commit(store: Store, rows: list[Row]) -> None:
+    """One message, with all its deliveries, as it was."""
+    message, _, body = rows[0]
+    async with store.begin(message.envelope) as writer:
+        await writer.write(body)
+        await writer.commit(
+            [row[1] for row in rows],
+            headers=message.headers,
+            eight_bit=message.eight_bit,
+            body_hash=message.body_hash,
+            trace=message.trace,
+        )
 
 
 COMMAND = (sys.executable, "-m", "tests.transfer.migrate_worker")
