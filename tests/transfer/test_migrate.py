@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,26 @@ def test_a_copy_that_is_not_what_was_copied_is_never_the_only_one(
     assert "is not what the source has, and is discarded" in capsys.readouterr().err
     assert not story.is_killed(0)
     story.check()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "changing-engines.md"
+
+
+def test_the_page_shows_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both configurations have one home, as on the page: a copy of the file with another backend."""
+    config = configured(tmp_path / "relay", "leveldb")
+    other = tmp_path / "relay" / "other.toml"
+    text = configured(tmp_path / "other", "postgres").read_text()
+    other.write_text(text.replace(f"{tmp_path}/other/spool", f"{tmp_path}/relay/spool"))
+
+    async def prepare() -> None:
+        async with queue(config) as store:
+            for number in (1, 2, 3):
+                await store_message(store, number, f"{number}@example.net", held=number == 3)
+
+    asyncio.run(prepare())
+    before = asyncio.run(contents(config))
+    assert migrate(config, other) == 0
+    printed = re.sub(r"in \d+\.\d s", "in 0.4 s", capsys.readouterr().out)
+    assert "".join(f"       {line.rstrip()}\n" for line in printed.splitlines()) in PAGE.read_text()
+    assert asyncio.run(contents(other)) == before
