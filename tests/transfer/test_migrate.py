@@ -135,6 +135,25 @@ def test_a_copy_that_is_not_what_was_copied_is_never_the_only_one(
     story.check()
 
 
+def test_all_workers_mail_moves_to_all_workers(tmp_path: Path) -> None:
+    source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "disk")
+    target.write_text("workers = 3\n" + target.read_text())
+    asyncio.run(fill(source, 12))
+    before = asyncio.run(contents(source))
+
+    async def more() -> None:
+        async with queue(source, 5) as store:
+            await store_message(store, 0x1305, "of-another-worker@example.net")
+
+    asyncio.run(more())
+    before |= asyncio.run(contents(source, 5))
+    assert migrate(source, target) == 0
+    after = [asyncio.run(contents(target, worker)) for worker in range(3)]
+    assert all(after)
+    assert after[0] | after[1] | after[2] == before
+    assert asyncio.run(contents(source, 5)) == asyncio.run(contents(source)) == {}
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "changing-engines.md"
 
 

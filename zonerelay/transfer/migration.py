@@ -89,9 +89,11 @@ class Migration:
         *,
         spool: int,
         patience: float,
-        saw: Callable[[int, Unusable | None], None],
+        saw: Callable[[float, Unusable | None], None],
     ) -> None:
-        """`saw` hears how many messages are done with, or what is wrong with one that stays."""
+        """`saw` hears how many messages are done with, half of one when it is copied, or what is wrong with
+        one that stays.
+        """
         self._source = source
         self._targets = targets
         self._journal = journal
@@ -200,7 +202,9 @@ class Migration:
         copied = await _all(
             self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
         )
-        self._journal.copied(self._spool, [move for move in copied if move is not None])
+        done = [move for move in copied if move is not None]
+        self._journal.copied(self._spool, done)
+        self._saw(len(done) / 2, None)
 
     async def _copied(
         self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
@@ -311,7 +315,7 @@ class Migration:
             if not copies or not (await _changed(target, keys, _released))[0]:
                 await self._change(target, mine, _sleeps, _released)
         self._journal.awake(self._spool, moves)
-        self._saw(len(moves), None)
+        self._saw(len(moves) / 2, None)
 
     async def _change(
         self,

@@ -199,7 +199,7 @@ class _Run:
         self._target = target
         self._journal = journal
         self._patience = max(_patience(source), _patience(target))
-        self._seen = 0
+        self._seen = 0.0
         self._total = 0
         self._bar = ProgressBar("Migrating")
         self.moved = Moved()
@@ -238,7 +238,7 @@ class _Run:
         for identity in self.moved.unusable:
             with contextlib.suppress(ValueError):
                 found.ids.remove(int(identity, 16))
-        self._total = self._seen + len(found.ids)
+        self._total = int(self._seen) + len(found.ids)
         return found
 
     async def _pass(self, store: Store, worker: int, meant: Survey) -> None:
@@ -266,11 +266,11 @@ class _Run:
                 await stack.enter_async_context(opened(self._target, each)) for each in self._journal.spools
             ]
 
-    def _saw(self, messages: int, trouble: Unusable | None) -> None:
+    def _saw(self, messages: float, trouble: Unusable | None) -> None:
         self._seen += messages
         if trouble is not None:
             output.chatter().print(f"{trouble.name}: not moved: {trouble.why}")
-        self._bar.reach(self._seen, max(self._seen, self._total))
+        self._bar.reach(int(self._seen), max(int(self._seen), self._total))
 
 
 def _print(done: Migrated, process: int) -> None:
