@@ -13,7 +13,13 @@ import pytest
 from aiosmtpd.smtp import Envelope, Session
 
 from tests.support.inbound import EventLog, House, events_into, listening, until
-from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, SrsSettings
+from zonerelay.config.settings import (
+    AccessAction,
+    AccessSettings,
+    BareLineEnds,
+    ListenerSettings,
+    SrsSettings,
+)
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import PolicyContext
@@ -212,6 +218,26 @@ async def test_envelopes_keep_what_a_handler_puts_into_them_until_the_message_en
         (2, "b@example.org", "b@example.org", ["one@example.com"]),
     ]
     assert b"y" * 70 not in house.store.stored[0].body
+
+
+async def test_bare_line_ends_are_refused_of_clients_and_made_good_of_handlers() -> None:
+    seen: list[object] = []
+
+    def change(envelope: Envelope) -> None:
+        seen.append(envelope.content)
+        envelope.content = "Subject: y\n\n.\nende\u0308\n"
+
+    async with house_with(Changing("DATA", change), bare_line_ends=BareLineEnds.REJECT) as house:
+        talk = await house.connect()
+        await talk.begin()
+        assert await talk.ask(b"Subject: x\n\nbody\r\n.") == b"550 5.6.0 Bare <CR> or <LF> in message"
+        assert seen == []
+        await talk.begin()
+        assert (await talk.ask(BODY + b".")).startswith(b"250")
+        await talk.close()
+    (stored,) = house.store.stored
+    assert stored.body.endswith("Subject: y\r\n\r\n.\r\nende\u0308\r\n".encode())
+    assert stored.message.eight_bit
 
 
 async def test_a_whole_body_counts_twice_in_the_memory_of_sessions() -> None:

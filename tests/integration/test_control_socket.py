@@ -240,11 +240,15 @@ async def _read_enough(path: Path) -> None:
 
 async def test_long_work_shows_progress(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
-    asking = asyncio.create_task(relay.ask(Status()))
-    await asyncio.sleep(0.05)
-    relay.handler.go.set()
-    frames = await asking
-    assert messages.Progress(done=0) in frames
+    loop, frames = asyncio.get_running_loop(), list[Frame]()
+
+    def ask() -> None:
+        for frame in relay.client.stream(Status()):
+            frames.append(frame)
+            loop.call_soon_threadsafe(relay.handler.go.set)
+
+    await asyncio.to_thread(ask)
+    assert frames[0] == messages.Progress(done=0)
     assert frames[-1] == End()
 
 

@@ -457,7 +457,7 @@ class TestFailedWrites:
         with pytest.raises(StoreFullError):
             await store_message(queue.store, 1, body=LARGE)
         # The store looks again by itself, and may have found room before we ask.
-        assert "insufficient disk space" in queue.health
+        await until(lambda: "insufficient disk space" in queue.health)
         monkeypatch.undo()
         await until(lambda: queue.store.unhealthy() is None)
         await store_message(queue.store, 2)

@@ -72,6 +72,11 @@ class UnpackedPackage:
         if missing := missing_libraries(self._paths(programs), self.library_path()):
             raise DebianError(f"{self.name} needs shared libraries this machine lacks: {sorted(missing)}")
 
+    @property
+    def version(self) -> str:
+        """The version of the package. Call after `ensure`."""
+        return self._deb(self.name).name.split("_")[1]
+
     def path(self, program: str) -> Path:
         """Where it is; of several files that match a pattern the first, of none the pattern itself."""
         return next(iter(sorted(self.root.glob(program))), self.root / program)

@@ -4,8 +4,8 @@ The package is unpacked into `.cache` (see `debian`), never installed. Its place
 so it runs in a mount namespace of its own, where /var/run (its control socket, else one server at a time),
 /var/lib, /var/spool and the lists of users are private. Needs root.
 
-Debian 12's OpenSMTPD with OpenSSL 3 offers STARTTLS and breaks every handshake off (it signs in another
-process, through an interface that OpenSSL 3 has given up): for us a real server with broken TLS.
+Debian 12's OpenSMTPD 6.8 with OpenSSL 3 offers STARTTLS and breaks every handshake off (it signs in another
+process, through an interface that OpenSSL 3 has given up). Debian 13's 7.6 does not.
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ class OpenSmtpd:
         self._certificate, self._key = certificate, key
         self.log = directory / "log"
         directory.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def breaks_handshakes() -> bool:
+        """Whether this Debian's does: see above."""
+        package = UnpackedPackage("opensmtpd")
+        package.ensure([PROGRAM])
+        return package.version.startswith("6.")
 
     @contextmanager
     def receiving(self, next_hop: Server) -> Iterator[int]:

@@ -96,6 +96,7 @@ class PostfixSettings:
     password: str = ""
     certificate: Path | None = None  # of its server: STARTTLS on the one port, TLS at once on another
     key: Path | None = None
+    protocols: str = ""  # smtpd_tls_protocols, such as "TLSv1"
     users: Mapping[str, str] = field(default_factory=dict)  # who may log in there, with what password
     mechanisms: str = "PLAIN LOGIN"
     users_only: bool = False  # nobody relays without a log-in
@@ -316,6 +317,7 @@ def _server_security(settings: PostfixSettings) -> dict[str, str]:
             "smtpd_tls_security_level": "may",
             "smtpd_tls_cert_file": str(settings.certificate),
             "smtpd_tls_key_file": str(settings.key or settings.certificate),
+            **({"smtpd_tls_protocols": settings.protocols} if settings.protocols else {}),
         }
     if settings.users:
         lines |= {"smtpd_sasl_auth_enable": "yes", "smtpd_sasl_local_domain": REALM}

@@ -16,17 +16,22 @@ import pytest
 from tests.store.builders import store_message
 from tests.store.spools import Spool
 from tests.support import slimta, zonemta
+from tests.support.ports import wait_until
 from zonerelay.cli.main import main
+from zonerelay.store.contract import Finish
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """The configuration of a stopped relay with three messages in its spool."""
-    home = tmp_path / "home"
-    home.mkdir()
+    asyncio.run(_fill(tmp_path / "home" / "spool"))
+    return made_config(tmp_path / "home")
+
+
+def made_config(home: Path) -> Path:
+    home.mkdir(exist_ok=True)
     path = home / "zonerelay.toml"
     path.write_text(f'[spool]\npath = "{home}/spool"\nmin_free_space = "0"\n')
-    asyncio.run(_fill(home / "spool"))
     return path
 
 
@@ -97,6 +102,62 @@ def test_workers_that_are_left_are_named(
             assert spool(config, "export", str(tmp_path / "mail")) == 2
             assert str(left.pid) in capsys.readouterr().err
             left.kill()
+
+
+def test_an_import_that_is_killed_again_and_again_adds_everything_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And again, when all of it has been delivered."""
+    count = 1500
+    config, other = (made_config(tmp_path / name) for name in ("home", "other"))
+    asyncio.run(_fill_with(tmp_path / "home" / "spool", count))
+    target = tmp_path / "mail"
+    assert spool(config, "export", str(target)) == 0
+    command = [sys.executable, "-c", "import sys; from zonerelay.cli.main import main; sys.exit(main())"]
+    register = tmp_path / "other" / "imported"
+    for lines in (0, 1, 100, 400, 700):  # that it has when the import is killed
+        with subprocess.Popen([*command, "spool", "import", str(target), "--config", str(other)]) as process:
+            assert wait_until(
+                lambda lines=lines: register.exists() and register.stat().st_size >= 33 * lines,  # type: ignore[misc]
+                timeout=30,
+                interval=0.001,
+            )
+            process.kill()
+        assert register.stat().st_size < 33 * count
+    assert spool(other, "import", str(target)) == 0
+    assert asyncio.run(_take(tmp_path / "other" / "spool")) == count
+    capsys.readouterr()
+    assert spool(other, "import", str(target)) == 0
+    assert capsys.readouterr().out.startswith("0 messages")
+
+
+async def _fill_with(path: Path, count: int) -> None:
+    async with Spool(path) as opened:
+        await asyncio.gather(*(store_message(opened.store, number) for number in range(1, count + 1)))
+
+
+async def _take(path: Path) -> int:
+    """Deliver all mail, and count it by its ids."""
+    async with Spool(path) as opened:
+        found = [each async for each in opened.store.scan()]
+        await opened.store.settle([Finish(each) for each in found])
+    assert len({each.message_id for each in found}) == len(found)
+    return len(found)
+
+
+def test_the_spool_stays_the_relays_own(config: Path, tmp_path: Path) -> None:
+    """Root imports for it, where the source is root's."""
+    target = tmp_path / "mail"
+    assert spool(config, "export", str(target)) == 0
+    home = tmp_path / "other"
+    other = made_config(home)
+    if os.geteuid() == 0:
+        os.chown(home, 1, 1)
+    assert spool(other, "import", str(target)) == 0
+    made = [each for each in home.rglob("*") if each != other]
+    assert len(made) > 5
+    assert {each.stat().st_uid for each in made} == {home.stat().st_uid}
+    assert {each.stat().st_mode & 0o077 for each in target.iterdir()} == {0}
 
 
 def test_the_room_is_looked_at_first(

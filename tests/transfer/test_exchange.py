@@ -15,11 +15,12 @@ from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Body, Envelope, Message, Notify, Ret
-from zonerelay.model.message_id import MessageId
+from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.priority import Priority
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
+from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer import export, files
 from zonerelay.transfer.loader import Loaded, Loader
 from zonerelay.transfer.others.foreign import Foreign, Open, adopted
@@ -181,6 +182,18 @@ class Full:
         return self._store.begin(envelope)
 
 
+async def test_mail_of_the_future_gets_an_id_of_today(tmp_path: Path, spool: Spool) -> None:
+    """Of a relay whose clock was wrong: ids go on from the highest that there is."""
+    later = replace(envelope_for(MessageId("0aaaaaaaaaa00000"), "a@example.net"), created=NOW * 2)
+    await commit(spool.store, later, [delivery_for(later, "a@example.net")], b"Subject: x\r\n\r\n")
+    await export_to(tmp_path / "mail", spool.store)
+    async with Spool(tmp_path / "other") as other:
+        await import_from(tmp_path / "mail", other.store, tmp_path)
+        ((message, _, _),) = (await contents(other.store)).values()
+        assert message.id < first_at(NOW + 1)
+        assert message.envelope.created == NOW * 2
+
+
 async def test_an_import_that_broke_off_goes_on(tmp_path: Path, spool: Spool) -> None:
     await fill(spool.store)
     await export_to(tmp_path / "mail", spool.store)
@@ -291,11 +304,11 @@ class Interrupted:
     def __getattr__(self, name: str) -> Any:  # Any: what the store has
         return getattr(self._store, name)
 
-    async def read_message(self, identity: MessageId) -> Message:
+    def read_body(self, identity: MessageId) -> AsyncIterator[bytes]:
         self._read += 1
         if self._read == 2:
             raise KeyboardInterrupt
-        return await self._store.read_message(identity)
+        return self._store.read_body(identity)
 
 
 async def test_an_export_that_breaks_off_leaves_nothing(tmp_path: Path, spool: Spool) -> None:
@@ -305,6 +318,21 @@ async def test_an_export_that_breaks_off_leaves_nothing(tmp_path: Path, spool: S
         with pytest.raises(KeyboardInterrupt):
             await export_to(tmp_path / name, Interrupted(spool.store))
         assert sorted(tmp_path.iterdir()) == before
+
+
+async def test_a_body_that_cannot_be_read_leaves_no_half_of_it(tmp_path: Path, spool: Spool) -> None:
+    await fill(spool.store)
+    await spool.store.close()
+    database = plyvel.DB(str(tmp_path / "spool"))
+    database.delete(f"message {message_id(2)} 000003".encode())
+    database.close()
+    await spool.open()
+    (trouble,) = await export_to(tmp_path / "mail", spool.store)
+    assert trouble.name == message_id(2)
+    assert sorted(each.name for each in (tmp_path / "mail").iterdir()) == [
+        f"{message_id(1)}.eml",
+        f"{message_id(1)}.json",
+    ]
 
 
 async def test_a_target_that_is_there_is_not_replaced(tmp_path: Path, spool: Spool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.transfer.others import pickles, reading
+from zonerelay.transfer.others import slimta as reader
 from zonerelay.transfer.stored import TransferError
 
 BODY = b"""\
@@ -102,8 +104,10 @@ async def test_a_disk_queue_moves_in(tmp_path: Path) -> None:
         check(await rows(spool.store), attempts=1, delivered=False)
 
 
-async def test_a_disk_queue_in_use_is_refused(tmp_path: Path) -> None:
-    library = tmp_path / "pyaio.abi3.so"
+async def test_a_disk_queue_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"pyaio{os.getpid()}"  # another test may import at this moment
+    monkeypatch.setattr(reader, "LIBRARY", name)
+    library = tmp_path / f"{name}.abi3.so"
     library.write_bytes(b"\0" * 4096)
     hold = (
         f"import mmap; f = open({str(library)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0);"
@@ -113,7 +117,7 @@ async def test_a_disk_queue_in_use_is_refused(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None
         user.stdout.readline()
-        with pytest.raises(TransferError, match=f"process {user.pid} has pyaio loaded"):
+        with pytest.raises(TransferError, match=f"process {user.pid} has {name} loaded"):
             async with reading("slimta-disk", str(tmp_path), 0.0):
                 pass
         user.kill()

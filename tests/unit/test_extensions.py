@@ -25,7 +25,6 @@ def test_extensions_of_a_usual_server() -> None:
         eight_bit_mime=True,
         smtputf8=True,
         starttls=True,
-        enhanced_status_codes=True,
     )
 
 

@@ -9,16 +9,18 @@ from zonerelay.store.redis.connection import Confirmation, Reply, Server
 from zonerelay.store.redis.durability import ServerFacts
 
 
-def facts(version: tuple[int, ...], *, has_log: bool = True, max_memory: int = 0) -> ServerFacts:
-    return ServerFacts("Redis", version, True, (), has_log, 100, max_memory)
+def facts(version: tuple[int, ...], *, syncs_log: bool = True, max_memory: int = 0) -> ServerFacts:
+    return ServerFacts("Redis", version, True, (), syncs_log, 100, max_memory)
 
 
 @pytest.mark.parametrize(
-    ("version", "has_log", "asked"),
+    ("version", "syncs_log", "asked"),
     [((7, 0, 15), True, False), ((7, 2, 0), True, True), ((8, 0, 0), True, True), ((7, 2, 4), False, False)],
 )
-def test_log_is_waited_for_where_the_server_can(version: tuple[int, ...], has_log: bool, asked: bool) -> None:
-    assert facts(version, has_log=has_log).can_wait_for_log is asked
+def test_log_is_waited_for_where_the_server_can(
+    version: tuple[int, ...], syncs_log: bool, asked: bool
+) -> None:
+    assert facts(version, syncs_log=syncs_log).can_wait_for_log is asked
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ COMMANDS = {
     "spool check": ("spool.check", "check"),
     "spool export": ("spool.exchange", "export_to"),
     "spool import": ("spool.exchange", "import_from"),
-    "spool is-empty": ("operate.spool", "is_empty"),
+    "spool is-empty": ("spool.drained", "is_empty"),
     "spool migrate": ("spool.migrate", "migrate"),
     "spool repair": ("spool.repair", "repair"),
     "spool restore": ("spool.backup", "restore"),

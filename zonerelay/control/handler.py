@@ -133,7 +133,7 @@ class ControlHandler:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
-        async with aclosing(self._operations.select(_queue_filter(request.filter), limit, answer)) as found:
+        async with aclosing(self._operations.select(queue_filter(request.filter), limit, answer)) as found:
             async for delivery, message, state in found:
                 if request.limit and rows == request.limit:
                     return End(count=rows, more=True)
@@ -142,7 +142,7 @@ class ControlHandler:
         return End(count=rows, missing=self._operations.left_out())
 
     async def _count(self, request: QueueCount, answer: Answer) -> None:
-        wanted = _queue_filter(request.filter)
+        wanted = queue_filter(request.filter)
         async with aclosing(self._operations.select(wanted, request.sample)) as found:
             async for delivery, message, state in found:
                 await answer.send(delivery_row(delivery, message, state))
@@ -151,7 +151,7 @@ class ControlHandler:
     async def _change(self, request: QueueChange, answer: Answer) -> Changed:
         if request.filter.is_everything and not request.everything:
             raise ControlError("no filter, and not everything either: which deliveries?")
-        wanted = _queue_filter(request.filter)
+        wanted = queue_filter(request.filter)
         verbs = {
             "retry": self._operations.retry,
             "hold": self._operations.hold,
@@ -195,7 +195,7 @@ class ControlHandler:
         return End(count=len(seen), missing=self._operations.left_out())
 
 
-def _queue_filter(wanted: Filter) -> QueueFilter:
+def queue_filter(wanted: Filter) -> QueueFilter:
     return msgspec.convert(wanted, QueueFilter, from_attributes=True)
 
 

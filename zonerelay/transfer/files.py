@@ -101,7 +101,9 @@ class Target(Protocol):
     """Where an export goes."""
 
     async def add(self, stored: Stored) -> None:
-        """Raises OSError, and what reading the body raises."""
+        """All of it or nothing. Raises OSError, ValueError for what is no JSON, and what reading the body
+        raises.
+        """
 
 
 class _Directory:
@@ -109,10 +111,16 @@ class _Directory:
         self._path = path
 
     async def add(self, stored: Stored) -> None:
-        with (self._path / f"{stored.message.id}.eml").open("xb") as file:
-            async for piece in stored.body():
-                file.write(piece)
-        (self._path / f"{stored.message.id}.json").write_bytes(encode(stored))
+        sheet = encode(stored)
+        path = self._path / f"{stored.message.id}.eml"
+        try:
+            with path.open("xb") as file:
+                async for piece in stored.body():
+                    file.write(piece)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        path.with_suffix(".json").write_bytes(sheet)
 
 
 class _Tar:
@@ -120,17 +128,19 @@ class _Tar:
         self._tar = tar
 
     async def add(self, stored: Stored) -> None:
+        sheet = encode(stored)
         with tempfile.SpooledTemporaryFile(_IN_MEMORY) as body:
             async for piece in stored.body():
                 body.write(piece)
             self._add(f"{stored.message.id}.eml", stored.message.envelope.created, body)
-        self._add(f"{stored.message.id}.json", stored.message.envelope.created, io.BytesIO(encode(stored)))
+        self._add(f"{stored.message.id}.json", stored.message.envelope.created, io.BytesIO(sheet))
 
     def _add(self, name: str, when: float, file: IO[bytes]) -> None:
         entry = tarfile.TarInfo(name)
         entry.size, entry.mtime, entry.mode = file.seek(0, io.SEEK_END), int(when), 0o600
         file.seek(0)
         self._tar.addfile(entry, file)
+        self._tar.members = []  # type: ignore[attr-defined]  # it keeps a list of all that it has written
 
 
 def refuse_target(path: Path) -> None:
@@ -186,6 +196,8 @@ _Open = Callable[[str], IO[bytes]]
 @contextmanager
 def reading(path: Path) -> Iterator[Source]:
     """A directory or tar as a source. Raises TransferError, OSError."""
+    if not path.exists():
+        raise TransferError(f"there is no {path}")
     if path.is_dir():
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
         yield _source(sizes, lambda name: (path / name).open("rb"))

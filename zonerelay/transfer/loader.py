@@ -92,7 +92,10 @@ class Loader:
             tuple(each for each in item.deliveries if not self._register.knows(item.key, each.recipient))
             for item in batch
         ]
-        firsts = [_first_id(item, fresh) for item, fresh in zip(batch, left, strict=True)]
+        firsts = [
+            item.message.id if item.is_ours else self._derived(item, fresh, 0)
+            for item, fresh in zip(batch, left, strict=True)
+        ]
         known = await self._store.read_messages(firsts)
         for item, fresh, first in zip(batch, left, firsts, strict=True):
             identity = await self._id_for(item, fresh, first, taken, known) if fresh else None
@@ -130,7 +133,8 @@ class Loader:
         """An id that is free; `None` when the message is in the store already.
 
         Mail of our own format keeps its id. Another one follows from the source and the time of acceptance,
-        so that old mail is sent before new, and that a killed import finds what it has stored.
+        so that old mail is sent before new, and that a killed import finds what it has stored. An id of the
+        future is another's clock: the ids of this relay would go on from there for good.
         """
         is_part = len(fresh) < len(item.deliveries) or any(
             self._register.knows(item.key, each.address) for each in item.message.envelope.recipients
@@ -144,8 +148,14 @@ class Loader:
                 if not is_part and _is_same(known[identity], item):
                     return None
             number += 1
-            identity = _derived(item, fresh, number)
+            identity = self._derived(item, fresh, number)
             known |= await self._store.read_messages([identity])
+
+    def _derived(self, item: Stored, deliveries: Sequence[Delivery], number: int) -> MessageId:
+        told = "\n".join((item.key, str(number), *(each.recipient for each in deliveries)))
+        digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()
+        when = min(max(item.message.envelope.created, 0.0), self._now)
+        return MessageId(first_at(when)[:11] + digest[:5])
 
     # --- one message
 
@@ -160,7 +170,8 @@ class Loader:
                     await self._write_foreign(writer, item, envelope, deliveries)
         except (HeaderTooLargeError, ValueError, EOFError) as error:
             why = f"its header is larger than {MAX_HEADER} octets"
-            return Unusable(item.key, why if isinstance(error, HeaderTooLargeError) else str(error))
+            name = item.message.id if item.is_ours else item.key
+            return Unusable(name, why if isinstance(error, HeaderTooLargeError) else str(error))
         return None
 
     async def _write_ours(self, writer: MessageWriter, item: Stored, deliveries: Sequence[Delivery]) -> None:
@@ -240,10 +251,6 @@ class _Body:
         return clean
 
 
-def _first_id(item: Stored, deliveries: Sequence[Delivery]) -> MessageId:
-    return item.message.id if item.is_ours else _derived(item, deliveries, 0)
-
-
 def _note(item: Stored) -> str:
     return f"imported={item.key}"
 
@@ -252,9 +259,3 @@ def _is_same(known: Message, item: Stored) -> bool:
     if not item.is_ours:
         return _note(item) in known.trace
     return known.envelope == item.message.envelope
-
-
-def _derived(item: Stored, deliveries: Sequence[Delivery], number: int) -> MessageId:
-    told = "\n".join((item.key, str(number), *(each.recipient for each in deliveries)))
-    digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()
-    return MessageId(first_at(item.message.envelope.created)[:11] + digest[:5])

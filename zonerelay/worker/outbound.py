@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 class Sending:
-    """One per worker. `environment` is where secrets may be (`config/secrets.py`), `policy_port` that of the
-    servers of MTA-STS policies. `limits_socket`: where limits are leased that other workers go by as well;
-    `holder` is a name that no other worker has had.
+    """The sending side of one worker. `environment` may hold secrets (`config/credentials/secrets.py`);
+    `policy_port` is the port of the servers of MTA-STS policies. `limits_socket` is the socket of limits that
+    workers share; `holder` is a name that no other worker has had.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,11 +23,9 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings
+from zonerelay.control.handler import queue_filter
 from zonerelay.control.messages.answers import Progress
-from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
-from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.operator.filters import Matcher
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 from zonerelay.store.spool_paths import is_shared
@@ -36,12 +33,6 @@ from zonerelay.transfer import export, files, others
 from zonerelay.transfer.loader import Loaded, Loader
 from zonerelay.transfer.register import Register
 from zonerelay.transfer.stored import Source, TransferError, Unusable
-
-if TYPE_CHECKING:
-    from zonerelay.control.messages.requests import Filter
-
-SHEET = 4096
-"""Octets of the records of a message in any spool, generously."""
 
 
 class Exported(msgspec.Struct):
@@ -56,29 +47,14 @@ def export_to(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     target: Path = arguments.path.absolute()
     now = time.time()
-    matcher = Matcher(_filter(filter_of(arguments)), now)
-    with stopped(settings), _translated(), files.writing(target) as target_files:
+    matcher = Matcher(queue_filter(filter_of(arguments)), now)
+    with stopped(settings), _translated("nothing was written"), files.writing(target) as target_files:
         done = asyncio.run(_export(settings, matcher, now, target_files, target.parent))
     if arguments.json:
         output.print_line(done)
     else:
         print(f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}.")
     return FAILED if done.unusable else OK
-
-
-def _filter(wanted: Filter) -> QueueFilter:
-    return QueueFilter(
-        sender=wanted.sender,
-        recipient=wanted.recipient,
-        domain=wanted.domain,
-        zone=wanted.zone,
-        priority=None if wanted.priority is None else Priority(wanted.priority),
-        state=None if wanted.state is None else DeliveryState(wanted.state),
-        min_age=wanted.min_age,
-        max_age=wanted.max_age,
-        reply_text=wanted.reply_text,
-        message_id=None if wanted.message_id is None else MessageId(wanted.message_id),
-    )
 
 
 async def _export(
@@ -105,7 +81,7 @@ async def _export(
 
 def import_from(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
-    with stopped(settings) as home, _translated():
+    with stopped(settings) as home, _translated("what was done until then is kept; run it again"):
         done = asyncio.run(_import_from(settings, arguments.system, arguments.place, home))
     return _report(arguments, done)
 
@@ -122,7 +98,7 @@ async def _import_from(settings: Settings, system: str | None, place: str, home:
 async def _import(settings: Settings, source: Source, home: Path, now: float) -> Loaded:
     if not is_shared(settings.spool):
         place = settings.spool.path if settings.spool.path.exists() else home
-        check_room(source.octets + SHEET * source.messages, place, settings.spool.min_free_space)
+        check_room(source.octets + export.SHEET_SIZE * source.messages, place, settings.spool.min_free_space)
     register = Register(home)
     try:
         async with opened(settings) as store:
@@ -175,13 +151,14 @@ def _tell(trouble: Unusable) -> None:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translated(consequence: str) -> Iterator[None]:
+    """Raises CliError."""
     try:
         yield
     except TransferError as error:
         raise CliError(str(error), USAGE) from error
     except (StoreError, OSError) as error:
-        raise CliError(f"{error}. What was done until then is kept; run it again") from error
+        raise CliError(f"{error}; {consequence}") from error
 
 
 def check_room(needed: int, place: Path, guard: int) -> None:

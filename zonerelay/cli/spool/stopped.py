@@ -48,32 +48,33 @@ def stopped(settings: Settings) -> Iterator[Path]:
     """Yields the directory beside the spool. Raises CliError, and RunningError while the relay runs."""
     if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
         raise CliError('backend = "memory" without shelve keeps no spool of a stopped relay', USAGE)
-    with _private(settings.spool):
+    with _private():
         held = _lock(settings)
         try:
             yield settings.spool.path.parent
         finally:
+            _give_back(settings.spool)
             os.close(held)
 
 
 @contextlib.contextmanager
 def beside(settings: Settings) -> Iterator[Path]:
     """Yields the directory beside the spool, which is made if it is not there. Raises CliError."""
-    with _private(settings.spool):
+    with _private():
         try:
-            home = prepare_home(settings)
+            yield prepare_home(settings)
         except StartError as error:
             raise CliError(str(error), USAGE) from error
-        yield home
+        finally:
+            _give_back(settings.spool)
 
 
 @contextlib.contextmanager
-def _private(spool: SpoolSettings) -> Iterator[None]:
+def _private() -> Iterator[None]:
     umask = os.umask(0o077)
     try:
         yield
     finally:
-        _give_back(spool)
         os.umask(umask)
 
 
@@ -148,8 +149,8 @@ def _give_back(spool: SpoolSettings) -> None:
     if os.geteuid() != 0 or not spool.path.exists():
         return
     home = spool.path.parent
-    owner = home.stat()
-    if owner.st_uid == 0:
+    owner = next((found for each in (spool.path, home) if (found := each.stat()).st_uid), None)
+    if owner is None:
         return
     places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
     for place in {each for each in places if each is not None and each.is_dir()}:

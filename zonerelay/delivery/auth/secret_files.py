@@ -7,7 +7,7 @@ A server that rotates refresh tokens may refuse the old one, so a lost token cos
 in a browser. A new token is stored before the new access token is used: in the file that held the old one,
 atomically and readable by its owner alone. Where that file cannot be written (an environment variable,
 systemd's credentials, a directory that the relay may only read) the token goes to a file of its own in
-`directory`, which counts as long as the operator's original is still the one that it replaces.
+`directory`. That file is used as long as the operator has not changed the original which it replaces.
 
 Raises SecretError, whose text is for the operator.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
@@ -24,6 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
+from zonerelay.delivery.auth.accounts import digest
 from zonerelay.model.outbox import is_mailbox_zone
 
 # The fields of stat that change with a file.
@@ -93,7 +93,7 @@ class KeptTokens:
             raise SecretError(f"{path} cannot be read: {reason}; remove it to start afresh") from error
         match kept:
             case {"replaces": str(replaced), "refresh_token": str(token)} if token:
-                return token if replaced == _digest(original) else original
+                return token if replaced == digest(original) else original
         raise SecretError(f"{path} is damaged; remove it to start afresh")
 
     def replace(self, credential: str, reference: str, original: str, token: str) -> None:
@@ -105,7 +105,7 @@ class KeptTokens:
                 _write(Path(reference), f"{token}\n")
                 return
         path = self._path(credential)
-        document = json.dumps({"replaces": _digest(original), "refresh_token": token})
+        document = json.dumps({"replaces": digest(original), "refresh_token": token})
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             _write(path, f"{document}\n")
@@ -134,7 +134,3 @@ def _write(path: Path, text: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

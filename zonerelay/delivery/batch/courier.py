@@ -7,28 +7,29 @@ recipient has an answer or `max_hosts_per_attempt` addresses have been tried.
 Policies:
 
 - When an idle connection turns out to be closed before it has answered MAIL, the transaction runs again on a
-  fresh connection and the attempt costs nothing.
+  fresh connection and is not counted as an attempt.
 - A failure before the reply to MAIL concerns the host: the courier tries the next one. A later failure is a
   deferral, because a second host would be asked to take what the first may have taken.
 - Every failure of a host is a deferral, a greeting with 5yz and a forbidden address included. Mail bounces
   only for a peer's 5yz to a recipient or the message, for a message beyond an announced SIZE (5.3.4), and
   where every host of the route lacks an extension: 8-bit content without 8BITMIME (5.6.3), UTF-8 in addresses
   or header fields without SMTPUTF8 (5.6.7).
-- In a zone with sources the batch has one source, and what a peer says about its address is remembered
-  against it (`source/selection.py`). A refusal of the address bounces no mail and suspends no destination
-  while another source is left: the next attempt uses that one. A source whose address this machine lacks, or
-  that shares no address family with the hosts, gives way to the next source at once.
+- In a zone with sources the batch has one source, and a peer's refusal of the source's address is remembered
+  with the source (`source/selection.py`). A refusal of the address bounces no mail and suspends no
+  destination while another source is left: the next attempt uses that one. A source whose address this
+  machine lacks, or that shares no address family with the hosts, gives way to the next source at once.
 - Hosts that were found dead lately are tried last (`connection/host_order.py`). In a zone with credentials
   the batch has one credential and uses connections that were logged in with it; while the log-in fails the
-  batch waits (`auth/logins.py`). A next hop that wants a log-in without a configured credential bounces no
-  mail (`batch_state.py`).
+  batch waits (`auth/logins.py`). Where no credential is configured and the next hop wants a
+  log-in, no mail bounces (`batch_state.py`).
 - When a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
   several connections to the same host as long as each one settles a recipient.
-- An unexpected exception is a deferral of scope LOCAL and goes to the event loop's exception handler.
+- An unexpected exception is a deferral that says nothing about the host (scope LOCAL), and goes to the event
+  loop's exception handler.
 
-A cancelled delivery aborts its connection, because a late reply could be paired with another message. It ends
-as cancelled while no recipient has an answer; later it returns outcomes, so that mail that a peer has taken
-is not sent again.
+A cancelled delivery aborts its connection, because a late reply could be paired with another message. When
+no recipient has an answer yet, the delivery ends as cancelled; otherwise it returns its outcomes, so that
+mail that a peer has taken is not sent again.
 """
 
 from __future__ import annotations
@@ -234,7 +235,8 @@ class SmtpCourier:
                 session = await self._opener.open(terms, host, ip, slot, plan)
             except HostTrouble as trouble:
                 # The host may take fewer connections than we allow: its idle ones give way to this one.
-                if not (trouble.is_not_now and await self._pool.clear(terms.route)):
+                is_not_now = trouble.said is not None and trouble.said.is_transient
+                if not (is_not_now and await self._pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
         except HostTrouble as trouble:

@@ -254,7 +254,7 @@ class Pool:
         ahead = 0 if line is None else _ahead(line, place)
         # Free room belongs to the waiters ahead.
         lacking = self._slots.open_in(zone.name) + ahead + 1 - zone.max_connections
-        if self._slots.zone_is_full(zone) or lacking > 0:
+        if lacking > 0:
             self._lines.setdefault(zone.name, {})[place] = None
             if lacking > self._closing_now(zone.name):
                 self._make_room(zone.name)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
@@ -73,9 +72,6 @@ class Slots:
         if zone == MAILBOXES:
             return sum(count for name, count in self._in_zone.items() if is_mailbox_zone(name))
         return self._in_zone[zone]
-
-    def zone_is_full(self, zone: ZoneSettings) -> bool:
-        return self._in_zone[zone.name] >= zone.max_connections
 
     def site_is_full(self, terms: Terms) -> bool:
         lines = self._at_site.get(terms.route.site)

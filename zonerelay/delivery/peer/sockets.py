@@ -47,11 +47,6 @@ class HostTrouble(Exception):
         self.said = said
         self.down = down
 
-    @property
-    def is_not_now(self) -> bool:
-        """True when the host itself answered with a temporary refusal."""
-        return self.said is not None and self.said.is_transient
-
 
 class SourceTrouble(HostTrouble):
     """This machine cannot send from an address of a source. `ip` is the address, `reason` the

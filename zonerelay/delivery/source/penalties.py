@@ -81,13 +81,12 @@ class SourceMemory:
             self._refusals.popitem(last=False)
         return is_new
 
-    def refused_at(self, source: str, hosts: str) -> float | None:
-        """Returns when these hosts last refused the source, `None` when no penalty is in force."""
-        refusal = self._in_force((source, hosts, False))
+    def refused_at(self, source: str, hosts: str, *, ipv6: bool = False) -> float | None:
+        """Returns when these hosts last refused the source, `None` when no penalty is in force. `ipv6`: when
+        they refused its IPv6 alone.
+        """
+        refusal = self._in_force((source, hosts, ipv6))
         return None if refusal is None else refusal.at
-
-    def ipv6_refused(self, source: str, hosts: str) -> bool:
-        return self._in_force((source, hosts, True)) is not None
 
     def penalties(self) -> list[Penalty]:
         """Returns all penalties in force, the latest last."""

@@ -73,6 +73,7 @@ class SourceSelection:
         self._clock = clock
         self._observer = observer
         self._memory = SourceMemory(clock)
+        self.penalties = self._memory.penalties
         self._sources: dict[str, SourceSettings] = {}
         self._keys: dict[tuple[str, bool], ConnectionKey] = {}
 
@@ -149,7 +150,8 @@ class SourceSelection:
 
     def _avoids_ipv6(self, source: SourceSettings, hosts: str) -> bool:
         return len(source.address) > 1 and (
-            self._memory.ipv6_refused(source.name, hosts) or not self._has(source, ipv6=True)
+            self._memory.refused_at(source.name, hosts, ipv6=True) is not None
+            or not self._has(source, ipv6=True)
         )
 
     def _has(self, source: SourceSettings, *, ipv6: bool) -> bool:
@@ -201,9 +203,6 @@ class SourceSelection:
             else:
                 found.append(f"source {name}: the address {ip} cannot be sent from: {reason}")
         return tuple(found)
-
-    def penalties(self) -> list[Penalty]:
-        return self._memory.penalties()
 
     def penalty_counts(self) -> dict[str, int]:
         """Returns, for every source, how many destinations pass it over."""

@@ -13,6 +13,7 @@ import ssl
 
 from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.model.clock import Clock
+from zonerelay.process.webclient import default_context
 
 
 class TlsPolicy:
@@ -47,7 +48,7 @@ def _encrypting() -> ssl.SSLContext:
 
 
 def _verifying() -> ssl.SSLContext:
-    context = ssl.create_default_context()
+    context = default_context()
     context.check_hostname = False  # `verify.py` checks several names, and reports those of the certificate
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -170,16 +170,13 @@ class Intake:
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
         elif piece:
-            self._pass_on(piece)
-
-    def _pass_on(self, piece: bytes) -> None:
-        self._eight_bit = self._eight_bit or not piece.isascii()
-        if self._scanner is not None:
-            self._scan(self._scanner, piece)
-            return
-        self._append(piece)
-        if self._hash is not None:
-            self._hash.feed(piece)
+            self._eight_bit = self._eight_bit or not piece.isascii()
+            if self._scanner is not None:
+                self._scan(self._scanner, piece)
+                return
+            self._append(piece)
+            if self._hash is not None:
+                self._hash.feed(piece)
 
     def _scan(self, scanner: HeaderScanner, piece: bytes) -> None:
         try:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zonerelay.config.settings import BareLineEnds
 from zonerelay.inbound.cleanup.intake import Intake
 from zonerelay.inbound.policy.changes import Changes, WholeMessage
-from zonerelay.inbound.state import changed_envelope
+from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.replies import ServerReply
@@ -51,13 +52,18 @@ class WholeIntake(Intake):
             self._fail(error)
         return await super().store() if self.refusal is None else self.refusal
 
-    def _pass_on(self, piece: bytes) -> None:
+    def _take(self, piece: bytes) -> None:
         if not self._gathers:
-            super()._pass_on(piece)
+            super()._take(piece)
             return
-        self._gathered += piece
         self._counted += len(piece)
-        self._charge()
+        if self._counted > self._settings.max_message_size:
+            self._refuse(replies.TOO_BIG)
+        elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
+            self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
+        else:
+            self._gathered += piece
+            self._charge()
 
     def _charge(self) -> None:
         super()._charge()
@@ -100,7 +106,7 @@ class WholeIntake(Intake):
             context.rewriting.rewrite(transaction, origin)
         before = self.envelope
         self.envelope = transaction.envelope(before.id, before.created, origin, before.priority)
-        self._scanner, self._size = self._later, 0
+        self._scanner = self._later
         self._charge()
 
     async def _commit(self, writer: MessageWriter) -> ServerReply:

@@ -1,13 +1,14 @@
-"""Holds a row that this relay has claimed: how it is read from its columns, and what becomes of it. Pure.
+"""Holds a row that this relay has claimed: reads it from its columns, and decides what is written into it.
+Pure.
 
-What an application has written is as untrusted as what an SMTP client says: BadRowError names the column that
-cannot be sent. Each recipient has a state of its own, so a recipient that has the message is not sent it
-again. The row is written when something is known for good; with the last recipient that was out it is
-finalised.
+What an application has written is as untrusted as what an SMTP client says: BadRowError names the column
+that cannot be sent. Each recipient has a state of its own, so a recipient that has the message is not sent
+it again. The row is written each time a recipient has its final outcome or is to be retried. When the last
+recipient that was being attempted has one, the row gets its status:
 
     every recipient has it        sent
     a recipient is to be retried  queued; next_retry_at is the time of the first of them
-    otherwise                     failed; error_log says why, and names recipients by the hash of the log
+    otherwise                     failed; error_log says why, and names recipients by the log's pseudonyms
 """
 
 from __future__ import annotations

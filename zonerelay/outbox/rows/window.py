@@ -1,11 +1,15 @@
-"""How many rows of which queue this relay has at hand, and how many more it may claim. Pure.
+"""Counts the rows of the outbox that this relay has claimed, the window, and says how many more it may
+claim. Pure.
 
-A queue is a zone's, or a mailbox's, for one priority. Strategies (policy → the harm it prevents):
+A queue is a zone's, or a mailbox's, for one priority. Policies:
 
-- A queue that has its share is passed over until it has half of it → a slow server does not fill the window.
-- The share is at most `SHARE`, and half of what is free → several slow servers leave room for others.
-- A queue with less than `FEW` may go beyond `MOST` → however full the window is, a new queue's rows come in.
-- `MOST` + `RESERVE` is the end → memory does not grow with the table, nor with the number of mailboxes.
+- A queue whose rows fill its share claims no more until they fill only half of it. So one slow server does
+  not fill the window.
+- A share is at most `SHARE`, and at most half of what is free. So several slow servers leave room for others.
+- A queue with fewer than `FEW` rows may claim beyond `MOST`. So a new queue's rows come in, however full the
+  window is.
+- The window never holds more than `MOST` + `RESERVE` rows. So memory grows neither with the table nor with
+  the number of mailboxes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes outcomes of rows: many in one statement, in order for each row, until each is stored.
 
 While the database is away, outcomes are kept and written when it is back; the caller does not wait. At most
-as much is kept as the relay has claimed. A row whose claim was lost is not changed, and `written` hears of
-it. A write that the database refuses for its values is tried once more without its texts.
+as much is kept as the relay has claimed. A row whose claim was lost is not changed, and the callback
+`written` is told. A write that the database refuses for its values is tried once more without error texts.
 """
 
 from __future__ import annotations

@@ -1,34 +1,41 @@
-"""Probation: the part of a zone's connections for destinations that do not answer, or take long. Pure.
+"""Limits how many of a zone's connections go to destinations that do not answer or that answer late. Pure.
 
-A host that accepts connections and says nothing keeps each for minutes, one that takes messages and does not
-say so for ten, and a tarpit answers in the end. So in a zone routed by MX destinations have a standing:
+A host that accepts a connection and says nothing keeps it for minutes; a host that takes a message and does
+not answer keeps it for ten. So in a zone that is routed by MX every destination has a standing:
 
-- QUICK: it answered the last attempt, and in time. Nothing here limits it.
-- NEW: nothing is known of it yet. It has `first` connections (an eighth of the zone's) until it answers.
-- FAILING: it did not answer the last attempt, or is suspended. Likewise.
-- SLOW: it answered the last attempt, after more than `LONG` seconds.
+- QUICK: it answered the last attempt in time. Nothing here limits it.
+- NEW: the relay has not heard from it yet. It has `first` connections (an eighth of the zone's) until it
+  answers.
+- FAILING: it did not answer the last attempt, or it is suspended. It has `first` connections, too.
+- SLOW: it answered the last attempt after more than `LONG` seconds. Only the sums below limit it.
 
-Of the zone's connections NEW ones have five eighths, FAILING ones a quarter, and an eighth while new ones
-wait, FAILING and SLOW ones half, all of them three quarters. A destination without room waits here; the next
-connection that is given back goes to those that wait, in rotation: to new ones with fresh mail, new ones
-without it, failing and slow ones.
+Of the zone's connections
 
-Promise: QUICK destinations always find a quarter of the zone's connections free of all others; NEW ones a
-quarter free of those that are known to be slow or to fail. NEW ones come before FAILING ones: when thousands
-of domains die together, the attempts at them would else hold what every host needs that has not been heard of
-yet (seen in ten million simulated deliveries: the queue never became shorter again).
+- NEW destinations together take five eighths at most;
+- FAILING ones a quarter at most, and an eighth at most while a NEW one waits;
+- FAILING and SLOW ones together a half at most;
+- NEW, FAILING and SLOW ones together three quarters at most.
 
-Where workers share the zone's connections each goes by its part of them, or together they would have all.
-A destination that was admitted and waits until its worker is given a connection counts as if it had one: or
-those connections would come for destinations that may not use them.
+A destination without room waits here. A connection that is given back goes to the waiting destinations in
+rotation: to NEW ones with fresh mail, to NEW ones without it, to FAILING and SLOW ones.
 
-When thousands of domains have died together, the suspensions of many are over while few connections are for
-such. What is claimed for them would fill the window with mail that cannot go. So once the window is half full
-no more of them begin to wait for a probe than can hold a quarter of it (`Probes`); the suspension of the
-others begins again, and costs no connection. A destination that waits already goes on waiting.
+Promise: QUICK destinations find a quarter of the zone's connections that no other destination takes, and NEW
+ones find a quarter that no FAILING or SLOW one takes. NEW ones come before FAILING ones because, when
+thousands of domains die together, the attempts at them would otherwise take every connection that a healthy
+host without a standing needs (seen in ten million simulated deliveries: the queue never became shorter
+again).
 
-What is known outlives the destination, up to `KNOWN`: with more destinations than are kept in memory, each
-would else be new again and again.
+Workers that share the zone's connections each apply the parts to their own share of them. A destination that
+was admitted and waits for its worker to be given a connection counts as if it had that connection; otherwise
+the worker would be given connections for destinations that may not use them.
+
+When thousands of domains have died together, the suspensions of many end at a time when FAILING destinations
+have few connections. Claimed mail for all of them would fill the window. So once the window is half full,
+only so many destinations begin to wait for a probe as fill a quarter of it (`Probes`); the others are
+suspended again, which costs no connection. A destination that waits already goes on waiting.
+
+A standing outlives its destination in memory, for up to `KNOWN` destinations; otherwise a zone with more
+destinations than memory keeps would take each of them for NEW again and again.
 """
 
 from __future__ import annotations

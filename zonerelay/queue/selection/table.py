@@ -63,11 +63,6 @@ class Destinations:
         self._round_robin.enter(destination)
         return destination
 
-    def key_of(self, domain: str) -> DestinationKey | None:
-        """Where its mail goes, if that is known without asking."""
-        line = self.lines.get(domain)
-        return line.key if isinstance(line, Destination) else None
-
     def resume(self, key: DestinationKey | None) -> list[Destination]:
         """Lift the suspension of one destination or all; the ones that were troubled."""
         chosen = list(self.destinations.values()) if key is None else [self.destinations.get(key)]
@@ -129,14 +124,11 @@ class Destinations:
             key, destination = next(iter(self.destinations.items()))
             if destination.is_forgettable(now):
                 del self.destinations[key]
-                self._forget(destination)
+                self._round_robin.leave(destination)
+                for domain in destination.domains:
+                    del self.lines[domain]
             else:
                 self.destinations.move_to_end(key)
-
-    def _forget(self, destination: Destination) -> None:
-        self._round_robin.leave(destination)
-        for domain in destination.domains:
-            del self.lines[domain]
 
     def clear(self) -> Iterator[None]:
         """Forget everything, a destination at each step; nothing of it is active. They and their hosts refer

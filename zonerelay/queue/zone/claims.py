@@ -95,9 +95,8 @@ class Claims:
 
     def released(self, priorities: Iterable[Priority]) -> None:
         """Something of these has been given back to the store."""
-        for priority in priorities:
-            self._more.add(priority)
-            self._new.add(priority)
+        self._more.update(priorities)
+        self._new.update(priorities)
 
     def postponed(self, when: float, priority: Priority) -> None:
         """There is nothing new before `when`."""

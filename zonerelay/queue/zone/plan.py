@@ -306,7 +306,8 @@ class ZonePlan:
 
     def destination_of(self, domain: str) -> DestinationKey | None:
         """Where mail for a domain goes, if that is known without asking."""
-        return self._table.key_of(domain if self._by_domain else "")
+        line = self._lines.get(domain if self._by_domain else "")
+        return line.key if isinstance(line, Destination) else None
 
     def drain(self) -> Iterator[list[Delivery]]:
         """Everything that waits or is to be handed back, a line at each step, for a stop."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import structs
-
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, TlsDemand
 from zonerelay.routing.zones.address_patterns import AddressPatterns
@@ -57,19 +55,15 @@ class DestinationEntry:
     def limits(self, zone: ZoneSettings) -> DestinationLimits | None:
         """Returns the entry's limits, completed by the zone's; `None` when the entry has none."""
         own = self.settings
-        of_zone = DestinationLimits.of_zone(zone)
-        limits = structs.replace(
-            of_zone,
-            max_connections=own.max_connections or of_zone.max_connections,
-            max_recipients_per_transaction=(
-                own.max_recipients_per_transaction or of_zone.max_recipients_per_transaction
-            ),
-            max_messages_per_connection=own.max_messages_per_connection
-            or of_zone.max_messages_per_connection,
-            max_rate=own.max_rate or of_zone.max_rate,
-        )
         numbers = (own.max_connections, own.max_recipients_per_transaction, own.max_messages_per_connection)
-        return limits if any(numbers) or own.max_rate is not None else None
+        if not any(numbers) and own.max_rate is None:
+            return None
+        return DestinationLimits(
+            own.max_connections or zone.max_connections_per_destination,
+            own.max_recipients_per_transaction or zone.max_recipients_per_transaction,
+            own.max_messages_per_connection or zone.max_messages_per_connection,
+            own.max_rate or zone.max_rate_per_destination,
+        )
 
 
 class DestinationTable:

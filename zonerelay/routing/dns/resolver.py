@@ -75,6 +75,7 @@ class Resolver:
         self._thorough = None if servers else _thorough(settings)
         names = ", ".join(map(str, servers)) or "the system's"
         self._watch = NameServerWatch(names, self._probe, observer)
+        self.problem = self._watch.problem
         self._probe_time = TRY_TIMEOUT * max(1, len(servers))
         self._servers = NameServers(
             servers,
@@ -92,10 +93,6 @@ class Resolver:
     def trusts_ad(self) -> bool:
         """True when an answer can be `secure`."""
         return self._settings.trust_ad
-
-    def problem(self) -> str | None:
-        """Returns, in words, that no name server answers now; else `None`."""
-        return self._watch.problem()
 
     async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
         """Returns the MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""

@@ -48,7 +48,6 @@ class Capabilities:
     starttls: bool = False
     chunking: bool = False
     dsn: bool = False
-    enhanced_status_codes: bool = False
     limits: PeerLimits = NO_LIMITS
     auth: frozenset[str] = NO_AUTH
 
@@ -68,7 +67,6 @@ def parse_ehlo(text: str) -> Capabilities:
         starttls="STARTTLS" in offered,
         chunking="CHUNKING" in offered,
         dsn="DSN" in offered,
-        enhanced_status_codes="ENHANCEDSTATUSCODES" in offered,
         limits=_limits(offered["LIMITS"]) if "LIMITS" in offered else NO_LIMITS,
         auth=_mechanisms(offered) if "AUTH" in text else NO_AUTH,
     )

@@ -162,7 +162,7 @@ class Plain(Mechanism):
     name = "PLAIN"
 
     def __init__(self, identity: SaslIdentity) -> None:
-        user, secret = _octets(identity.user), _octets(identity.secret)
+        user, secret = identity.user.encode(), identity.secret.encode()
         if b"\0" in user + secret:
             raise SaslError("the user name or the password contains a NUL, which PLAIN cannot send")
         self.first = b"\0%s\0%s" % (user, secret)
@@ -174,7 +174,7 @@ class LoginMechanism(Mechanism):
     name = "LOGIN"
 
     def __init__(self, identity: SaslIdentity) -> None:
-        self._answers = [_octets(identity.secret), _octets(identity.user)]
+        self._answers = [identity.secret.encode(), identity.user.encode()]
 
     def respond(self, challenge: bytes) -> bytes:
         return self._answers.pop() if self._answers else super().respond(challenge)
@@ -189,8 +189,8 @@ class Xoauth2(Mechanism):
 
     def __init__(self, identity: SaslIdentity) -> None:
         self.first = b"user=%s\x01auth=Bearer %s\x01\x01" % (
-            _octets(identity.user),
-            _octets(identity.secret),
+            identity.user.encode(),
+            identity.secret.encode(),
         )
 
     def respond(self, challenge: bytes) -> bytes:
@@ -287,7 +287,7 @@ def without_secrets(text: str, identity: SaslIdentity) -> str:
 
 
 def _spellings(identity: SaslIdentity) -> list[str]:
-    user, secret = _octets(identity.user), _octets(identity.secret)
+    user, secret = identity.user.encode(), identity.secret.encode()
     whole = (secret, b"\0%s\0%s" % (user, secret), b"user=%s\x01auth=Bearer %s\x01\x01" % (user, secret))
     # The longest comes first, because a shorter one may be a part of it.
     return sorted((_encoded(each).decode() for each in whole), key=len, reverse=True)
@@ -330,10 +330,6 @@ def _decoded(text: str) -> bytes:
         return binascii.a2b_base64(text.encode("ascii"), strict_mode=True) if text else b""
     except ValueError as error:  # binascii.Error and UnicodeEncodeError are
         raise SaslError("the server sends what is not base64") from error
-
-
-def _octets(text: str) -> bytes:
-    return text.encode()
 
 
 def _shown(text: str) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from zonerelay.model.envelope import Notify, Ret
-from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.paths import command_error
 
 MAX_ENVID = 100  # characters of xtext, RFC 3461 4.4
 MAX_ORCPT = 500  # characters, RFC 3461 4.2
@@ -27,13 +26,13 @@ _NOTIFY = {"SUCCESS": Notify.SUCCESS, "FAILURE": Notify.FAILURE, "DELAY": Notify
 def parse_ret(value: str | None) -> Ret:
     text = (value or "").upper()
     if text not in ("FULL", "HDRS"):
-        raise _bad("RET is FULL or HDRS")
+        raise command_error(501, "5.4", "RET is FULL or HDRS")
     return Ret(text)
 
 
 def parse_envid(value: str | None) -> str:
     if not value or len(value) > MAX_ENVID or not _XTEXT.fullmatch(value):
-        raise _bad(f"ENVID is at most {MAX_ENVID} characters of xtext")
+        raise command_error(501, "5.4", f"ENVID is at most {MAX_ENVID} characters of xtext")
     return value
 
 
@@ -44,7 +43,7 @@ def parse_notify(value: str | None) -> Notify:
     notify = Notify.UNSET
     for word in words:
         if word not in _NOTIFY or _NOTIFY[word] in notify:
-            raise _bad("NOTIFY is NEVER, or some of SUCCESS, FAILURE, DELAY")
+            raise command_error(501, "5.4", "NOTIFY is NEVER, or some of SUCCESS, FAILURE, DELAY")
         notify |= _NOTIFY[word]
     return notify
 
@@ -52,15 +51,11 @@ def parse_notify(value: str | None) -> Notify:
 def parse_orcpt(value: str | None) -> str:
     kind, _, address = (value or "").partition(";")
     if len(value or "") > MAX_ORCPT or not _ADDRESS_TYPE.fullmatch(kind):
-        raise _bad("ORCPT is type;xtext")
+        raise command_error(501, "5.4", "ORCPT is type;xtext")
     if kind.lower() == "utf-8":
         valid = _UTF8_XTEXT.fullmatch(address) or _UTF8_RAW.fullmatch(address)
     else:
         valid = _XTEXT.fullmatch(address)
     if not valid:
-        raise _bad("ORCPT is type;xtext")
+        raise command_error(501, "5.4", "ORCPT is type;xtext")
     return f"{kind};{address}"
-
-
-def _bad(text: str) -> CommandError:
-    return CommandError(Reply(501, "5.4", text))

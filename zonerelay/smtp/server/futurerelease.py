@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
-from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.paths import command_error
 
 MAX_HOLD_FOR = 999_999_999  # seconds, RFC 4865 3: one to nine digits, the first of them not 0
 
@@ -27,7 +26,7 @@ _LEAP_SECOND = 60
 def parse_hold_for(value: str | None) -> int:
     """Return seconds."""
     if value is None or not _SECONDS.fullmatch(value):
-        raise _bad(f"HOLDFOR is 1 to {MAX_HOLD_FOR} seconds")
+        raise command_error(501, "5.4", f"HOLDFOR is 1 to {MAX_HOLD_FOR} seconds")
     return int(value)
 
 
@@ -35,7 +34,7 @@ def parse_hold_until(value: str | None) -> float:
     """Return a Unix time."""
     match = _DATE_TIME.fullmatch(value or "")
     if match is None:
-        raise _bad("HOLDUNTIL is a date and time with its zone, as 2030-01-31T09:00:00Z")
+        raise command_error(501, "5.4", "HOLDUNTIL is a date and time with its zone, as 2030-01-31T09:00:00Z")
     *parts, fraction, sign, hours, minutes = match.groups()
     year, month, day, hour, minute, second = map(int, parts)
     # Clocks show no 60th second; the one behind the 59th is the same moment to Unix time.
@@ -44,14 +43,10 @@ def parse_hold_until(value: str | None) -> float:
         zone = _zone(sign, hours, minutes) if sign else UTC
         at = datetime(year, month, day, hour, minute, second - leap, tzinfo=zone)
     except ValueError:
-        raise _bad("HOLDUNTIL is no date that exists") from None
+        raise command_error(501, "5.4", "HOLDUNTIL is no date that exists") from None
     return at.timestamp() + leap + float(fraction or 0)
 
 
 def _zone(sign: str, hours: str, minutes: str) -> timezone:
     offset = timedelta(hours=int(hours), minutes=int(minutes))
     return timezone(-offset if sign == "-" else offset)
-
-
-def _bad(text: str) -> CommandError:
-    return CommandError(Reply(501, "5.4", text))

@@ -53,7 +53,7 @@ class CommandError(Exception):
         self.reply = reply
 
 
-def _error(code: int, detail: str, text: str) -> CommandError:
+def command_error(code: int, detail: str, text: str) -> CommandError:
     return CommandError(Reply(code, detail, text))
 
 
@@ -72,7 +72,7 @@ def forward_path(text: str) -> tuple[Mailbox, str]:
 def require_ascii(mailbox: Mailbox) -> None:
     """For a transaction that was not declared SMTPUTF8 (RFC 6531 3.5)."""
     if not mailbox.isascii():
-        raise _error(553, "6.7", "Non-ASCII address needs SMTPUTF8")
+        raise command_error(553, "6.7", "Non-ASCII address needs SMTPUTF8")
 
 
 def _path(text: str, *, bad: str, bare_postmaster: bool = False) -> tuple[Mailbox, str]:
@@ -82,17 +82,17 @@ def _path(text: str, *, bad: str, bare_postmaster: bool = False) -> tuple[Mailbo
     match = _PATH.match(text)
     if match is None:
         if not text.startswith("<"):
-            raise _error(501, "5.2", "Address must be enclosed in <>")
-        raise _error(501, bad, "Bad address syntax")
+            raise command_error(501, "5.2", "Address must be enclosed in <>")
+        raise command_error(501, bad, "Bad address syntax")
     route, local, domain = match.groups()
     if route is not None:
-        raise _error(553, bad, "Source routes are not supported")
+        raise command_error(553, bad, "Source routes are not supported")
     if domain is None:
         if not (bare_postmaster and local.lower() == "postmaster"):
-            raise _error(501, bad, "Address needs a domain")
+            raise command_error(501, bad, "Address needs a domain")
         return Mailbox(local), text[match.end() :]
     if not (_is_local_part(local) and _is_domain_part(domain)):
-        raise _error(501, bad, "Bad address syntax")
+        raise command_error(501, bad, "Bad address syntax")
     mailbox = match[0][1:-1]
     _check_lengths(local, domain, mailbox, bad)
     return Mailbox(mailbox), text[match.end() :]
@@ -103,10 +103,10 @@ def _check_lengths(local: str, domain: str, mailbox: str, bad: str) -> None:
     if mailbox.isascii() and len(mailbox) <= MAX_LOCAL_PART:
         return
     if len(local.encode()) > MAX_LOCAL_PART:
-        raise _error(501, bad, "Local part too long")
+        raise command_error(501, bad, "Local part too long")
     # The brackets count as part of the path.
     if len(domain.encode()) > MAX_DOMAIN or len(mailbox.encode()) + 2 > MAX_PATH:
-        raise _error(501, bad, "Address too long")
+        raise command_error(501, bad, "Address too long")
 
 
 def _is_local_part(local: str) -> bool:

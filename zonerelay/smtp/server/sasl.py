@@ -20,7 +20,7 @@ import unicodedata
 from dataclasses import dataclass, field
 
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.paths import CommandError, command_error
 
 MECHANISMS = ("PLAIN", "LOGIN")
 
@@ -51,10 +51,10 @@ def parse_auth(argument: str) -> tuple[str, str | None]:
     """The mechanism in upper case and the initial response as it was sent, `None` when there is none."""
     words = argument.split()
     if not 1 <= len(words) <= 2 or not _MECHANISM.fullmatch(words[0]):
-        raise _error(501, "5.4", "Syntax: AUTH mechanism [initial-response]")
+        raise command_error(501, "5.4", "Syntax: AUTH mechanism [initial-response]")
     mechanism = words[0].upper()
     if mechanism not in MECHANISMS:
-        raise _error(504, "5.4", "Unrecognized authentication mechanism")
+        raise command_error(504, "5.4", "Unrecognized authentication mechanism")
     return mechanism, words[1] if len(words) == 2 else None
 
 
@@ -75,7 +75,7 @@ class SaslExchange:
         if text is None or (initial and text == "="):
             return self._challenge()
         if text == "*":
-            raise _error(501, "7.0", "Authentication cancelled")
+            raise command_error(501, "7.0", "Authentication cancelled")
         response = _decode(text)
         return self._take_plain(response) if self._plain else self._take_login(response)
 
@@ -149,12 +149,8 @@ def _strictly(text: str) -> str | None:
 
 
 def _malformed() -> CommandError:
-    return _error(501, "5.2", "Bad authentication response: base64 of UTF-8 expected")
+    return command_error(501, "5.2", "Bad authentication response: base64 of UTF-8 expected")
 
 
 def _impossible() -> CommandError:
-    return _error(535, "7.8", "Authentication credentials invalid")
-
-
-def _error(code: int, detail: str, text: str) -> CommandError:
-    return CommandError(Reply(code, detail, text))
+    return command_error(535, "7.8", "Authentication credentials invalid")

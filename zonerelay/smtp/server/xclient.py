@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zonerelay.model.reply import Reply
 from zonerelay.smtp.server import client_address
-from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.paths import command_error
 
 KEYWORDS = "NAME ADDR PORT PROTO HELO LOGIN DESTADDR DESTPORT"
 """What EHLO lists behind the word XCLIENT."""
@@ -46,13 +45,13 @@ def parse_xclient(argument: str) -> XClient:
         name, _, value = word.partition("=")
         name = name.upper()
         if name not in _CHECKS or name in values:
-            raise _bad("Unknown or repeated XCLIENT attribute")
+            raise command_error(501, "5.4", "Unknown or repeated XCLIENT attribute")
         try:
             values[name] = _checked(name, value)
         except ValueError:
-            raise _bad(f"Bad XCLIENT {name} value") from None
+            raise command_error(501, "5.4", f"Bad XCLIENT {name} value") from None
     if not values:
-        raise _bad("Syntax: XCLIENT attribute=value")
+        raise command_error(501, "5.4", "Syntax: XCLIENT attribute=value")
     port = values.get("PORT")
     return XClient(
         name=values.get("NAME"),
@@ -116,7 +115,3 @@ _CHECKS: dict[str, Callable[[str], str]] = {
     "DESTADDR": _address,
     "DESTPORT": _port,
 }
-
-
-def _bad(text: str) -> CommandError:
-    return CommandError(Reply(501, "5.4", text))

@@ -49,7 +49,6 @@ class LocalStore(BatchedUpdate, Generic[Plan]):
         self.uploads = 0
         self._bodies = BodyCache()
         self._last_id = last_id
-        self._check_usable = keeper.check_usable
         # Reports whose settle is under way, and those whose settle has failed: these may be stored, too.
         self._reporting: set[MessageId] = set()
         self._doubtful: set[MessageId] = set()
@@ -105,14 +104,14 @@ class LocalStore(BatchedUpdate, Generic[Plan]):
     # --- changing
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        self._check_usable()
         reports = [change for change in changes if isinstance(change, Submit)]
-        ids = {report.message.id for report in reports}
-        for report in reports:
-            check_own_message(report)
         keys = [change.delivery.key for change in changes if not isinstance(change, Submit)]
-        doubtful = ids & self._doubtful
-        stored = await self._stored_reports(doubtful) if doubtful else ()
+        stored: Collection[MessageId] = ()
+        if reports:
+            for report in reports:
+                check_own_message(report)
+            if doubtful := self._doubtful & {report.message.id for report in reports}:
+                stored = await self._stored_reports(doubtful)
         plan = await self._plan(keys)
         try:
             for change in changes:
@@ -125,16 +124,21 @@ class LocalStore(BatchedUpdate, Generic[Plan]):
             self._let_go(plan)
         if written is None:
             self._drop_claims(keys)
+        elif reports:
+            await self._wait_for_reports(written, {report.message.id for report in reports})
         else:
-            self._reporting |= ids
-            try:
-                await written
-            finally:
-                self._reporting -= ids
-        self._doubtful -= ids
+            await written
+        if reports:
+            self._doubtful.difference_update(report.message.id for report in reports)
+
+    async def _wait_for_reports(self, written: asyncio.Future[None], ids: set[MessageId]) -> None:
+        self._reporting |= ids
+        try:
+            await written
+        finally:
+            self._reporting -= ids
 
     async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
-        self._check_usable()
         plan = await self._plan(keys)
         try:
             existing = [old for key in keys if (old := plan.current(key)) is not None]

@@ -117,6 +117,7 @@ class DiskStore(LocalStore[ChangePlan]):
     # --- settling
 
     async def _plan(self, keys: Sequence[DeliveryKey]) -> ChangePlan:
+        self._keeper.check_usable()
         return ChangePlan(await self._states.hold({key.message_id for key in keys}))
 
     def _let_go(self, plan: ChangePlan) -> None:

@@ -20,7 +20,7 @@ from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.in_flight import NOTHING, Found, InFlight
+from zonerelay.store.leveldb.in_flight import Found, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -40,8 +40,6 @@ class ColdReads:
     async def find(self, keys: Sequence[DeliveryKey]) -> Found:
         """Read what memory does not know of these deliveries. The caller plans before it waits again."""
         in_flight = self._in_flight
-        if not in_flight.unknown(keys, NOTHING):
-            return NOTHING
         found = Found()
         with in_flight.reading():
             while unknown := in_flight.unknown(keys, found):

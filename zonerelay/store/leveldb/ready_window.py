@@ -1,16 +1,20 @@
-"""Holds what of a zone's queue can be handed out next: a bounded window over an unbounded queue. No I/O.
+"""Holds the deliveries of a zone that can be handed out next: a bounded window over an unbounded queue. No
+I/O.
 
-The invariant, on which "nothing is ever missed" rests: every delivery that is ready (not held, due)
-and not claimed is either in the window's memory or in a `DiskRange` at or above its low-water mark:
+The promise that no delivery is missed rests on one invariant. Every delivery that may be handed out (it is
+due, it is not held, and it is not claimed) is in the window's memory, or it is on the disk in a `DiskRange`,
+at or above the low-water mark `low` of that range (keys of docs/spool-format.md):
 
-- fresh ones (never deferred) in `delivery-zone`, above the cursor `fresh_range.low`; those of messages from
-  the one on that `take_new` was last asked for also above `new_range.low`, while that is kept;
-- deferred ones in `deferred-zone`, above `due_range.low`;
-- those passed over because their destination was full in `delivery-domain`, above their domain's mark.
+- a fresh delivery (never deferred) is in `delivery-zone`, the range `fresh_range`;
+- a deferred delivery is in the index `deferred-zone`, the range `due_range`;
+- a delivery that was passed over because its destination was full is in the index `delivery-domain`, a
+  range for each domain.
 
-What is found by `new_range` stays above the cursor as well, which steps over what is in memory or gone.
+`take_new(since)` takes mail that was accepted since the message id `since`, past a long queue of older mail.
+It has a range of its own, `new_range`, over the same rows as `fresh_range`; what it finds stays above
+`fresh_range.low`, too, and the walk from there steps over rows that are in memory or gone.
 
-`low` is None when nothing is on disk that memory does not hold; how marks move is in `low_water.py`.
+A `low` of None says that memory holds everything of the range. `low_water.py` says how marks move.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
 from zonerelay.store.leveldb.engine import Op, View
-from zonerelay.store.leveldb.in_flight import InFlight
+from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import WritePlan, due_time
@@ -108,7 +108,9 @@ class LevelDbStore(LocalStore[WritePlan]):
     # --- settling
 
     async def _plan(self, keys: Sequence[DeliveryKey]) -> WritePlan:
-        return WritePlan(self._in_flight, await self._cold.find(keys))
+        in_flight = self._in_flight
+        found = await self._cold.find(keys) if in_flight.unknown(keys, NOTHING) else NOTHING
+        return WritePlan(in_flight, found)
 
     def _add_report(self, plan: WritePlan, report: Submit) -> None:
         self._add_message(plan, report.message, report.deliveries, split(report.body))

@@ -31,13 +31,13 @@ class ServerFacts(NamedTuple):
     version: tuple[int, ...]
     is_primary: bool
     flaws: tuple[str, ...]
-    has_log: bool
+    syncs_log: bool
     used_memory: int
     max_memory: int
 
     @property
     def can_wait_for_log(self) -> bool:
-        return self.version >= _WAITAOF_SINCE and self.has_log
+        return self.version >= _WAITAOF_SINCE and self.syncs_log
 
     @property
     def free_memory(self) -> int | None:
@@ -48,9 +48,11 @@ class ServerFacts(NamedTuple):
 async def ask(wire: Wire) -> ServerFacts:
     """Raises StoreError."""
     info = _lines(await wire.call("INFO"))
+    settings: dict[str, str] = {}
     try:
         found = pairs(as_list(await wire.call("CONFIG GET", *_WANTED)))
-        flaws = _flaws({name.decode(): value.decode() for name, value in found})
+        settings = {name.decode(): value.decode() for name, value in found}
+        flaws = _flaws(settings)
     except StoreError as error:
         flaws = (f"its settings cannot be read with CONFIG GET ({error})",)
     if info.get("aof_last_write_status", "ok") != "ok":
@@ -60,7 +62,8 @@ async def ask(wire: Wire) -> ServerFacts:
         _version(info.get("redis_version", "0")),
         info.get("role") == "master",
         flaws,
-        info.get("aof_enabled") == "1",
+        # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in words.
+        info.get("aof_enabled") == "1" and settings.get("appendfsync") != "no",
         int(info.get("used_memory", "0")),
         int(info.get("maxmemory", "0")),
     )

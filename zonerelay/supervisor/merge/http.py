@@ -1,9 +1,10 @@
 """The supervisor's answers over HTTP for all workers together: `/metrics` and `/readyz`.
 
 Each scrape asks every worker at once; a worker that does not answer within `METRICS_TIMEOUT` counts with its
-last metrics. The relay is ready when at least one worker takes connections and each that does can write and
-sync its spool. A worker that is being replaced or restarted does not make the relay unready, because the
-others take its clients; a worker that runs and does not answer does, until it is replaced.
+last metrics. The relay is ready when at least one worker takes connections, and every worker that takes
+connections can write and sync its spool. A worker that is being replaced or restarted does not make the
+relay unready, because the others take its clients. A worker that runs and does not answer makes the relay
+unready until it is replaced.
 """
 
 from __future__ import annotations

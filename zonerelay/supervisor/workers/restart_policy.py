@@ -1,10 +1,11 @@
 """The restart policy of one worker: what to do with its process, and when. Pure.
 
-Its owner reports what happened and asks which action is due.
+The supervisor reports what happened to the worker and asks which action is due.
 
-Policy: a worker that dies is started again, at once if it had been well for a minute, else after a pause that
-doubles. One that hangs gets SIGTERM, and SIGKILL when that does not help; so does one that takes too long to
-stop. A supervisor that was itself held up (a suspended machine) takes no worker's silence for a hang.
+Policy: a worker that dies is started again, at once if it was healthy for a minute, otherwise after a pause
+that doubles. A worker that hangs gets SIGTERM, and SIGKILL when it does not end; a worker that takes too
+long to stop gets SIGKILL. After the supervisor itself was held up (a suspended machine) a worker's silence
+is no hang.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The databases of a Redis server, read for an import. Every failure is a TransferError in words."""
+"""Reads the databases of a Redis server that hold the queue of python-slimta or slimta-lua, for an import.
+
+Every failure is a TransferError, whose text is for the operator.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ _PAGE = 1000
 
 
 class Databases:
-    """`first` is the number in the URL."""
+    """`first` is the number in the URL, `url` is for people."""
 
     def __init__(self, wire: Wire, url: str) -> None:
         self._wire = wire
-        self.url = url
+        self.url = _shown(url)
         self.first = int(urlsplit(url).path.strip("/") or 0)
 
     @classmethod
@@ -29,11 +32,11 @@ class Databases:
     async def opened(cls, url: str) -> AsyncIterator[Self]:
         """Raises TransferError."""
         if not (urlsplit(url).path.strip("/") or "0").isdigit():
-            raise TransferError(f"{url}: write redis://HOST:PORT/DATABASE")
+            raise TransferError(f"{_shown(url)}: write redis://HOST:PORT/DATABASE")
         try:
             wire = await open_wire(Server(RedisSettings(url=url)), lambda _: None)
         except StoreError as error:
-            raise TransferError(f"{url}: {error}") from error
+            raise TransferError(f"{_shown(url)}: {error}") from error
         try:
             yield cls(wire, url)
         finally:
@@ -86,3 +89,9 @@ class Databases:
             for each in found
             if each["cmd"].partition("|")[0] != "client" and int(each["db"]) in databases
         ]
+
+
+def _shown(url: str) -> str:
+    """Without user and password."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"

@@ -26,6 +26,8 @@ from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
 
 QUEUES = ("maildrop", "incoming", "active", "deferred", "hold")
 _PIECE = 256 * 1024
+_TOGETHER = 16
+"""Processes of postcat at a time."""
 _RET = {"1": Ret.FULL, "2": Ret.HDRS}
 
 
@@ -102,9 +104,12 @@ async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
         reasons = _reasons(await tools.run("postqueue", "-j"))
 
         async def read() -> AsyncIterator[Stored | Unusable]:
-            for file in files:
-                for item in await _message(tools, file, reasons.get(file.path.name, {}), now):
-                    yield item
+            for start in range(0, len(files), _TOGETHER):
+                page = files[start : start + _TOGETHER]
+                asked = (_message(tools, each, reasons.get(each.path.name, {}), now) for each in page)
+                for items in await asyncio.gather(*asked):
+                    for item in items:
+                        yield item
 
         yield Source(messages=len(files), octets=sum(each.size for each in files), read=read)
 

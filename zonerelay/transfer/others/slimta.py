@@ -1,11 +1,12 @@
 """python-slimta: its Redis hashes and its disk layout, both of which hold pickled envelopes.
 
 Sources are `redis://HOST:PORT/DB` (`?prefix=…` unless that is `slimta:`) and `DIR`, or `ENV_DIR:META_DIR`.
-Recipients are left out as python-slimta would: by the indexes that it has written down as delivered. Its disk
-storage of version 5 fails to write them down, and sends to all recipients again itself.
+Recipients that python-slimta has written down as delivered are left out. Its disk storage of version 5 fails
+to write them down: python-slimta itself would send to all recipients again, and so does this relay.
 
-It is refused while it runs: a client of the Redis database waits for the list of new messages, as its storage
-does all the time; a process has pyaio loaded, which its disk storage cannot do without.
+The import is refused while python-slimta runs. It runs when a client of the Redis database waits for the
+list of new messages, which its storage does all the time, or when a process has pyaio loaded, which its disk
+storage needs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ async def reading_slimta_redis(place: str, now: float) -> AsyncIterator[Source]:
         for client in await redis.clients({redis.first}):
             if client["cmd"] in ("blpop", "brpop"):
                 raise TransferError(
-                    f"python-slimta is running: the client {client['addr']} of {url} waits for mail; stop it"
+                    f"python-slimta is running: the client {client['addr']} of {redis.url} waits; stop it"
                 )
         keys = sorted([key async for key in redis.keys(prefix) if await redis.is_hash(key)])
         sizes = [await redis.number("HSTRLEN", key, "envelope") for key in keys]

@@ -25,8 +25,8 @@ async def reading_slimta_lua(place: str, now: float) -> AsyncIterator[Source]:
         ids, metas, contents, locks = (redis.first + number for number in range(4))
         for client in await redis.clients({ids, metas, contents, locks}):
             raise TransferError(
-                f"slimta-lua is running: the client {client['addr']} of {place} uses database {client['db']};"
-                " stop it"
+                f"slimta-lua is running: the client {client['addr']} of {redis.url} uses database"
+                f" {client['db']}; stop it"
             )
         await redis.select(locks)
         if locked := await redis.number("DBSIZE"):

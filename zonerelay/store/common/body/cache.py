@@ -30,17 +30,23 @@ class BodyCache:
 
     def extend(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
         """More of a large body: the chunks from number `first` (they count from one)."""
-        if first == 1:
-            self.drop(message_id)
-            self._bodies[message_id] = ()
+        size = sum(map(len, chunks))
+        body = tuple(chunks)
         before = self._bodies.get(message_id)
-        if before is None:
-            return  # its beginning is gone already
-        body = self._bodies[message_id] = (*before, *chunks)
-        self._size += sum(map(len, chunks))
-        if sum(map(len, body)) > self._largest:
+        if first > 1:
+            if before is None:
+                return  # its beginning is gone already
+            body = (*before, *chunks)
+            if sum(map(len, body)) > self._largest:
+                self.drop(message_id)
+                return
+        elif before is not None:
             self.drop(message_id)
-        elif self._size > self._capacity:
+        if size > self._largest:
+            return
+        self._bodies[message_id] = body
+        self._size += size
+        if self._size > self._capacity:
             self._evict()
 
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:

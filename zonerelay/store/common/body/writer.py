@@ -1,13 +1,12 @@
 """Takes one message's body into a spool that stores it in chunks.
 
-Up to `GROUP_CHUNKS` chunks wait in memory; a message that ends before that is one atomic synced
-batch. A longer one is stored in groups while it arrives, each group in a synced batch (DESIGN
-rule 1), with one group being written while the next fills: `write` waits when both are full. The
-more large uploads there are, the smaller their groups, so that all together stay bounded.
+Up to `GROUP_CHUNKS` chunks wait in memory; a message that ends before that is one atomic synced batch. A
+longer one is stored in groups while it arrives, each group in a synced batch (a 250 promises that all of it
+is durable), with one group being written while the next fills: `write` waits when both are full. The more
+large uploads there are, the smaller their groups, so that all together stay bounded.
 
-Chunks of a message that was not committed are never read: abort removes them in the
-background, and what a crash left the store removes by itself. After a failed write the message cannot
-be committed any more.
+Chunks of a message that was not committed are never read. `abort` removes them in the background; the store
+removes those that a crash has left. After a failed write the message cannot be committed any more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
-"""Holds this relay's claims in a shared store: deliveries handed out, or kept for the next claim. No I/O.
+"""Holds this relay's claims in a shared store: the deliveries that it has handed out to its queue, and a
+pool for each zone of those that it has claimed and not handed out yet. No I/O: the engine's `claims` module
+asks the store.
 
-Mail that was accepted here is claimed in the write that stores it, so that handing it out asks no server.
-A pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the store, for a relay that has room.
-`more` and `due` say whether a question to the store could bring anything: the oldest of both comes first.
+When the relay dies, its claims end with its lease in the store, and other relays claim the deliveries.
+
+Mail that was accepted here is claimed in the write that stores it, so that handing it out asks no server. A
+pool holds at most `POOL_LIMIT` of a zone; the rest stays unclaimed in the store, for a relay that has room.
+`more` says that the store may hold fresh deliveries to claim, `due` when its first deferred one is due: only
+then is the store asked. Of what memory and store have, the oldest message comes first.
 """
 
 from __future__ import annotations
@@ -172,7 +177,7 @@ class Claims:
     def check(self, message_id: MessageId, *, holds_lease: bool) -> None:
         """Raises StoreError when what was claimed of the message may be another relay's by now."""
         if message_id in self._lost_messages or (not holds_lease and message_id in self._messages):
-            raise StoreError(f"message {message_id}: the lease on it has run out")
+            raise StoreError(f"message {message_id}: the lease on it was lost")
 
 
 def _count(counts: dict[MessageId, int], message_id: MessageId, change: int) -> None:
