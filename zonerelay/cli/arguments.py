@@ -308,6 +308,11 @@ def _spool(commands: Commands) -> None:
     _json(backup)
     restore = _command(verbs, "restore", "take a backup into the empty spool of a stopped relay")
     restore.add_argument("path", type=Path, metavar="DIR", help="what `spool backup` has written")
+    moving = _command(verbs, "migrate", "move the whole queue to where another configuration keeps its own")
+    moving.add_argument(
+        "--to", type=Path, required=True, metavar="OTHER.toml", help="the configuration of the other relay"
+    )
+    _json(moving)
     export = _command(verbs, "export", "write mail of a stopped relay to files; it stays in the spool")
     export.add_argument("path", type=Path, metavar="DIR|FILE.tar", help="what does not exist yet")
     _filters(export)

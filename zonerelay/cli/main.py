@@ -33,6 +33,7 @@ COMMANDS = {
     "spool export": ("spool.exchange", "export_to"),
     "spool import": ("spool.exchange", "import_from"),
     "spool is-empty": ("spool.drained", "is_empty"),
+    "spool migrate": ("spool.migrate", "migrate"),
     "spool repair": ("spool.repair", "repair"),
     "spool restore": ("spool.backup", "restore"),
     "init": ("setup.init", "init"),

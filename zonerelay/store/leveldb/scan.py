@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -200,9 +200,14 @@ def left_over(db: LevelDb) -> str:
     return f"files in {db.path} that are not the database's: {', '.join(foreign[:3])}" if foreign else ""
 
 
-def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
+def deliveries_of(
+    db: LevelDb, message_id: MessageId, in_zones: Collection[str] | None = None
+) -> list[Delivery]:
+    """`in_zones`: the only zones that hold deliveries, where that is known. To find them takes a way over all
+    that was removed in front of the first delivery of each.
+    """
     found: list[Delivery] = []
-    for zone in zones(db):
+    for zone in zones(db) if in_zones is None else in_zones:
         prefix = records.zone_prefix(zone) + message_id.encode("ascii", "replace") + b" "
         start: bytes | None = prefix
         while start is not None:
