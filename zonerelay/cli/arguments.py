@@ -76,6 +76,7 @@ def build() -> argparse.ArgumentParser:
     )
     init.add_argument("directory", type=Path, metavar="DIR")
     _command(commands, "check-config", "check the configuration file and say everything that is wrong")
+    _configuration(commands)
     _json(_command(commands, "status", "what the running relay is doing"))
     _queue(commands)
     _explain(commands)
@@ -153,6 +154,17 @@ def _filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
     group.add_argument("--younger-than", type=_age, metavar="AGE")
     group.add_argument("--reply", metavar="TEXT", help="the last reply contains this text")
+
+
+def _configuration(commands: Commands) -> None:
+    verbs = commands.add_parser("config", help="the configuration, with its defaults").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    show = _command(verbs, "show", "print every option as it is in force, in a form that can be read back")
+    which = show.add_mutually_exclusive_group()
+    which.add_argument("--changed", action="store_true", help="only what differs from the defaults")
+    which.add_argument("--defaults", action="store_true", help="the defaults, whatever the file says")
+    _json(show)
 
 
 def _explain(commands: Commands) -> None:

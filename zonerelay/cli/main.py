@@ -19,6 +19,7 @@ from zonerelay.control.socket.errors import ControlError
 
 COMMANDS = {
     "status": ("operate.status", "status"),
+    "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
     "resolve": ("operate.read", "resolve"),
     "queue": ("operate.change", "change"),
