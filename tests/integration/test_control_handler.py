@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +12,21 @@ from typing import cast
 
 import pytest
 
-from tests.support.queueing import DEFERRED, Relay, ScriptedRouter
+from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
+from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
 from zonerelay.control.messages.answers import (
     Address,
+    BodyPiece,
     Changed,
     Count,
     DeliveryRow,
     End,
     Explanation,
     Frame,
+    MessageBody,
     MessageDetail,
     Pong,
     RelayStatus,
@@ -31,6 +36,7 @@ from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
+    QueueCat,
     QueueChange,
     QueueCount,
     QueueList,
@@ -43,6 +49,7 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import ControlServer
+from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -104,6 +111,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         SystemClock(),
         hosts=Hosts(dict.fromkeys(("mx.example.com", "mx.busy", "sink.test"), ("127.0.0.1",))),
     )
+    renderer = Renderer(read_body=relay.store.read_body, events=relay.events, clock=relay.clock)
     handler = ControlHandler(
         operations,
         status=no_status,
@@ -115,6 +123,12 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,
         ),
         redactor=REDACTOR,
+        bodies=Bodies(
+            relay.store,
+            renderer,
+            zone={"default": ZoneSettings(header_add=("X-Zone: default",))}.get,
+            read=relay.events.body_read,
+        ),
     )
     server = ControlServer(tmp_path / "control.sock", handler, trouble=relay.events.trouble)
     await server.start()
@@ -228,7 +242,41 @@ async def test_show_and_trace_tell_about_one_message(desk: Desk) -> None:
     assert steps[0].event == "accepted"
 
 
-@pytest.mark.parametrize("request_", [QueueShow(message_id="f" * 16), QueueTrace(message_id="f" * 16)])
+async def test_a_body_is_read_as_received_and_as_sent_and_the_log_says_by_whom(desk: Desk) -> None:
+    message = desk.relay.accept("a@example.com")
+
+    async def body(request: QueueCat) -> tuple[MessageBody, bytes]:
+        head, *pieces, _ = await desk.ask(request)
+        assert isinstance(head, MessageBody)
+        return head, b"".join(each.octets for each in pieces if isinstance(each, BodyPiece))
+
+    head, stored = await body(QueueCat(message_id=message.id))
+    assert (stored, head.size, head.zone) == (TEXT, len(TEXT), "")
+    head, sent = await body(QueueCat(message_id=message.id, as_sent=True, who="alice"))
+    assert sent.partition(b"\r\n\r\n")[2] == TEXT.partition(b"\r\n\r\n")[2]
+    assert b"X-Zone: default\r\n" in sent
+    assert (len(sent), "default") == (head.size, head.zone)
+    us = pwd.getpwuid(os.getuid()).pw_name
+    first, second = desk.relay.sink.named("body-read")
+    assert str(first["by"]).startswith(us)
+    assert second == {"id": message.id, "zone": "default", "by": "alice"}
+
+
+async def test_a_zone_is_chosen_only_where_the_message_is_in_it(desk: Desk) -> None:
+    message = desk.relay.accept("a@example.com", zone="gone")
+    for zone, words in (("", "zone gone is not configured"), ("other", "is in zone other, but in gone")):
+        with pytest.raises(ControlError, match=words):
+            await desk.ask(QueueCat(message_id=message.id, as_sent=True, zone=zone))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        QueueShow(message_id="f" * 16),
+        QueueTrace(message_id="f" * 16),
+        QueueCat(message_id="f" * 16),
+    ],
+)
 async def test_a_message_that_is_not_there_is_not_found(desk: Desk, request_: Request) -> None:
     with pytest.raises(NotFoundError):
         await desk.ask(request_)

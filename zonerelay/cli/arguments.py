@@ -125,6 +125,11 @@ def _queue(commands: Commands) -> None:
         one = _command(verbs, name, help_text)
         one.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
         _json(one)
+    cat = _command(verbs, "cat", "one message: its header and body, on standard output; the log tells of it")
+    cat.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+    cat.add_argument("--as-sent", action="store_true", help="with what its zone changes in it, and signed")
+    cat.add_argument("--zone", help="with --as-sent, for a message that is in several zones")
+    _json(cat)
     for name, help_text in CHANGES.items():
         _change(verbs, name, help_text)
 

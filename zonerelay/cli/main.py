@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": ("operate.explain", "explain"),
     "resolve": ("operate.read", "resolve"),
     "queue": ("operate.change", "change"),
+    "queue cat": ("spool.body", "cat"),
     "queue list": ("operate.read", "list_deliveries"),
     "queue show": ("operate.read", "show"),
     "queue trace": ("operate.read", "trace"),

@@ -12,6 +12,7 @@ from contextlib import aclosing
 import msgspec
 
 from zonerelay import __version__
+from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.messages.answers import (
     Acknowledged,
@@ -34,6 +35,7 @@ from zonerelay.control.messages.requests import (
     PartMetrics,
     PartReadiness,
     Ping,
+    QueueCat,
     QueueChange,
     QueueCount,
     QueueList,
@@ -74,11 +76,13 @@ class ControlHandler:
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
         redactor: Redactor,
+        bodies: Bodies,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
         self._acknowledge = acknowledge
         self._part = part
+        self._bodies = bodies
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -104,6 +108,10 @@ class ControlHandler:
                 await self._show(request, answer)
             case QueueTrace():
                 await self._trace(request, answer)
+            case QueueCat():
+                async with aclosing(self._bodies.frames(request, request.who or answer.caller)) as frames:
+                    async for frame in frames:
+                        await answer.send(frame)
             case Resolve():
                 return await self._resolve(request, answer)
             case Explain() | Status() | SpoolAcknowledge():

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, ZoneSettings
+from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.explain.sources import SourcePlans
@@ -82,9 +83,18 @@ def build_handler(
         status=board.status,
         explainer=explainer,
         redactor=parts.redactor,
+        bodies=_build_bodies(parts),
         acknowledge=parts.queue.acknowledge,
         part=answers,
     )
+
+
+def _build_bodies(parts: Parts) -> Bodies:
+    def zone(name: str) -> ZoneSettings | None:
+        found = parts.scheduler.zone(name)
+        return found.settings if found.is_served else None
+
+    return Bodies(parts.queue.store, parts.sending.renderer, zone=zone, read=parts.events.body_read)
 
 
 def _build_explainer(settings: Callable[[], Settings], parts: Parts, board: StatusBoard) -> Explainer:

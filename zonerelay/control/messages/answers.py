@@ -243,6 +243,23 @@ class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
     text: str = ""
 
 
+class MessageBody(_Frame, frozen=True, kw_only=True, tag="body"):
+    """Before the pieces of a body: its `size` in octets. `zone` is the one that would send it so, from this
+    `sender`; "": it is as it was received.
+    """
+
+    message_id: str
+    sender: str
+    size: int
+    zone: str = ""
+
+
+class BodyPiece(_Frame, frozen=True, kw_only=True, tag="piece"):
+    """The next octets of a body, in base64. Line ends are CRLF, dots are not stuffed."""
+
+    octets: bytes
+
+
 class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
     """Still working. `total` is what the queue held at the start, 0 when that is not known."""
 
@@ -373,6 +390,8 @@ Frame = (
     | DeliveryRow
     | MessageDetail
     | TraceStep
+    | MessageBody
+    | BodyPiece
     | Progress
     | Count
     | Changed

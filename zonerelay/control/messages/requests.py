@@ -73,6 +73,17 @@ class QueueTrace(_Request, frozen=True, kw_only=True, tag="queue-trace"):
     message_id: str
 
 
+class QueueCat(_Request, frozen=True, kw_only=True, tag="queue-cat"):
+    """Asks for the octets of one message, as received or `as_sent` in its zone; `zone` chooses one of
+    several. A supervisor says `who` asks.
+    """
+
+    message_id: str
+    as_sent: bool = False
+    zone: str = ""
+    who: str = ""
+
+
 class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
     """Do `action` to every match. An empty filter needs `everything`, so that no slip empties a queue."""
 
@@ -127,6 +138,7 @@ Request = (
     | QueueCount
     | QueueShow
     | QueueTrace
+    | QueueCat
     | QueueChange
     | Explain
     | Resolve

@@ -30,6 +30,7 @@ from zonerelay.control.messages.answers import (
 from zonerelay.control.messages.requests import (
     Explain,
     Ping,
+    QueueCat,
     QueueChange,
     QueueCount,
     QueueList,
@@ -74,6 +75,9 @@ class FanOut:
             case QueueChange():
                 await self._change(request, asked, answer)
             case QueueShow() | QueueTrace():
+                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
+            case QueueCat():
+                request = msgspec.structs.replace(request, who=answer.caller)
                 await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
             case SpoolAcknowledge():
                 await self._find(request, asked, answer, first=0)
@@ -134,7 +138,7 @@ class FanOut:
 
     async def _find(
         self,
-        request: QueueShow | QueueTrace | SpoolAcknowledge,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
         asked: WorkerAnswers,
         answer: Answer,
         *,
