@@ -294,6 +294,23 @@ async def test_anything_but_yes_changes_nothing(shell: Shell) -> None:
     assert shell.relay.changes == []
 
 
+async def test_a_summary_fits_into_80_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "PIPE_WIDTH", 80)
+    ran = await shell.run("queue", "summary", "--by", "sender", "--limit", "3")
+    head, total, *rows = ran.out.splitlines()
+    assert head.split() == [
+        "SENDER",
+        "TOTAL",
+        *["5", "10", "20", "40", "80", "160", "320", "640", "1280", "1280+"],
+    ]
+    assert total.split() == ["all", "1.1M", "5", *"·" * 8, "1.1M"]
+    assert [row.split()[1] for row in rows] == ["1.0M", "100k", "10k", "5"]
+    assert all(len(line) <= 80 for line in ran.out.splitlines())
+    assert "3 more" in ran.err
+    assert "one delivery in 50" in ran.err
+    assert "Other: all beyond the first 6" in ran.err
+
+
 async def test_status_shows_what_needs_attention(shell: Shell) -> None:
     ran = await shell.run("status")
     assert ran.status == 0

@@ -30,6 +30,7 @@ from zonerelay.control.messages.answers import (
     MessageDetail,
     Pong,
     RelayStatus,
+    Summary,
     TraceStep,
 )
 from zonerelay.control.messages.requests import (
@@ -41,6 +42,7 @@ from zonerelay.control.messages.requests import (
     QueueCount,
     QueueList,
     QueueShow,
+    QueueSummary,
     QueueTrace,
     Request,
     Resolve,
@@ -54,6 +56,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.queue.operator import operations
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
@@ -98,7 +101,7 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay = Relay(clock=ManualClock())
     relay.router.gated.add("")  # no route is ever found, so nothing leaves by itself
-    operations = Operations(
+    verbs = Operations(
         store=relay.store,
         scheduler=relay.scheduler,
         settler=relay.settler,
@@ -113,7 +116,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     )
     renderer = Renderer(read_body=relay.store.read_body, events=relay.events, clock=relay.clock)
     handler = ControlHandler(
-        operations,
+        verbs,
         status=no_status,
         explainer=Explainer(
             Zones(ZONES, ROUTES),
@@ -260,6 +263,47 @@ async def test_a_body_is_read_as_received_and_as_sent_and_the_log_says_by_whom(d
     first, second = desk.relay.sink.named("body-read")
     assert str(first["by"]).startswith(us)
     assert second == {"id": message.id, "zone": "default", "by": "alice"}
+
+
+async def test_a_summary_counts_by_what_is_asked_and_by_age(desk: Desk) -> None:
+    relay = desk.relay
+    relay.accept("a@example.com", "b@example.com", "c@example.org", sender="app@example.org")
+    relay.accept("a@example.com", sender="", age=900.0, zone="bulk")
+
+    async def rows(by: str, **wanted: object) -> dict[str, int]:
+        request = QueueSummary(by=by, filter=Filter(**wanted))  # type: ignore[arg-type]  # by name
+        (found, _) = await desk.ask(request)
+        assert isinstance(found, Summary)
+        assert found.every == 1
+        assert all(sum(row.ages) == row.total for row in found.rows)
+        return {row.key: row.total for row in found.rows}
+
+    assert list((await rows("domain")).items()) == [("example.com", 3), ("example.org", 1)]
+    assert await rows("zone") == {"default": 3, "bulk": 1}
+    assert await rows("sender") == {"app@example.org": 3, "<>": 1}
+    assert await rows("sender", domain="example.org") == {"app@example.org": 1}
+    assert await rows("user") == {"(no log-in)": 4}
+    assert await rows("priority", zone="bulk") == {"normal": 1}
+    assert await rows("reply") == {"(no attempt yet)": 4}
+    assert await rows("site") == {"(not known)": 4}
+    (found, _) = await desk.ask(QueueSummary(by="zone", filter=Filter(zone="bulk")))
+    assert isinstance(found, Summary)
+    assert [row.ages[2] for row in found.rows] == [1]
+
+
+async def test_a_large_queue_is_estimated_unless_all_of_it_is_asked_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "SAMPLE", 10)
+    for number in range(200):
+        desk.relay.accept(f"u{number}@example.{'com' if number % 4 else 'org'}", tell=False)
+    (estimate, _) = await desk.ask(QueueSummary())
+    (exact, _) = await desk.ask(QueueSummary(exact=True))
+    assert isinstance(estimate, Summary)
+    assert isinstance(exact, Summary)
+    assert (estimate.every, exact.every) == (20, 1)
+    assert sum(row.total for row in estimate.rows) == 200
+    assert [(row.key, row.total) for row in exact.rows] == [("example.com", 150), ("example.org", 50)]
 
 
 async def test_a_zone_is_chosen_only_where_the_message_is_in_it(desk: Desk) -> None:

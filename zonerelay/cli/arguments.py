@@ -38,6 +38,8 @@ _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or confi
 SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-lua")
 """Whose queues `spool import --from` reads."""
 
+SUMMARIES = ("domain", "site", "sender", "zone", "user", "reply", "priority")
+
 CHANGES = {
     "retry": "try deliveries again now, whatever their schedule says",
     "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
@@ -118,6 +120,16 @@ def _queue(commands: Commands) -> None:
         help=f"at most N rows, 0 for all (default: {DEFAULT_ROWS} in a table, all with --json)",
     )
     _json(listing)
+    summary = _command(verbs, "summary", "count deliveries by a property and by age, the most first")
+    summary.add_argument("--by", choices=SUMMARIES, default="domain", help="of what (default: %(default)s)")
+    _filters(summary)
+    summary.add_argument(
+        "--exact", action="store_true", help="look at every delivery, also where there are many"
+    )
+    summary.add_argument(
+        "--limit", type=_count, metavar="N", help="at most N rows in the table, 0 for all (default: 20)"
+    )
+    _json(summary)
     for name, help_text in (
         ("show", "one message: envelope, headers and the state of each recipient"),
         ("trace", "one message: what happened to it so far and what comes next"),

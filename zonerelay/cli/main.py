@@ -26,6 +26,7 @@ COMMANDS = {
     "queue cat": ("spool.body", "cat"),
     "queue list": ("operate.read", "list_deliveries"),
     "queue show": ("operate.read", "show"),
+    "queue summary": ("operate.read", "summary"),
     "queue trace": ("operate.read", "trace"),
     "outbox": ("operate.outbox", "outbox"),
     "spool acknowledge": ("operate.spool", "acknowledge"),

@@ -49,6 +49,12 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     next_turn: float | None = None
 
 
+class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    total: int
+    ages: tuple[int, ...]
+
+
 class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
     """A destination (its hosts) has refused a source for its reputation: it is passed over there `until`, or
     its IPv6 alone.
@@ -260,6 +266,19 @@ class BodyPiece(_Frame, frozen=True, kw_only=True, tag="piece"):
     octets: bytes
 
 
+class Summary(_Frame, frozen=True, kw_only=True, tag="summary"):
+    """Deliveries by a property, the most first. `minutes` are the bounds of the ages: each row has one more
+    count than there are. `other` are those beyond the keys that are counted. `every`: one delivery in so many
+    was looked at, and the figures are estimates, if it is not 1.
+    """
+
+    by: str
+    minutes: tuple[int, ...]
+    rows: tuple[SummaryRow, ...]
+    other: SummaryRow | None = None
+    every: int = 1
+
+
 class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
     """Still working. `total` is what the queue held at the start, 0 when that is not known."""
 
@@ -392,6 +411,7 @@ Frame = (
     | TraceStep
     | MessageBody
     | BodyPiece
+    | Summary
     | Progress
     | Count
     | Changed

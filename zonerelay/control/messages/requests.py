@@ -13,6 +13,7 @@ import msgspec
 VERSION = 1
 MAX_REQUEST = 64 * 1024
 
+SummaryBy = Literal["domain", "site", "sender", "zone", "user", "reply", "priority"]
 ChangeVerb = Literal["retry", "hold", "release", "bounce", "drop"]
 
 
@@ -84,6 +85,14 @@ class QueueCat(_Request, frozen=True, kw_only=True, tag="queue-cat"):
     who: str = ""
 
 
+class QueueSummary(_Request, frozen=True, kw_only=True, tag="queue-summary"):
+    """Count the matches by a property and by age. Without `exact` a large queue is estimated."""
+
+    by: SummaryBy = "domain"
+    filter: Filter = Filter()
+    exact: bool = False
+
+
 class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
     """Do `action` to every match. An empty filter needs `everything`, so that no slip empties a queue."""
 
@@ -139,6 +148,7 @@ Request = (
     | QueueShow
     | QueueTrace
     | QueueCat
+    | QueueSummary
     | QueueChange
     | Explain
     | Resolve

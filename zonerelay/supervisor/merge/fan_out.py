@@ -26,6 +26,7 @@ from zonerelay.control.messages.answers import (
     Pong,
     Progress,
     RelayStatus,
+    Summary,
 )
 from zonerelay.control.messages.requests import (
     Explain,
@@ -35,6 +36,7 @@ from zonerelay.control.messages.requests import (
     QueueCount,
     QueueList,
     QueueShow,
+    QueueSummary,
     QueueTrace,
     Request,
     Resolve,
@@ -44,7 +46,7 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
-from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status
+from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status, merge_summaries
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -72,6 +74,8 @@ class FanOut:
                 await self._status(asked, answer)
             case QueueCount():
                 await self._count(request, asked, answer)
+            case QueueSummary():
+                await self._summary(request, asked, answer)
             case QueueChange():
                 await self._change(request, asked, answer)
             case QueueShow() | QueueTrace():
@@ -127,6 +131,20 @@ class FanOut:
         for row in sorted(rows, key=_order)[: request.sample]:
             await answer.send(row)
         await answer.send(Count(matched=sum(counts)))
+
+    async def _summary(self, request: QueueSummary, asked: WorkerAnswers, answer: Answer) -> None:
+        found: list[Summary] = []
+
+        async def ask(worker: int) -> None:
+            async with aclosing(asked.of(worker, request)) as answered:
+                async for frame in answered:
+                    if isinstance(frame, Summary):
+                        found.append(frame)
+
+        await asyncio.gather(*map(ask, self._readers(asked)))
+        if not found:
+            raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+        await answer.send(merge_summaries(found))
 
     async def _change(self, request: QueueChange, asked: WorkerAnswers, answer: Answer) -> None:
         # Of a shared queue one worker after the other: each changes what the others do not attempt.

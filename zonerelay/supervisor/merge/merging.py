@@ -12,8 +12,11 @@ from zonerelay.control.messages.answers import (
     Explanation,
     RelayStatus,
     SourcePenalty,
+    Summary,
+    SummaryRow,
     ZoneStatus,
 )
+from zonerelay.queue.operator.operations import MAX_KEYS
 
 ONCE_GONE = frozenset({"bounce", "drop"})
 """Verbs after which the next worker of a shared queue finds what is left, not the same again."""
@@ -128,6 +131,32 @@ def merge_changed(verb: str, parts: Sequence[Changed], *, shared: bool) -> Chang
     return Changed(
         action=verb, matched=matched, changed=changed, busy=min((e.busy for e in parts), default=0)
     )
+
+
+def merge_summaries(parts: Sequence[Summary]) -> Summary:
+    """Adds what the workers have, and counts no more keys than one of them would."""
+    found: dict[str, list[int]] = {}
+    other = [0] * (len(parts[0].minutes) + 1)
+    for part in parts:
+        for row in part.rows:
+            ages = found.get(row.key)
+            found[row.key] = list(row.ages) if ages is None else _added(ages, row.ages)
+        other = _added(other, part.other.ages) if part.other is not None else other
+    rows = [SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in found.items()]
+    rows.sort(key=lambda row: (-row.total, row.key))
+    for row in rows[MAX_KEYS:]:
+        other = _added(other, row.ages)
+    rest = SummaryRow(key="other", total=sum(other), ages=tuple(other))
+    return msgspec.structs.replace(
+        parts[0],
+        rows=tuple(rows[:MAX_KEYS]),
+        other=rest if rest.total else None,
+        every=max(part.every for part in parts),
+    )
+
+
+def _added(some: Sequence[int], more: Sequence[int]) -> list[int]:
+    return [one + other for one, other in zip(some, more, strict=True)]
 
 
 def merge_explained(parts: Sequence[Explanation]) -> Explanation:
