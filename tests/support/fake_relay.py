@@ -198,10 +198,21 @@ def _status() -> RelayStatus:
                 active=0,
                 waiting=3,
                 next_turn=4_000_000_000.0,
+                ready=3,
+                deferred=21_000,
+                oldest_seconds=7300.0,
+            ),
+            DestinationStatus(
+                zone="bulk", destination="idle.example", hosts="mx.idle.example:25", active=0, waiting=0
             ),
         ),
         destinations_total=4,
         problems=("the disk is full",),
+        every=50,
+        free_space=3 * 1024**3,
+        name_servers="127.0.0.53:53: they answer",
+        taken_up=1_700_000_000.0,
+        refused=1_700_000_100.0,
         source_penalties=tuple(
             SourcePenalty(
                 source=f"out{number}",

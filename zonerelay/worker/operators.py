@@ -54,6 +54,7 @@ def build_board(settings: Settings, parts: Parts, surface: Callable[[], Surface]
         zones=parts.zones,
         connections=sending.courier.open_connections,
         sources=SourcePlans(sending.sources, hostname=parts.hostname),
+        name_servers=sending.resolver.state,
         limits=lambda: "" if sending.limits is None else sending.limits.status,
         surface=surface,
         clock=parts.clock,

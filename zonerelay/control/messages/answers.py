@@ -33,7 +33,9 @@ class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`active` and `waiting` are deliveries in the scheduler's window; the rest of the queue is on disk.
+    """`active` and `waiting` are deliveries in the scheduler's window. `ready`, `deferred` and `held` are
+    those of the whole queue (`RelayStatus.every`: how they were counted), `oldest_seconds` is the age of the
+    oldest.
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
@@ -47,6 +49,10 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    ready: int = 0
+    deferred: int = 0
+    held: int = 0
+    oldest_seconds: float = 0.0
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,6 +339,16 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """False: what was found at the start is still being counted, and the figures of `zones` are too low."""
     guard: str = ""
     """Below how much free space new mail is refused, where the configuration says less."""
+    every: int = 1
+    """Of the queue one delivery in so many was looked at for `destinations`; 0: that is not done yet."""
+    free_space: int | None = None
+    """Octets where the spool is, the least of several places. None: the queue is elsewhere."""
+    name_servers: str = ""
+    """In words, with the outage if there is one."""
+    taken_up: float = 0.0
+    """When the configuration in force was taken up, at the start or by a reload."""
+    refused: float | None = None
+    """When a reload was refused, if none has been taken up since; `problems` has the reason."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):

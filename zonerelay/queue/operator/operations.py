@@ -39,14 +39,16 @@ from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import DAMAGED, EveryNth, MessageNotFoundError, Store, StoreCorruptError
 from zonerelay.telemetry.events.events import Events
 
-__all__ = ["BOUNDS", "MAX_KEYS", "Operations", "QueueFilter", "Result", "Shown", "Step", "Tally"]
+__all__ = ["BOUNDS", "MAX_KEYS", "SAMPLE", "Operations", "QueueFilter", "Result", "Shown", "Step", "Tally"]
 
 BATCH = 1000
 SHOWN = 100
 SOON = 0.25
 """Deliveries in a batch that is to be shown, and the seconds that are spent on it: lines should come soon."""
 NEVER = float("inf")
-SAMPLE = 20_000
+SUMMED = 250
+"""Deliveries that a summary counts without a pause of the event loop."""
+SAMPLE = 10_000
 """Deliveries from which a summary is estimated."""
 TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
@@ -139,7 +141,7 @@ class Operations:
         every = 1 if exact else max(1, self._total(wanted.zone) // SAMPLE)
         summary = Summary(every, self._clock.now())
         key_of = KEYS.get(by) or self._site
-        async with aclosing(self._matching(wanted, progress, every=every)) as batches:
+        async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
             async for batch in batches:
                 ids = [each.message_id for each, _ in batch] if by in NEED_MESSAGE else []
                 messages = await self._store.read_messages(ids) if ids else {}
