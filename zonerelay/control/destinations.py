@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
-from zonerelay.control.messages.answers import DestinationStatus
+from zonerelay.control.messages.answers import DestinationStatus, hurts
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.queue.aio import closing
@@ -159,9 +159,3 @@ def _counts(mail: Waiting, now: float, active: int, window: int) -> _Counts:
         held=mail.held,
         oldest_seconds=max(now - mail.oldest, 0.0),
     )
-
-
-def hurts(row: DestinationStatus) -> tuple[object, ...]:
-    """The order of `status`: suspended before others, then the most deferred mail, then the oldest."""
-    suspended = row.suspended_until is not None
-    return (not suspended, -row.deferred, -row.oldest_seconds, -row.ready, -row.active, -row.held)

@@ -55,6 +55,12 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     oldest_seconds: float = 0.0
 
 
+def hurts(row: DestinationStatus) -> tuple[object, ...]:
+    """The order of `status`: suspended before others, then the most deferred mail, then the oldest."""
+    suspended = row.suspended_until is not None
+    return (not suspended, -row.deferred, -row.oldest_seconds, -row.ready, -row.active, -row.held)
+
+
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     total: int

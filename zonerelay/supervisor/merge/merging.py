@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from zonerelay.control.destinations import hurts
 from zonerelay.control.messages.answers import (
     Changed,
     DestinationStatus,
@@ -17,9 +16,11 @@ from zonerelay.control.messages.answers import (
     Summary,
     SummaryRow,
     ZoneStatus,
+    hurts,
 )
-from zonerelay.queue.operator.operations import MAX_KEYS
 
+MAX_KEYS = 10_000
+"""Rows of a summary, as one worker's."""
 ONCE_GONE = frozenset({"bounce", "drop"})
 """Verbs after which the next worker of a shared queue finds what is left, not the same again."""
 
