@@ -182,8 +182,10 @@ async def _migrate(fetch: Fetch, name: str) -> None:
         await fetch("INSERT INTO schema_version (version, oldest) VALUES ($1, $2)", number, oldest)
 
 
+# The first revision's table has no column `oldest`, and a check changes nothing.
 _SCHEMA = """
-SELECT coalesce(max(version), 0), coalesce(max(coalesce(oldest, version)), 0) FROM schema_version
+SELECT coalesce(max(version), 0), coalesce(max(coalesce((to_jsonb(s) ->> 'oldest')::integer, version)), 0)
+FROM schema_version s
 """
 
 
