@@ -217,8 +217,10 @@ class Database:
                     limit -= 1
                 move(cursor.next)
 
-    def sampled(self, start: bytes, stop: bytes, *, every: int, limit: int, view: View) -> Iterator[Row]:
-        """The first row from `start` on and one of `every` behind it, at most `limit`."""
+    def sampled(
+        self, start: bytes, stop: bytes, gap: Callable[[], int], *, limit: int, view: View
+    ) -> Iterator[Row]:
+        """The first row from `start` on, and each time the one `gap()` rows behind it, at most `limit`."""
         with self._walk(view) as walk:
             cursor, move = walk.cursor, walk.move
             move(cursor.seek, start)
@@ -226,7 +228,7 @@ class Database:
                 if not cursor.valid() or (row := cursor.item())[0] >= stop:
                     return
                 yield row
-                for _ in range(every):
+                for _ in range(gap()):
                     if not cursor.valid():
                         return
                     move(cursor.next)
