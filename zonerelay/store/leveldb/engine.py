@@ -223,15 +223,16 @@ class Database:
         """The first row from `start` on, and each time the one `gap()` rows behind it, at most `limit`."""
         with self._walk(view) as walk:
             cursor, move = walk.cursor, walk.move
+            valid, following = cursor.valid, cursor.next
             move(cursor.seek, start)
             for _ in range(limit):
-                if not cursor.valid() or (row := cursor.item())[0] >= stop:
+                if not valid() or (row := cursor.item())[0] >= stop:
                     return
                 yield row
                 for _ in range(gap()):
-                    if not cursor.valid():
+                    if not valid():
                         return
-                    move(cursor.next)
+                    move(following)
 
     def first_keys(self, start: bytes, stop: bytes, jump: Jump, *, strict: bool = False) -> Iterator[bytes]:
         """Keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows.
