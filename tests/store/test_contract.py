@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -460,12 +461,14 @@ class TestOperations:
         assert [d.zone async for d in store.scan("a")] == ["a", "a"]
 
     async def test_a_sample_is_spread_over_the_queue(self, store: Store) -> None:
-        for number in range(1, 61):
-            await store_message(store, number, zone="a" if number % 2 else "b")
-        found = [int(d.message_id, 16) async for d in store.scan(wanted=EveryNth(6))]
-        assert len(found) == len(set(found)) == 10
-        for part in (range(1, 31), range(31, 61)):
-            assert 4 <= len(set(found) & set(part)) <= 6
+        """With gaps of up to 2 x 4 - 1; and what is at every fourth place is not met alone, or never."""
+        for number in range(1, 121):
+            await store_message(store, number)
+        found = [int(d.message_id, 16) async for d in store.scan(wanted=EveryNth(4))]
+        assert found == sorted(set(found))
+        gaps = [after - before for before, after in pairwise([0, *found, 121])]
+        assert 1 <= min(gaps) <= max(gaps) <= 8
+        assert len({number % 4 for number in found}) > 1
 
     async def test_scan_shows_one_moment(self, store: Store) -> None:
         for number in range(5):

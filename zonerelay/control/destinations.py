@@ -114,7 +114,7 @@ class Destinations:
         waiting: dict[tuple[str, str], Waiting] = {}
         names = dict[tuple[str, str], str]()
         for (zone, domain), mail in self._domains.items():
-            key = self._scheduler.zone(zone).plan.destination_of(domain)
+            key = self._scheduler.destination_of(zone, domain)
             where = (zone, f"{domain} " if key is None else key)
             names.setdefault(where, domain)
             waiting.setdefault(where, Waiting()).add(mail)

@@ -275,6 +275,11 @@ class Scheduler:
             for name, zone in self._zones.items()
         )
 
+    def destination_of(self, zone: str, domain: str) -> DestinationKey | None:
+        """Where mail for a domain goes, if that is known without asking."""
+        found = self._zones.get(zone)
+        return None if found is None else found.plan.destination_of(domain)
+
     def active_count(self, zone: str) -> int:
         """Deliveries of the zone that are being attempted; of all mailboxes' zones under their label."""
         names = filter(is_mailbox_zone, self._zones) if zone == MAILBOXES else self._zones.keys() & {zone}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol, Self, TypedDict, Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -290,17 +291,27 @@ def everybody(_recipient: str) -> bool:
 
 
 class EveryNth:
-    """Wants one of `every` deliveries, whatever their recipients: for estimates. An engine may step over the
-    others without reading them.
+    """Wants one of `every` deliveries on average, whatever their recipients: for estimates. An engine may
+    step over the others without reading them.
+
+    The gaps vary: with even ones each second recipient of messages that all have two would never be met.
     """
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self._seen = 0
+        self._random = Random()
+        self._left = self.gap()
+
+    def gap(self) -> int:
+        """How far it is to the next one."""
+        return self._random.randrange(1, 2 * self.every)
 
     def __call__(self, _recipient: str) -> bool:
-        self._seen += 1
-        return self._seen % self.every == 0
+        self._left -= 1
+        if self._left:
+            return False
+        self._left = self.gap()
+        return True
 
 
 class QueueOperations(Protocol):

@@ -152,7 +152,7 @@ class Operations:
 
     def _site(self, delivery: Delivery, _message: Message | None) -> str:
         """The hosts that the zone has found for the domain."""
-        found = self._scheduler.zone(delivery.zone).plan.destination_of(delivery.domain)
+        found = self._scheduler.destination_of(delivery.zone, delivery.domain)
         return UNKNOWN if found is None else found.partition(" ")[2]
 
     # Changing

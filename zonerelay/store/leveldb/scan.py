@@ -127,7 +127,7 @@ def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, Delive
 def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted) -> Page:
     """One page of deliveries in any state. Of those whose recipient is not `wanted` only the key is read."""
     if isinstance(wanted, EveryNth):
-        return _sample_page(db, start, end, view, wanted.every)
+        return _sample_page(db, start, end, view, wanted)
     rows = list(db.rows(start, end, limit=PAGE_ROWS, view=view))
     low = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
     if wanted is not everybody:
@@ -135,10 +135,10 @@ def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted)
     return Page(list(_decoded(db, rows)), low, [])
 
 
-def _sample_page(db: LevelDb, start: bytes, end: bytes, view: View, every: int) -> Page:
+def _sample_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: EveryNth) -> Page:
     # One more row than is taken: the next page begins with it.
-    limit = max(1, SAMPLED_ROWS // every) + 1
-    rows = list(db.sampled(start, end, every=every, limit=limit, view=view))
+    limit = max(1, SAMPLED_ROWS // wanted.every) + 1
+    rows = list(db.sampled(start, end, wanted.gap, limit=limit, view=view))
     low = rows.pop()[0] if len(rows) == limit else None
     return Page(list(_decoded(db, rows)), low, [])
 
