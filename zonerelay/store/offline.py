@@ -27,6 +27,7 @@ from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.repair import repair as repair_leveldb
 from zonerelay.store.leveldb.snapshot import take_snapshot
+from zonerelay.store.offline_shared import check_shared, repair_shared
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 T = TypeVar("T")
@@ -76,6 +77,8 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
     Raises StoreError, or OSError, when the spool cannot be checked at all.
     """
     spool = spool_of(settings.spool, worker)
+    if is_shared(spool):
+        return await check_shared(settings, examination)
     match spool.backend:
         case Backend.LEVELDB:
             return await _in_thread(
@@ -120,6 +123,8 @@ async def repair_spool(
     Raises StoreError in words, or OSError, and has changed nothing then.
     """
     spool = spool_of(settings.spool, worker)
+    if is_shared(spool):
+        return await repair_shared(settings, salvage, tell, carry_out=carry_out, environment=environment)
     match spool.backend:
         case Backend.LEVELDB:
             home = settings.spool.path.parent

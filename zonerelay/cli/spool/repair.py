@@ -32,7 +32,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.check import Repaired, Salvaged
 from zonerelay.store.contract import StoreError
-from zonerelay.store.offline import repair_spool
+from zonerelay.store.offline import place_of_queue, repair_spool
 from zonerelay.store.spool_paths import spool_of
 from zonerelay.transfer import files
 from zonerelay.transfer.stored import Stored
@@ -96,9 +96,8 @@ def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) 
                 )
             )
         except (StoreError, OSError) as error:
-            raise CliError(
-                f"{spool_of(settings.spool, worker).path} cannot be repaired: {error}", USAGE
-            ) from error
+            place = place_of_queue(settings) or spool_of(settings.spool, worker).path
+            raise CliError(f"{place} cannot be repaired: {error}", USAGE) from error
 
 
 def _leave(salvaged: Salvaged) -> None:
@@ -127,6 +126,9 @@ class _Salvage:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(place / f"{salvaged.message_id}.eml", salvaged.body())
         _write(place / f"{salvaged.message_id}.json", iter([_sheet(salvaged)]))
+        # A shared store loses the message next: the names must be as durable as the files.
+        for each in (place, self._directory, self._directory.parent):
+            _sync(each)
 
 
 def _sheet(salvaged: Salvaged) -> bytes:
@@ -168,6 +170,14 @@ def _write(path: Path, pieces: Iterator[bytes]) -> None:
         draft.rename(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _print(report: RepairReport) -> None:

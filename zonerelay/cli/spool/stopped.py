@@ -2,7 +2,8 @@
 
 `stopped` refuses with status 2 while a relay answers at the control socket, or has the lock, and names its
 process. It holds the lock, so that a supervisor waits; a relay of one worker meets the lock of its spool.
-Run as root, it gives every file that the command has made in the relay's directories to their owner.
+`beside` is for what a running relay does not mind. Run as root, both give every file that the command has
+made in the relay's directories to their owner.
 """
 
 from __future__ import annotations
@@ -34,19 +35,45 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT = 2.0
 
 
+class RunningError(CliError):
+    """The relay runs, as this process."""
+
+    def __init__(self, text: str, process: int) -> None:
+        super().__init__(text, USAGE)
+        self.process = process
+
+
 @contextlib.contextmanager
 def stopped(settings: Settings) -> Iterator[Path]:
-    """Yields the directory beside the spool. Raises CliError."""
+    """Yields the directory beside the spool. Raises CliError, and RunningError while the relay runs."""
     if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
         raise CliError('backend = "memory" without shelve keeps no spool of a stopped relay', USAGE)
-    umask = os.umask(0o077)
-    try:
+    with _private():
         held = _lock(settings)
         try:
             yield settings.spool.path.parent
         finally:
-            os.close(held)
             _give_back(settings.spool)
+            os.close(held)
+
+
+@contextlib.contextmanager
+def beside(settings: Settings) -> Iterator[Path]:
+    """Yields the directory beside the spool, which is made if it is not there. Raises CliError."""
+    with _private():
+        try:
+            yield prepare_home(settings)
+        except StartError as error:
+            raise CliError(str(error), USAGE) from error
+        finally:
+            _give_back(settings.spool)
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[None]:
+    umask = os.umask(0o077)
+    try:
+        yield
     finally:
         os.umask(umask)
 
@@ -74,10 +101,10 @@ def _refuse_running(settings: Settings) -> None:
         except OSError as error:
             raise CliError(f"{path}: {error.strerror}; is the relay running there?", USAGE) from error
         process, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    raise CliError(
+    raise RunningError(
         f"the relay is running as process {process} (it answers at {path}): stop it first, for the spool is"
         " its own while it runs",
-        USAGE,
+        process,
     )
 
 

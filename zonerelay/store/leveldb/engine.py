@@ -246,6 +246,20 @@ class Database:
                     limit -= 1
                 move(cursor.next)
 
+    def sampled(self, start: bytes, stop: bytes, *, every: int, limit: int, view: View) -> Iterator[Row]:
+        """The first row from `start` on and one of `every` behind it, at most `limit`."""
+        with self._walk(view) as walk:
+            cursor, move = walk.cursor, walk.move
+            move(cursor.seek, start)
+            for _ in range(limit):
+                if not cursor.valid() or (row := cursor.item())[0] >= stop:
+                    return
+                yield row
+                for _ in range(every):
+                    if not cursor.valid():
+                        return
+                    move(cursor.next)
+
     def first_keys(self, start: bytes, stop: bytes, jump: Jump, *, strict: bool = False) -> Iterator[bytes]:
         """Keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows.
 
