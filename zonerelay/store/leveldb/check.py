@@ -25,6 +25,8 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.check import Contents, Examination, Fault
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreOpenError
+from zonerelay.store.leveldb.damage.format import named_in
+from zonerelay.store.leveldb.damage.table import damaged_blocks, has_index
 from zonerelay.store.leveldb.engine import Row
 from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb.spool import LevelDb
@@ -54,8 +56,10 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
     octets = sum(path.stat().st_size for path in scratch.iterdir())
     if not any(scratch.iterdir()):
         return Contents(0, 0, 0)  # no relay has been started here yet
+    tables = sorted(path for path in scratch.iterdir() if path.suffix in (".ldb", ".sst"))
     db = LevelDb(scratch, write_buffer=WRITE_BUFFER)
-    db.on_damage = damaged
+    met: list[str] = []
+    db.on_damage = met.append
     try:
         db.open()
     except StoreOpenError as error:
@@ -68,6 +72,29 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
         return Records(db, examination, octets).check()
     finally:
         db.close()
+        if met and not _name_blocks(spool, tables, examination):
+            for text in dict.fromkeys(met):
+                damaged(text)
+
+
+def _name_blocks(spool: Path, tables: list[Path], examination: Examination) -> bool:
+    """LevelDB has met damage and does not say where. False when it is in no table that can be read."""
+    before = examination.findings.counts[Fault.UNREADABLE]
+    for path in filter(Path.exists, tables):  # the check's own LevelDB may have replaced some that are whole
+        examination.tell(0, 0)
+        where = str(spool / path.name)
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            examination.findings.add(Fault.UNREADABLE, where, f"it cannot be read: {error.strerror}")
+            continue
+        if not has_index(raw):
+            examination.findings.add(Fault.UNREADABLE, where, "its index or its end is damaged")
+            continue
+        for start, end in damaged_blocks(raw):
+            text = f"octets {start:,} to {end:,} are damaged{named_in(raw[start:end])}"
+            examination.findings.add(Fault.UNREADABLE, where, text)
+    return examination.findings.counts[Fault.UNREADABLE] > before
 
 
 class Records:

@@ -53,7 +53,7 @@ from zonerelay.store.leveldb.damage.directory import (
 )
 from zonerelay.store.leveldb.damage.format import (
     Manifest,
-    identities_in,
+    named_in,
     read_manifest,
     write_log,
 )
@@ -197,7 +197,7 @@ def _collect(spool: Path, old: Path, tell: Tell) -> list[str]:
             (old / f"{highest:06d}.log").write_bytes(write_log(map(as_batch, found)))
             end = blocks[-1].end if blocks else 0
             read = f"{end:,} of its {len(raw.octets):,} octets hold records that were read"
-            lost.append(f"{path.name} has no index that can be read: {read}{_named(raw.octets[end:])}")
+            lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw.octets[end:])}")
     mark = _mark_of(spool)
     logs = [(path, _read(path, lost).octets) for path in needed.logs]
     for log in found_logs(logs, mark, needed.last_sequence, verify=True):
@@ -207,7 +207,7 @@ def _collect(spool: Path, old: Path, tell: Tell) -> list[str]:
             where = f"octets {gap.start:,} to {gap.end:,} of {log.path.name} are damaged"
             if gap.end >= len(log.raw):
                 where = f"{log.path.name} is damaged or missing from octet {gap.start:,} on"
-            lost.append(where + _named(log.raw[gap.start : gap.end]))
+            lost.append(where + named_in(log.raw[gap.start : gap.end]))
     present = {int(path.stem) for path in needed.logs}
     wanted = {needed.log} if needed.log else set[int]()
     if mark is not None and mark.size and mark.log >= needed.log:
@@ -225,7 +225,7 @@ def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
             if path.exists():
                 raw = _read(path, []).octets
                 for start, end in damaged_blocks(raw):
-                    yield f"octets {start:,} to {end:,} of {path.name} are damaged{_named(raw[start:end])}"
+                    yield f"octets {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
 
 
 class _Read(NamedTuple):
@@ -256,12 +256,6 @@ def _mark_of(spool: Path) -> Mark | None:
         return read_mark(spool)
     except OSError:
         return None
-
-
-def _named(octets: bytes) -> str:
-    named = identities_in(octets)
-    more = "" if len(named) <= 10 else f" and {len(named) - 10} more"
-    return f"; they name the messages {', '.join(named[:10])}{more}" if named else ""
 
 
 class _Needed(NamedTuple):

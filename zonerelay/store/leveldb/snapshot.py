@@ -37,13 +37,14 @@ def take_snapshot(spool: Path, into: Path) -> None:
             if _manifest_state(spool) == before:
                 return
         except FileNotFoundError:
-            if _manifest_state(spool) == before:
+            # Of a file that it no longer needs LevelDB says so in the manifest first, and removes it then.
+            if not spool.is_dir():
                 shutil.rmtree(into, ignore_errors=True)
                 raise
         except BaseException:
             shutil.rmtree(into, ignore_errors=True)
             raise
-        shutil.rmtree(into)
+        shutil.rmtree(into, ignore_errors=True)
     raise StoreError(f"{spool} changes faster than it can be read, {TRIES} times in a row; try again later")
 
 

@@ -205,6 +205,13 @@ def identities_in(octets: bytes) -> list[str]:
     return list(dict.fromkeys(found.decode("ascii") for found in _IDENTITY.findall(octets)))
 
 
+def named_in(octets: bytes) -> str:
+    """The same for a sentence: "" when there are none."""
+    named = identities_in(octets)
+    more = "" if len(named) <= 10 else f" and {len(named) - 10} more"
+    return f"; they name the messages {', '.join(named[:10])}{more}" if named else ""
+
+
 # --- batches
 
 
