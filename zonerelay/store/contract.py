@@ -289,6 +289,20 @@ def everybody(_recipient: str) -> bool:
     return True
 
 
+class EveryNth:
+    """Wants one of `every` deliveries, whatever their recipients: for estimates. An engine may step over the
+    others without reading them.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._seen = 0
+
+    def __call__(self, _recipient: str) -> bool:
+        self._seen += 1
+        return self._seen % self.every == 0
+
+
 class QueueOperations(Protocol):
     """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
 

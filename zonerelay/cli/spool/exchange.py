@@ -64,7 +64,7 @@ async def _export(
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
             meant = await export.survey(store, matcher, now)
-            _check_room(meant.octets, place, 0)
+            check_room(meant.octets, place, 0)
             with ProgressBar("Exporting") as bar:
 
                 def saw(deliveries: int, trouble: Unusable | None, bar: ProgressBar = bar) -> None:
@@ -98,7 +98,7 @@ async def _import_from(settings: Settings, system: str | None, place: str, home:
 async def _import(settings: Settings, source: Source, home: Path, now: float) -> Loaded:
     if not is_shared(settings.spool):
         place = settings.spool.path if settings.spool.path.exists() else home
-        _check_room(source.octets + export.SHEET_SIZE * source.messages, place, settings.spool.min_free_space)
+        check_room(source.octets + export.SHEET_SIZE * source.messages, place, settings.spool.min_free_space)
     register = Register(home)
     try:
         async with opened(settings) as store:
@@ -161,7 +161,7 @@ def _translated(consequence: str) -> Iterator[None]:
         raise CliError(f"{error}; {consequence}") from error
 
 
-def _check_room(needed: int, place: Path, guard: int) -> None:
+def check_room(needed: int, place: Path, guard: int) -> None:
     """Raises CliError before anything is written."""
     usage = os.statvfs(place)
     free = max(usage.f_bavail * usage.f_frsize - guard, 0)

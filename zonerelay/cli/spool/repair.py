@@ -22,7 +22,7 @@ import msgspec
 from rich.text import Text
 
 from zonerelay.cli.relay import load_settings
-from zonerelay.cli.spool.stopped import spools, stopped
+from zonerelay.cli.spool.stopped import give_to_owner, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
@@ -52,6 +52,7 @@ class RepairReport(msgspec.Struct, kw_only=True):
     kept: list[str]
     lost: list[str]
     more_lost: int
+    repeats: list[str]
 
 
 def repair(arguments: Namespace) -> int:
@@ -61,6 +62,7 @@ def repair(arguments: Namespace) -> int:
     salvage: Path = arguments.salvage or beside
     with stopped(settings), output.without_log():
         done = [_repair(settings, worker, salvage, carry_out=carry_out) for worker in spools(settings.spool)]
+        give_to_owner(settings.spool, [salvage])
     report = RepairReport(
         done=carry_out,
         before=sum(each.before for each in done),
@@ -70,6 +72,7 @@ def repair(arguments: Namespace) -> int:
         kept=[each.kept for each in done if each.kept],
         lost=[line for each in done for line in each.lost],
         more_lost=sum(each.more_lost for each in done),
+        repeats=[line for each in done for line in each.repeats],
     )
     if arguments.json:
         output.print_document(report)
@@ -157,11 +160,16 @@ def _sheet(salvaged: Salvaged) -> bytes:
 
 
 def _write(path: Path, pieces: Iterator[bytes]) -> None:
-    with path.open("wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _sync(directory: Path) -> None:
@@ -175,11 +183,15 @@ def _sync(directory: Path) -> None:
 def _print(report: RepairReport) -> None:
     console = output.console()
     for line in report.lost[:MAX_SHOWN]:
-        console.print(f"cannot be saved: {text.clean(line)}")
+        console.print(f"cannot be put back: {text.clean(line)}")
     if (more := len(report.lost) - MAX_SHOWN + report.more_lost) > 0:
         console.print(
             f"… and {more:,} more, which --json has" if not report.more_lost else f"… and {more:,} more"
         )
+    for line in report.repeats[:MAX_SHOWN]:
+        console.print(f"may be sent again: {text.clean(line)}")
+    if (more := len(report.repeats) - MAX_SHOWN) > 0:
+        console.print(f"… and {more:,} more, which --json has")
     pairs: list[tuple[str, output.Cell]] = [
         ("deliveries", f"{report.before:,} before, {report.after:,} after"),
         ("salvaged", f"{report.salvaged:,} messages, in {report.salvage}" if report.salvage else ""),
@@ -188,3 +200,6 @@ def _print(report: RepairReport) -> None:
     if not report.done:
         pairs[1:] = [("state", Text("nothing was changed; --yes does it", style="yellow"))]
     console.print(output.facts(pairs))
+    if report.salvage:
+        console.print("What is whole in it is sent, to those too who may have it, once you import it:")
+        console.print(f"zonerelay spool import {report.salvage}", soft_wrap=True)

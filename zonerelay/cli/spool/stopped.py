@@ -2,7 +2,8 @@
 
 `stopped` refuses with status 2 while a relay answers at the control socket, or has the lock, and names its
 process. It holds the lock, so that a supervisor waits; a relay of one worker meets the lock of its spool.
-Run as root, it gives every file that the command has made in the relay's directories to their owner.
+`beside` is for what a running relay does not mind. Run as root, both give every file that the command has
+made in the relay's directories to their owner.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,19 +35,45 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT = 2.0
 
 
+class RunningError(CliError):
+    """The relay runs, as this process."""
+
+    def __init__(self, text: str, process: int) -> None:
+        super().__init__(text, USAGE)
+        self.process = process
+
+
 @contextlib.contextmanager
 def stopped(settings: Settings) -> Iterator[Path]:
-    """Yields the directory beside the spool. Raises CliError."""
+    """Yields the directory beside the spool. Raises CliError, and RunningError while the relay runs."""
     if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
         raise CliError('backend = "memory" without shelve keeps no spool of a stopped relay', USAGE)
-    umask = os.umask(0o077)
-    try:
+    with _private():
         held = _lock(settings)
         try:
             yield settings.spool.path.parent
         finally:
-            os.close(held)
             _give_back(settings.spool)
+            os.close(held)
+
+
+@contextlib.contextmanager
+def beside(settings: Settings) -> Iterator[Path]:
+    """Yields the directory beside the spool, which is made if it is not there. Raises CliError."""
+    with _private():
+        try:
+            yield prepare_home(settings)
+        except StartError as error:
+            raise CliError(str(error), USAGE) from error
+        finally:
+            _give_back(settings.spool)
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[None]:
+    umask = os.umask(0o077)
+    try:
+        yield
     finally:
         os.umask(umask)
 
@@ -74,10 +101,10 @@ def _refuse_running(settings: Settings) -> None:
         except OSError as error:
             raise CliError(f"{path}: {error.strerror}; is the relay running there?", USAGE) from error
         process, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    raise CliError(
+    raise RunningError(
         f"the relay is running as process {process} (it answers at {path}): stop it first, for the spool is"
         " its own while it runs",
-        USAGE,
+        process,
     )
 
 
@@ -118,19 +145,22 @@ async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
 
 
 def _give_back(spool: SpoolSettings) -> None:
-    """A spool with files of root could not be opened by the relay's own user."""
+    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
+    give_to_owner(spool, (each for each in places if each is not None))
+    home = spool.path.parent
+    give_to_owner(spool, (path for path in home.iterdir() if path.is_file() and not path.is_symlink()))
+
+
+def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
+    """A spool with files of root could not be opened by the relay's own user. Raises OSError."""
     if os.geteuid() != 0 or not spool.path.exists():
         return
     home = spool.path.parent
     owner = next((found for each in (spool.path, home) if (found := each.stat()).st_uid), None)
-    if owner is None:
-        return
-    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
-    for place in {each for each in places if each is not None and each.is_dir()}:
-        for path in (place, *place.rglob("*")):
-            _give(path, owner)
-    for path in (path for path in home.iterdir() if path.is_file() and not path.is_symlink()):
-        _give(path, owner)
+    if owner is not None:
+        for place in {each for each in places if each.exists()}:
+            for path in (place, *place.rglob("*")):
+                _give(path, owner)
 
 
 def _give(path: Path, owner: os.stat_result) -> None:

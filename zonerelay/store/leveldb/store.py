@@ -206,7 +206,9 @@ class LevelDbStore(LocalStore[WritePlan]):
         return await self._reader.read(scan.left_over)
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await self._reader.read(scan.deliveries_of, message_id)
+        counts = self._keeper.counts
+        zones = [zone for zone, each in counts.moves.items() if each.total] if counts.is_whole else None
+        return await self._reader.read(scan.deliveries_of, message_id, zones)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await self._reader.read(scan.read_messages, ids)

@@ -1,0 +1,177 @@
+"""`zonerelay spool migrate`: between all engines, killed and resumed, beside relays that run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import message_id, store_message
+from tests.transfer.migrations import (
+    ENGINES,
+    PAIRS,
+    Row,
+    Story,
+    commit,
+    configured,
+    contents,
+    fill,
+    queue,
+    tell,
+)
+from zonerelay.cli.main import main
+from zonerelay.model.delivery import Delivery
+from zonerelay.store.common import records
+from zonerelay.store.disk.format import HEAD
+from zonerelay.store.leveldb.engine import plyvel
+
+
+def migrate(source: Path, target: Path, *more: str) -> int:
+    return main(["spool", "migrate", "--config", str(source), "--to", str(target), *more])
+
+
+def test_a_queue_goes_round_all_engines_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    configs = [configured(tmp_path / each, each) for each in ENGINES]
+    asyncio.run(fill(configs[0], 40))
+    before = asyncio.run(contents(configs[0]))
+    for source, target in itertools.pairwise([*configs, configs[0]]):
+        assert migrate(source, target) == 0
+        assert asyncio.run(contents(source)) == {}
+        assert asyncio.run(contents(target)) == before
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_wherever_it_is_killed_nothing_is_lost_or_sent_twice(pair: tuple[str, str], tmp_path: Path) -> None:
+    """A few kills at steps; `python -m tests.transfer.migrations` does fifty, and at moments too."""
+    tell(pair, 1 if "s3" in pair else 3, tmp_path, seed=PAIRS.index(pair))
+
+
+def test_the_configurations_are_looked_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = configured(tmp_path / "a", "leveldb")
+    asyncio.run(fill(source, 3))
+    for target, why in (
+        (source, "both configurations keep the queue in leveldb"),
+        (configured(tmp_path / "m", "memory"), "keeps no queue that survives"),
+        (configured(tmp_path / "b", "leveldb", min_free_space="1 TB"), "needs 12 KB, 0 B free"),
+    ):
+        assert migrate(source, target) == 2
+        assert why in capsys.readouterr().err
+    assert sorted(each.name for each in (tmp_path / "a").iterdir() if "migration" in each.name) == []
+    assert len(asyncio.run(contents(source))) == 6
+    assert not (tmp_path / "b" / "spool").exists()
+
+
+def test_what_cannot_be_read_or_is_there_already_stays_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "disk")
+    asyncio.run(fill(source, 12))
+    before = asyncio.run(contents(source))
+    damaged, twin, other = (message_id(number * 256) for number in (11, 4, 5))
+    db = plyvel.DB(str(tmp_path / "a" / "spool"))
+    db.delete(records.chunk_key(damaged, 2))
+    db.close()
+
+    async def prepare() -> None:
+        async with queue(target) as store:
+            await commit(store, [row for row in before.values() if row[0].id == twin])
+            await store_message(store, int(other, 16), "mine@example.net")
+
+    asyncio.run(prepare())
+    assert migrate(source, target, "--json") == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["unusable"] == 2
+    assert f"{damaged}: not moved: " in told.err
+    assert f"{twin}: not moved: the target has this message already" in told.err
+    stays = [row[1] for row in before.values() if row[0].id in (damaged, twin)]
+    assert asyncio.run(states(source)) == sorted(stays, key=lambda each: each.recipient), "and not held"
+    after = asyncio.run(contents(target))
+    assert after["mine@example.net"][0].id == other
+    moved = next(row for recipient, row in after.items() if recipient.startswith("0-5@"))
+    assert moved[0].id != other
+    assert moved[2] == before["0-5@example.org"][2]
+
+    # The migration is not over: what the source shows once more is removed there, and never sent again.
+    asyncio.run(show_again(source, [row for row in before.values() if row[0].id == message_id(256)]))
+    assert migrate(source, target, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["already"] == 1
+    assert asyncio.run(contents(target)) == after
+    elsewhere = configured(tmp_path / "c", "leveldb")
+    assert migrate(source, elsewhere) == 2
+    assert "is not finished" in capsys.readouterr().err
+
+
+async def states(config: Path) -> list[Delivery]:
+    async with queue(config) as store:
+        return sorted([each async for each in store.scan()], key=lambda each: each.recipient)
+
+
+async def show_again(config: Path, rows: list[Row]) -> None:
+    async with queue(config) as store:
+        await commit(store, rows)
+
+
+def test_a_copy_that_is_not_what_was_copied_is_never_the_only_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target loses a body between the copy and the look at it: the source still has it."""
+    source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "disk")
+    story = Story(source, target, random.Random(1))
+    story.start(8)
+    assert story.is_killed(14), "all are copied, and the journal says so"
+    copies = sorted((tmp_path / "b" / "spool").glob("*.env"))
+    assert len(copies) == 8
+    content = bytearray(copies[3].read_bytes())
+    content[len(HEAD) + 1] ^= 1
+    copies[3].write_bytes(content)
+    assert migrate(source, target) == 1
+    assert "is not what the source has, and is discarded" in capsys.readouterr().err
+    assert not story.is_killed(0)
+    story.check()
+
+
+def test_all_workers_mail_moves_to_all_workers(tmp_path: Path) -> None:
+    source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "disk")
+    target.write_text("workers = 3\n" + target.read_text())
+    asyncio.run(fill(source, 12))
+    before = asyncio.run(contents(source))
+
+    async def more() -> None:
+        async with queue(source, 5) as store:
+            await store_message(store, 0x1305, "of-another-worker@example.net")
+
+    asyncio.run(more())
+    before |= asyncio.run(contents(source, 5))
+    assert migrate(source, target) == 0
+    after = [asyncio.run(contents(target, worker)) for worker in range(3)]
+    assert all(after)
+    assert after[0] | after[1] | after[2] == before
+    assert asyncio.run(contents(source, 5)) == asyncio.run(contents(source)) == {}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "changing-engines.md"
+
+
+def test_the_page_shows_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both configurations have one home, as on the page: a copy of the file with another backend."""
+    config = configured(tmp_path / "relay", "leveldb")
+    other = tmp_path / "relay" / "other.toml"
+    text = configured(tmp_path / "other", "postgres").read_text()
+    other.write_text(text.replace(f"{tmp_path}/other/spool", f"{tmp_path}/relay/spool"))
+
+    async def prepare() -> None:
+        async with queue(config) as store:
+            for number in (1, 2, 3):
+                await store_message(store, number, f"{number}@example.net", held=number == 3)
+
+    asyncio.run(prepare())
+    before = asyncio.run(contents(config))
+    assert migrate(config, other) == 0
+    printed = re.sub(r"in \d+\.\d s", "in 0.4 s", capsys.readouterr().out)
+    assert "".join(f"       {line.rstrip()}\n" for line in printed.splitlines()) in PAGE.read_text()
+    assert asyncio.run(contents(other)) == before

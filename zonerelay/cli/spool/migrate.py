@@ -1,0 +1,298 @@
+"""`zonerelay spool migrate`: the whole queue moves to where another configuration has its own, on any engine.
+
+Which relays may run meanwhile: a source in a private spool is stopped. One in Redis or PostgreSQL need not
+be, on any machine: what no relay is attempting moves, and passes go on until the source is empty. A target
+there may run, too, for this process is one more relay on it, that claims nothing. When the relay of a private
+target runs, the mail goes into the spool of a further worker beside its own, which that relay empties and
+removes from its next start on: no process touches a spool that another one has open. S3 is stopped on both
+sides, because there a message belongs to a relay whether it is claimed or not.
+
+The target is opened anew for each `STRETCH` messages, so that what is read back comes from where it is kept.
+Exits 0 when the source is empty, 1 when mail has stayed in it, named, or a store gave up, and 2 when nothing
+could be begun. However it ends, it is run again to go on; transfer/migration.py says how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.cli.relay import load_settings
+from zonerelay.cli.spool.exchange import check_room
+from zonerelay.cli.spool.stopped import RunningError, beside, opened, spools, stopped
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.progress_bar import ProgressBar
+from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
+from zonerelay.model.message_id import LENGTH, MessageId
+from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.store.contract import QueueCounts, Store, StoreError
+from zonerelay.store.offline import place_of_queue
+from zonerelay.store.spool_paths import directories_of, is_shared, name_of
+from zonerelay.transfer.export import Survey, survey
+from zonerelay.transfer.journal import Journal
+from zonerelay.transfer.migration import Migration, Moved
+from zonerelay.transfer.stored import TransferError, Unusable
+
+FILE = "migration"
+STRETCH = 10_000
+"""Messages that are copied before they are read back, and that are held in the source meanwhile."""
+_NODE = 255
+"""The number of this process among the relays on a database: the highest, which hardly any relay has."""
+_PATIENCE = 120.0
+_PAUSE = 1.0
+
+
+class Migrated(msgspec.Struct, kw_only=True):
+    """What `spool migrate --json` prints. `already`: messages that the source showed again after they had
+    left it. `left` and `unusable`: messages that stay in it, because a relay is attempting them, and because
+    they cannot be moved. `spool`: the directory beside a running relay's own spool that has the mail, or "".
+    """
+
+    messages: int
+    deliveries: int
+    octets: int
+    zones: dict[str, QueueCounts]
+    already: int
+    left: int
+    unusable: int
+    seconds: float
+    spool: str
+
+
+def migrate(arguments: Namespace) -> int:
+    source, target = load_settings(arguments.config), load_settings(arguments.to)
+    places = [_place(source), _place(target)]
+    if places[0] == places[1]:
+        raise CliError(f"both configurations keep the queue in {places[0]}", USAGE)
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(_source(source))
+        with _translated():
+            journal = Journal(home / FILE, *places)
+            stack.callback(journal.close)
+        process = _enter_target(stack, source, target, journal)
+        with _translated(), output.without_log():
+            run = _Run(_as_node(source), _as_node(target), journal)
+            left = asyncio.run(run.go())
+        moved = run.moved
+        journal.is_over = not left and not moved.unusable
+    done = Migrated(
+        messages=moved.messages,
+        deliveries=moved.deliveries,
+        octets=moved.octets,
+        zones=moved.zones,
+        already=moved.already,
+        left=left,
+        unusable=len(moved.unusable),
+        seconds=round(time.monotonic() - started, 3),
+        spool=str(target.spool.path / name_of(journal.spools[0])) if journal.spools[0] else "",
+    )
+    if arguments.json:
+        output.print_document(done)
+    else:
+        _print(done, process)
+    return FAILED if done.left or done.unusable else OK
+
+
+def _place(settings: Settings) -> str:
+    """Of the queue, for people. Raises CliError when nothing is kept there."""
+    if settings.spool.backend is Backend.MEMORY:
+        raise CliError('backend = "memory" keeps no queue that survives its relay', USAGE)
+    return place_of_queue(settings) or f"{settings.spool.backend.value} {settings.spool.path.resolve()}"
+
+
+def _may_run(settings: Settings) -> bool:
+    return settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
+
+
+@contextlib.contextmanager
+def _source(settings: Settings) -> Iterator[Path]:
+    if _may_run(settings):
+        with beside(settings) as home:
+            yield home
+        return
+    try:
+        with stopped(settings) as home:
+            yield home
+    except RunningError as error:
+        raise CliError(
+            f"{error}. To take mail all the time, start the relay of the other configuration first, with"
+            " another [spool] path, and send clients there; then stop this one and migrate",
+            USAGE,
+        ) from error
+
+
+def _enter_target(stack: contextlib.ExitStack, source: Settings, target: Settings, journal: Journal) -> int:
+    """Chooses the spools of the target, for good, and returns the process of a relay that has the others."""
+    process = 0
+    if _may_run(target):
+        stack.enter_context(beside(target))
+    elif _may_run(source) or target.spool.path.parent.resolve() != source.spool.path.parent.resolve():
+        try:
+            stack.enter_context(stopped(target))
+        except RunningError as error:
+            if is_shared(target.spool) or (journal.spools and not journal.spools[0]):
+                raise
+            process = error.process
+            stack.enter_context(beside(target))
+    if not journal.spools:
+        journal.choose((_free_spool(target),) if process else range(_workers(target)))
+    return process
+
+
+def _workers(target: Settings) -> int:
+    """Of those that have a spool."""
+    if is_shared(target.spool):
+        return 1
+    return len(os.sched_getaffinity(0)) if target.workers == AUTO else target.workers
+
+
+def _free_spool(target: Settings) -> int:
+    """The number of a worker that the relay does not have."""
+    for number in range(MAX_WORKERS - 1, _workers(target) - 1, -1):
+        if not any((place / name_of(number)).exists() for place in directories_of(target.spool)):
+            return number
+    raise CliError(f"{target.spool.path} has no room for another spool: stop its relay first", USAGE)
+
+
+def _as_node(settings: Settings) -> Settings:
+    return replace(settings, postgres=replace(settings.postgres, node=_NODE))
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except TransferError as error:
+        raise CliError(str(error), USAGE) from error
+    except (StoreError, OSError) as error:
+        raise CliError(f"{error}. What was done until then is kept: run it again to go on") from error
+    except KeyboardInterrupt:
+        output.chatter().print("Interrupted. Mail may be held in both queues: run it again to go on.")
+        raise
+
+
+def _patience(settings: Settings) -> float:
+    """Seconds in which what a killed relay has in a shared store comes free, as a rule."""
+    leases = {
+        Backend.REDIS: settings.redis.lease,
+        Backend.POSTGRES: settings.postgres.lease,
+        Backend.S3: settings.s3.lease,
+    }
+    return min(2 * leases.get(settings.spool.backend, 0.0), _PATIENCE)
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, source: Settings, target: Settings, journal: Journal) -> None:
+        self._source = source
+        self._target = target
+        self._journal = journal
+        self._patience = max(_patience(source), _patience(target))
+        self._seen = 0.0
+        self._total = 0
+        self._bar = ProgressBar("Migrating")
+        self.moved = Moved()
+
+    async def go(self) -> int:
+        """Returns how many messages relays still have in the source. Raises StoreError, TransferError,
+        OSError, CliError.
+        """
+        left = 0
+        with self._bar:
+            for worker in spools(self._source.spool):
+                async with opened(self._source, worker) as store:
+                    left += await self._empty(store, worker)
+        return left
+
+    async def _empty(self, store: Store, worker: int) -> int:
+        progress, meant = time.monotonic(), await self._look(store)
+        if not is_shared(self._target.spool):
+            spool = self._target.spool
+            place = spool.path if spool.path.exists() else spool.path.parent
+            check_room(meant.octets, place, spool.min_free_space)
+        while True:
+            before = self.moved.messages
+            await self._pass(store, worker, meant)
+            meant = await self._look(store)
+            if not meant.ids:
+                return 0
+            if self.moved.messages > before:
+                progress = time.monotonic()
+            elif time.monotonic() - progress > self._patience:
+                return len(meant.ids)
+            await asyncio.sleep(_PAUSE)
+
+    async def _look(self, store: Store) -> Survey:
+        found = await survey(store, Matcher(QueueFilter(), time.time()), time.time())
+        for identity in self.moved.unusable:
+            with contextlib.suppress(ValueError):
+                found.ids.remove(int(identity, 16))
+        self._total = int(self._seen) + len(found.ids)
+        return found
+
+    async def _pass(self, store: Store, worker: int, meant: Survey) -> None:
+        start = 0
+        while start < len(meant.ids) or not self._journal.is_finished(worker):
+            stretch = [MessageId(f"{number:0{LENGTH}x}") for number in meant.ids[start : start + STRETCH]]
+            start += len(stretch)
+            async with self._targets() as targets:
+                migration = Migration(
+                    store,
+                    targets,
+                    self._journal,
+                    self.moved,
+                    spool=worker,
+                    patience=self._patience,
+                    saw=self._saw,
+                )
+                await migration.finish()
+                await migration.copy(stretch)
+
+    @contextlib.asynccontextmanager
+    async def _targets(self) -> AsyncIterator[Sequence[Store]]:
+        async with contextlib.AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(opened(self._target, each)) for each in self._journal.spools
+            ]
+
+    def _saw(self, messages: float, trouble: Unusable | None) -> None:
+        self._seen += messages
+        if trouble is not None:
+            output.chatter().print(f"{trouble.name}: not moved: {trouble.why}")
+        self._bar.reach(int(self._seen), max(int(self._seen), self._total))
+
+
+def _print(done: Migrated, process: int) -> None:
+    print(
+        f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} moved, and compared"
+        f" on both sides: {text.size(done.octets)} in {done.seconds:.1f} s."
+    )
+    if done.zones:
+        rows = [
+            (zone, f"{each.ready:,}", f"{each.deferred:,}", f"{each.held:,}")
+            for zone, each in sorted(done.zones.items())
+        ]
+        output.console().print(output.table(("zone", "ready", "deferred", "held"), rows))
+    if done.already:
+        print(f"{text.plural(done.already, 'message')} of the source had been moved before: removed there.")
+    if done.left:
+        print(
+            f"Left in the source, because relays that run on it are sending them:"
+            f" {text.plural(done.left, 'message')}. Run it again, or stop these relays first."
+        )
+    if done.spool:
+        print(
+            f"The mail is in {done.spool}: the relay of the target takes it over when it starts"
+            + (f"; restart process {process}." if process else ".")
+        )

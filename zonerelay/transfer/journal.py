@@ -1,0 +1,199 @@
+"""The journal of a migration: which messages it has begun to move, and how far each of them has come.
+
+It is a SQLite file beside the source, with a row for each message that was ever moved, and is removed when
+the migration ends. So a message that was moved is never copied again, wherever the run before this one was
+killed, and also when a source that has lost its last writes shows it once more.
+
+Promise: `plan`, `copied` and `removed` are durable when they return; `awake` becomes durable with the next of
+them, for waking twice changes nothing. One process at a time has the file. Failure: TransferError in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.message_id import MessageId
+from zonerelay.transfer.stored import TransferError
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS migration (source TEXT, target TEXT, spools TEXT);
+CREATE TABLE IF NOT EXISTS message (
+    spool INTEGER, id TEXT, copy TEXT, held TEXT, digest TEXT, phase INTEGER, PRIMARY KEY (spool, id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS unfinished ON message (spool, phase) WHERE phase < 4;
+"""
+_DELIVERIES = msgspec.json.Decoder(list[tuple[str, str]])
+
+
+class Phase(enum.IntEnum):
+    """PLANNED: perhaps held in the source, perhaps copied. COPIED: and perhaps removed from the source.
+    REMOVED: it has left the source for good, and perhaps its copy is awake. AWAKE: nothing is left to do.
+    """
+
+    PLANNED = 1
+    COPIED = 2
+    REMOVED = 3
+    AWAKE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One message: its id in the source, the id of its copy, and the deliveries (queue and recipient) that
+    were held before the migration touched them. `digest`: what was copied, "" when it is not known yet.
+    """
+
+    id: MessageId
+    copy: MessageId
+    held: frozenset[tuple[str, str]]
+    digest: str = ""
+
+    def was_held(self, delivery: Delivery) -> bool:
+        return (delivery.queue, delivery.recipient) in self.held
+
+
+class Journal:
+    """Opened for one run. Every method raises TransferError; `close` also OSError."""
+
+    def __init__(self, path: Path, source: str, target: str) -> None:
+        """`source` and `target` are the places of the two queues: a journal of other ones is refused."""
+        self.path = path
+        self.is_over = False
+        """The migration has ended: nothing is left to remember."""
+        self.spools: tuple[int, ...] = ()
+        """The spools of the target that copies go to; empty until `choose`."""
+        with self._translated():
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=1.0)
+            try:
+                self._open(source, target)
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _open(self, source: str, target: str) -> None:
+        run = self._database.execute
+        run("PRAGMA locking_mode = EXCLUSIVE")
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        self._database.executescript(_TABLES)
+        run("BEGIN IMMEDIATE")
+        if (found := run("SELECT source, target, spools FROM migration").fetchone()) is None:
+            run("INSERT INTO migration VALUES (?, ?, '[]')", (source, target))
+            run("COMMIT")
+        elif found[:2] != (source, target):
+            raise TransferError(
+                f"a migration from {found[0]} to {found[1]} is not finished, says {self.path}: finish it"
+                " first"
+            )
+        else:
+            run("COMMIT")
+            self.spools = tuple(msgspec.json.decode(found[2], type=list[int]))
+        run("BEGIN")
+
+    def choose(self, spools: Sequence[int]) -> None:
+        """For good: a copy is looked for where it was put."""
+        self.spools = tuple(spools)
+        with self._translated():
+            self._database.execute(
+                "UPDATE migration SET spools = ?", (msgspec.json.encode(self.spools).decode(),)
+            )
+            self._commit()
+
+    def is_finished(self, spool: int) -> bool:
+        """Nothing that was begun is left to do."""
+        found = "SELECT 1 FROM message WHERE spool = ? AND phase < ? LIMIT 1"
+        with self._translated():
+            return self._database.execute(found, (spool, Phase.AWAKE)).fetchone() is None
+
+    def unfinished(self, spool: int, phase: Phase, limit: int) -> list[Move]:
+        with self._translated():
+            rows = self._database.execute(
+                "SELECT id, copy, held, digest FROM message WHERE spool = ? AND phase = ?"
+                " ORDER BY id LIMIT ?",
+                (spool, phase, limit),
+            )
+            return [
+                Move(identity, copy, frozenset(_DELIVERIES.decode(held)), digest)
+                for identity, copy, held, digest in rows
+            ]
+
+    def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, Phase]:
+        """Of those that the journal knows."""
+        marks = ", ".join("?" * len(ids))
+        with self._translated():
+            rows = self._database.execute(
+                f"SELECT id, phase FROM message WHERE spool = ? AND id IN ({marks})",  # noqa: S608
+                (spool, *ids),
+            )
+            return {MessageId(identity): Phase(phase) for identity, phase in rows}
+
+    def plan(self, spool: int, moves: Iterable[Move]) -> None:
+        rows = [
+            (spool, each.id, each.copy, msgspec.json.encode(sorted(each.held)).decode(), "", Phase.PLANNED)
+            for each in moves
+        ]
+        self._write("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def forget(self, spool: int, moves: Iterable[Move]) -> None:
+        """They stay in the source as they were, and have no copy."""
+        self._write("DELETE FROM message WHERE spool = ? AND id = ?", [(spool, each.id) for each in moves])
+
+    def copied(self, spool: int, moves: Iterable[Move]) -> None:
+        """With their digests; a move without one is planned again."""
+        rows = [
+            (each.digest, Phase.COPIED if each.digest else Phase.PLANNED, spool, each.id) for each in moves
+        ]
+        self._write("UPDATE message SET digest = ?, phase = ? WHERE spool = ? AND id = ?", rows)
+
+    def removed(self, spool: int, moves: Iterable[Move]) -> None:
+        self._advance(spool, moves, Phase.REMOVED)
+        with self._translated():
+            self._commit()
+
+    def awake(self, spool: int, moves: Iterable[Move]) -> None:
+        self._advance(spool, moves, Phase.AWAKE)
+
+    def _advance(self, spool: int, moves: Iterable[Move], phase: Phase) -> None:
+        rows = [(phase, spool, each.id) for each in moves]
+        with self._translated():
+            self._database.executemany("UPDATE message SET phase = ? WHERE spool = ? AND id = ?", rows)
+
+    def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        with self._translated():
+            self._database.executemany(statement, rows)
+            self._commit()
+
+    def _commit(self) -> None:
+        self._database.execute("COMMIT")
+        self._database.execute("BEGIN")
+
+    def close(self) -> None:
+        with self._translated():
+            if self._database.in_transaction:
+                self._database.execute("COMMIT")
+            is_begun = self._database.execute("SELECT 1 FROM message LIMIT 1").fetchone() is not None
+            self._database.close()
+        if self.is_over or not is_begun:
+            self.path.unlink()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise TransferError(
+                f"{self.path}: {error}"
+                + ("; another `spool migrate` has it" if "locked" in str(error) else "")
+            ) from error
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            raise TransferError(
+                f"{self.path}, which says what was moved before, is damaged: {error}. Without it mail could"
+                " be sent twice: see docs/changing-engines.md"
+            ) from error

@@ -1,0 +1,430 @@
+"""Moves messages of one store into another, through the contract that all engines keep.
+
+A message goes through these steps, each of which is durable before the next one begins:
+
+1. The journal names the message, and its deliveries that are held already (PLANNED).
+2. All its deliveries are held in the source. So no relay sends them from there any more, neither one that
+   shares the source, nor the old one when it is started again between two runs.
+3. It is copied, under its own id and held: the copy sleeps. The journal has the digest of it (COPIED).
+4. The copy is read back, by a store that was opened after it was written and knows it from nowhere else. Then
+   the message is removed from the source, and the journal says so (REMOVED).
+5. The copy wakes: what was not held before step 2 is released, and the journal says so (AWAKE).
+
+Wherever a run was killed, the next one repeats the step that the journal names: holding, copying, removing
+and waking come to the same when they are done a second time. What has the mark REMOVED, or has left the
+source while its copy was there, is never copied again. So no message is ever in both queues without being
+held in one of them, and none is in neither.
+
+Held is the mark of a sleeping copy because every engine and every release knows it: no relay claims such a
+delivery, and the records on disk are the ones there have always been. What it hides is in the journal, so an
+operator who releases mail of either queue during a migration breaks the promise; the documentation says so.
+
+A message moves with all of its deliveries, or not now: one that another relay is attempting is left for a
+later pass, as it was. A message that cannot be read stays, too, and is named. An error of a store ends the
+run, and another run goes on. An id that another message of the target has already (two relays may hand out
+the same one) becomes another one, which follows from it.
+
+Memory: a page of at most `PAGE` messages, and of `MAX_WEIGHT` octets unless one message is larger; bodies
+pass in chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.contract import (
+    MessageNotFoundError,
+    QueueCounts,
+    Store,
+    StoreCorruptError,
+    StoreError,
+)
+from zonerelay.transfer.journal import Journal, Move, Phase
+from zonerelay.transfer.stored import Unusable
+
+PAGE = 256
+MAX_WEIGHT = 32 * 1024 * 1024
+_LOOK_EVERY = 0.5
+_IDS = 100
+"""Ids that are tried for a message whose own is taken."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Moved:
+    """What a run has done. `zones` counts deliveries by zone and state, as they were read back from the
+    target. `already` counts messages that the source showed again after they had left it.
+    """
+
+    messages: int = 0
+    deliveries: int = 0
+    octets: int = 0
+    already: int = 0
+    zones: dict[str, QueueCounts] = field(default_factory=dict)
+    unusable: set[MessageId] = field(default_factory=set)
+
+
+class Migration:
+    """From one spool of the source. `patience` is how long, in seconds, it waits for what another relay has:
+    one that was killed keeps it until its lease ends.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        targets: Sequence[Store],
+        journal: Journal,
+        moved: Moved,
+        *,
+        spool: int,
+        patience: float,
+        saw: Callable[[float, Unusable | None], None],
+    ) -> None:
+        """`saw` hears how many messages are done with, half of one when it is copied, or what is wrong with
+        one that stays.
+        """
+        self._source = source
+        self._targets = targets
+        self._journal = journal
+        self._spool = spool
+        self._patience = patience
+        self._saw = saw
+        self._moved = moved
+
+    def _target(self, identity: MessageId) -> Store:
+        """The spool of the target that has the copy of a message of the source."""
+        return self._targets[int(identity[:-2], 16) % len(self._targets)]
+
+    # --- steps 1 to 3
+
+    async def copy(self, ids: Sequence[MessageId]) -> None:
+        """Also copies what was only planned. Messages that are busy are left as they are. Raises StoreError,
+        TransferError.
+        """
+        while moves := self._journal.unfinished(self._spool, Phase.PLANNED, PAGE):
+            await _all(self._discard_copy(each) for each in moves)
+            messages = await self._source.read_messages([each.id for each in moves])
+            states = await _all(self._source.deliveries_of(each.id) for each in moves)
+            await self._copy(moves, messages, states)
+        for start in range(0, len(ids), PAGE):
+            some = ids[start : start + PAGE]
+            known = self._journal.phases(self._spool, some)
+            await self._remove_again([each for each, phase in known.items() if phase >= Phase.REMOVED])
+            fresh = [each for each in some if each not in known]
+            messages = await self._source.read_messages(fresh)
+            for identity in (each for each in fresh if each not in messages):
+                await self._tell_unreadable(identity)
+            for page in _by_weight(messages.values()):
+                await self._copy(*await self._planned(page))
+
+    async def _remove_again(self, ids: Collection[MessageId]) -> None:
+        for identity in ids:
+            left = await self._source.deliveries_of(identity)
+            await self._source.update([each.key for each in left], _none)
+            self._moved.already += 1
+            self._saw(1, None)
+
+    async def _tell_unreadable(self, identity: MessageId) -> None:
+        try:
+            await self._source.read_message(identity)
+        except MessageNotFoundError:
+            self._saw(1, None)  # it has been sent meanwhile
+        except StoreCorruptError as error:
+            self._refuse(identity, str(error))
+
+    def _refuse(self, identity: MessageId, why: str) -> None:
+        self._moved.unusable.add(identity)
+        self._saw(1, Unusable(identity, why))
+
+    async def _planned(
+        self, page: Sequence[Message]
+    ) -> tuple[list[Move], dict[MessageId, Message], list[list[Delivery]]]:
+        moves: list[Move] = []
+        states: list[list[Delivery]] = []
+        copies = await self._free_ids(page)
+        found = await _all(self._source.deliveries_of(each.id) for each in page)
+        for message, deliveries in zip(page, found, strict=True):
+            if copy := copies[message.id]:
+                held = frozenset((each.queue, each.recipient) for each in deliveries if each.held)
+                moves.append(Move(message.id, copy, held))
+                states.append(deliveries)
+            else:
+                self._refuse(message.id, "the target has this message already, from elsewhere")
+        self._journal.plan(self._spool, moves)
+        return moves, {each.id: each for each in page}, states
+
+    async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
+        """The id of the copy of each; `None` when the message itself is there."""
+        wanted: dict[MessageId, MessageId | None] = {each.id: each.id for each in page}
+        for target in self._targets:
+            mine = {each.id: each for each in page if self._target(each.id) is target}
+            for identity, known in (await target.read_messages(list(mine))).items():
+                if known.envelope == mine[identity].envelope:
+                    wanted[identity] = None
+                else:
+                    wanted[identity] = await self._other_id(target, mine[identity])
+        return wanted
+
+    async def _other_id(self, target: Store, message: Message) -> MessageId | None:
+        for number in range(_IDS):
+            told = f"{message.id} {message.envelope.created!r} {number}"
+            identity = MessageId(message.id[:11] + hashlib.sha256(told.encode()).hexdigest()[:5])
+            known = (await target.read_messages([identity])).get(identity)
+            if known is None:
+                return identity
+            if replace(known.envelope, id=message.id) == message.envelope:
+                return None
+        raise StoreError(f"message {message.id}: the target has {_IDS} other messages in its place")
+
+    async def _copy(
+        self,
+        moves: Sequence[Move],
+        messages: Mapping[MessageId, Message],
+        states: Sequence[Sequence[Delivery]],
+    ) -> None:
+        keys = [each.key for some in states for each in some]
+        is_whole, held = await _changed(self._source, keys, lambda delivery: replace(delivery, held=True))
+        if is_whole:
+            states = [[held[each.key] for each in some] for some in states]
+        else:  # some are gone, or are another relay's
+            states = await _all(self._source.deliveries_of(each.id) for each in moves)
+        copied = await _all(
+            self._copied(move, messages.get(move.id), some) for move, some in zip(moves, states, strict=True)
+        )
+        done = [move for move in copied if move is not None]
+        self._journal.copied(self._spool, done)
+        self._saw(len(done) / 2, None)
+
+    async def _copied(
+        self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
+    ) -> Move | None:
+        """`None`: it stays in the source, or is gone."""
+        if not deliveries or not all(each.held for each in deliveries):
+            await self._let_go(move)  # another relay has one of them
+            return None
+        try:
+            message = message or await self._source.read_message(move.id)
+            digest = _digest(message, deliveries, move.copy)
+            async with self._target(move.id).begin(replace(message.envelope, id=move.copy)) as writer:
+                async for piece in self._source.read_body(move.id):
+                    digest.update(piece)
+                    await writer.write(piece)
+                await writer.commit(
+                    [replace(each, message_id=move.copy) for each in deliveries],
+                    headers=message.headers,
+                    eight_bit=message.eight_bit,
+                    plain_lines=message.plain_lines,
+                    body_hash=message.body_hash,
+                    trace=message.trace,
+                )
+        except (StoreCorruptError, MessageNotFoundError) as error:
+            await self._let_go(move)
+            self._refuse(move.id, str(error))
+            return None
+        return replace(move, digest=digest.hexdigest())
+
+    async def _let_go(self, move: Move) -> None:
+        """Leaves the message in the source as it was, without a copy."""
+        await self._discard_copy(move)
+        left = await self._source.deliveries_of(move.id)
+        await self._source.update([each.key for each in left if _sleeps(move, each)], _released)
+        self._journal.forget(self._spool, [move])
+
+    async def _discard_copy(self, move: Move) -> None:
+        """A copy that sleeps is nothing yet: the message is in the source."""
+        await self._change(self._target(move.id), [(move, move.copy)], lambda *_: True, _none)
+
+    # --- steps 4 and 5
+
+    async def finish(self) -> None:
+        """Finishes what was copied before the target was opened, in this run or another. Raises StoreError,
+        also when a copy is not what was copied; TransferError.
+        """
+        while moves := self._journal.unfinished(self._spool, Phase.REMOVED, PAGE):
+            await self._wake(moves)
+        while moves := self._journal.unfinished(self._spool, Phase.COPIED, PAGE):
+            copies = await _all(self._compared(each) for each in moves)
+            await self._remove(moves, copies)
+            self._journal.removed(self._spool, moves)
+            await self._wake(moves, copies)
+            for move, copy in zip(moves, copies, strict=True):
+                self._count(move, copy)
+
+    async def _compared(self, move: Move) -> _Copy:
+        """Returns the copy. Raises StoreError when it is not what was copied."""
+        target = self._target(move.id)
+        try:
+            message = await target.read_message(move.copy)
+            deliveries = await target.deliveries_of(move.copy)
+            digest = _digest(message, deliveries, move.copy)
+            async for piece in target.read_body(move.copy):
+                digest.update(piece)
+            if digest.hexdigest() == move.digest:
+                return _Copy(message.size, deliveries)
+        except (StoreCorruptError, MessageNotFoundError):
+            pass  # as bad as any other difference
+        raise await self._retracted(move)
+
+    async def _retracted(self, move: Move) -> StoreError:
+        """The copy is worth nothing; another run copies the message again."""
+        await self._discard_copy(move)
+        self._journal.copied(self._spool, [replace(move, digest="")])
+        return StoreError(
+            f"message {move.id}: its copy in the target is not what the source has, and is discarded; either"
+            " queue was changed meanwhile, or the target loses what it has stored"
+        )
+
+    async def _remove(self, moves: Sequence[Move], copies: Sequence[_Copy]) -> None:
+        """Raises StoreError when one has changed since it was copied; it stays then."""
+        wanted = {
+            each.key: each
+            for move, copy in zip(moves, copies, strict=True)
+            for each in (replace(delivery, message_id=move.id) for delivery in copy.deliveries)
+        }
+        keys = list(wanted)
+        _, found = await _changed(self._source, keys, lambda delivery: delivery)
+        other = {each.message_id for key, each in found.items() if each != wanted[key]}
+        if changed := next((move for move in moves if move.id in other), None):
+            raise await self._retracted(changed)
+        is_whole, _ = await _changed(self._source, keys, _none)
+        if not is_whole:  # some are gone since before the run was killed, or are another relay's
+            await self._change(self._source, [(each, each.id) for each in moves], lambda *_: True, _none)
+
+    async def _wake(self, moves: Sequence[Move], copies: Sequence[_Copy] = ()) -> None:
+        """`copies`: as they sleep, where that is known."""
+        for target in self._targets:
+            mine = [(move, move.copy) for move in moves if self._target(move.id) is target]
+            keys = [
+                each.key
+                for move, copy in zip(moves, copies, strict=False)
+                if self._target(move.id) is target
+                for each in copy.deliveries
+                if _sleeps(move, each)
+            ]
+            if not copies or not (await _changed(target, keys, _released))[0]:
+                await self._change(target, mine, _sleeps, _released)
+        self._journal.awake(self._spool, moves)
+        self._saw(len(moves) / 2, None)
+
+    async def _change(
+        self,
+        store: Store,
+        messages: Sequence[tuple[Move, MessageId]],
+        concerns: Callable[[Move, Delivery], bool],
+        change: Callable[[Delivery], Delivery | None],
+    ) -> None:
+        """Changes the deliveries of these messages until none is left that it concerns. Raises StoreError
+        when one stays as it is.
+        """
+        deadline = asyncio.get_running_loop().time() + self._patience
+        left = list(messages)
+        for attempt in itertools.count():
+            states = await _all(store.deliveries_of(identity) for _, identity in left)
+            open_ones = [
+                (each, [delivery.key for delivery in some if concerns(each[0], delivery)])
+                for each, some in zip(left, states, strict=True)
+            ]
+            left = [each for each, keys in open_ones if keys]
+            if not left:
+                return
+            if attempt > 1:
+                if asyncio.get_running_loop().time() > deadline:
+                    where = "source" if store is self._source else "target"
+                    raise StoreError(
+                        f"message {left[0][1]} stays as it is in the {where}: it was changed by hand, or a"
+                        " relay has it that has to be stopped"
+                    )
+                await asyncio.sleep(_LOOK_EVERY)
+            await store.update([key for _, keys in open_ones for key in keys], change)
+
+    def _count(self, move: Move, copy: _Copy) -> None:
+        self._moved.messages += 1
+        self._moved.octets += copy.size
+        for each in copy.deliveries:
+            counts = self._moved.zones.setdefault(each.zone, QueueCounts())
+            counts.count(each.next_attempt, held=move.was_held(each))
+            self._moved.deliveries += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """As it was read back: the size of its body in octets, and its deliveries, which are held."""
+
+    size: int
+    deliveries: Sequence[Delivery]
+
+
+async def _changed(
+    store: Store, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+) -> tuple[bool, dict[DeliveryKey, Delivery]]:
+    """Whether each of them existed and was changed, and what was found, or has become of it."""
+    became: dict[DeliveryKey, Delivery] = {}
+
+    def noted(delivery: Delivery) -> Delivery | None:
+        new = change(delivery)
+        became[delivery.key] = new or delivery
+        return new
+
+    return not keys or await store.update(keys, noted) == len(keys) == len(became), became
+
+
+def _sleeps(move: Move, delivery: Delivery) -> bool:
+    return delivery.held and not move.was_held(delivery)
+
+
+def _none(_: Delivery) -> None:
+    """Removes it."""
+
+
+def _released(delivery: Delivery) -> Delivery:
+    return replace(delivery, held=False)
+
+
+def _by_weight(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    page: list[Message] = []
+    weight = 0
+    for message in sorted(messages, key=lambda each: each.id):
+        if page and weight + message.size > MAX_WEIGHT:
+            yield page
+            page, weight = [], 0
+        page.append(message)
+        weight += message.size
+    if page:
+        yield page
+
+
+def _ordered(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    return sorted(deliveries, key=lambda each: (each.queue, each.recipient))
+
+
+def _digest(
+    message: Message, deliveries: Sequence[Delivery], copy: MessageId
+) -> Any:  # Any: hashlib has no type
+    """Of everything that is to arrive, under the id of the copy; the body is still to come."""
+    known = replace(message, envelope=replace(message.envelope, id=copy))
+    states = [(each.queue, replace(each, message_id=copy)) for each in _ordered(deliveries)]
+    return hashlib.sha256(msgspec.json.encode((known, states)))
+
+
+async def _all(
+    work: Iterable[Coroutine[Any, Any, T]],
+) -> list[T]:  # Any: what a coroutine sends is its business
+    """Waits for all of them, so that none goes on behind the first error, which it raises."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    found: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        found.append(result)
+    return found
