@@ -81,6 +81,7 @@ async def looking(settings: RedisSettings, environment: Mapping[str, str]) -> As
         yield look
     finally:
         await wire.close()
+        await asyncio.sleep(0)  # what is aborted is closed in the loop's next turn
 
 
 async def check(settings: RedisSettings, examination: Examination) -> Contents:
