@@ -207,7 +207,7 @@ class LevelDbStore(LocalStore[WritePlan]):
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         counts = self._keeper.counts
-        zones = [zone for zone, each in counts.moves.items() if each.total != 0] if counts.is_whole else None
+        zones = [zone for zone, each in counts.moves.items() if each.total] if counts.is_whole else None
         return await self._reader.read(scan.deliveries_of, message_id, zones)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
