@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.programs import use_fetched
 from tests.support.stories import dismiss, testimonies
 
-TIERS = ("acceptance", "store", "integration", "dialogs", "fuzz", "unit")  # from slow to quick
+TIERS = ("acceptance", "store", "upgrades", "integration", "dialogs", "fuzz", "unit")  # from slow to quick
 MAX_PROCESSES = 12
 
 # How long an example takes says more about the other processes than about the example.

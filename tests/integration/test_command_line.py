@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
 import sys
+import termios
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.support.fake_relay import FakeRelay, delivery
 from zonerelay.cli.main import main
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.text import when
-from zonerelay.control.messages.requests import Explain
+from zonerelay.control.messages.requests import Explain, Status
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 
@@ -294,6 +296,23 @@ async def test_anything_but_yes_changes_nothing(shell: Shell) -> None:
     assert shell.relay.changes == []
 
 
+async def test_a_summary_fits_into_80_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "PIPE_WIDTH", 80)
+    ran = await shell.run("queue", "summary", "--by", "sender", "--limit", "3")
+    head, total, *rows = ran.out.splitlines()
+    assert head.split() == [
+        "SENDER",
+        "TOTAL",
+        *["5", "10", "20", "40", "80", "160", "320", "640", "1280", "1280+"],
+    ]
+    assert total.split() == ["all", "1.1M", "5", *"·" * 8, "1.1M"]
+    assert [row.split()[1] for row in rows] == ["1.0M", "100k", "10k", "5"]
+    assert all(len(line) <= 80 for line in ran.out.splitlines())
+    assert "3 more" in ran.err
+    assert "one delivery in 50" in ran.err
+    assert "Other: all beyond the first 6" in ran.err
+
+
 async def test_status_shows_what_needs_attention(shell: Shell) -> None:
     ran = await shell.run("status")
     assert ran.status == 0
@@ -302,6 +321,53 @@ async def test_status_shows_what_needs_attention(shell: Shell) -> None:
     assert "421 4.4.1 no answer" in ran.out
     assert "waits for its turn at a rate: in" in ran.out
     assert "2 more destinations" in ran.out
+
+
+async def test_status_says_what_waits_beyond_a_sample_and_how_the_relay_is(shell: Shell) -> None:
+    ran = await shell.run("status")
+    assert "3.0 GB free" in ran.out
+    assert "they answer" in ran.out
+    assert "a reload was refused" in ran.out
+    assert "the file was changed" in ran.out
+    row = next(line.split() for line in ran.out.splitlines() if line.startswith("slow.example"))
+    assert row[:7] == ["slow.example", "default", "0", "3", "21k", "<50", "2h1m"]
+    assert "idle.example" not in ran.out
+    assert "idle.example" in (await shell.run("status", "--all")).out
+
+
+async def test_status_fits_into_80_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "PIPE_WIDTH", 80)
+    lines = (await shell.run("status")).out.splitlines()
+    row = next(line for line in lines if line.startswith("slow.example"))
+    assert row.split()[1:6] == ["0", "3", "21k", "<50", "2h1m"]
+    assert max(map(len, lines)) <= 80
+
+
+async def test_a_watch_is_drawn_again_until_q(shell: Shell) -> None:
+    assert (await shell.run("status", "--watch")).status == 2
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    watching = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", RUN, "status", "--watch", "--config", str(shell.relay.config)),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    seen = b""
+    async with asyncio.timeout(30):
+        while sum(isinstance(each, Status) for each in shell.relay.requests) < 2:
+            seen += await asyncio.to_thread(os.read, ours, 65536)
+        os.write(ours, b"xq")
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while piece := await asyncio.to_thread(os.read, ours, 65536):
+                seen += piece
+        assert await watching.wait() == 0
+    os.close(ours)
+    assert b"slow.example" in seen
+    assert b"\x1b[?1049h" in seen
+    assert seen.rstrip().endswith((b"\x1b[?1049l", b"\x1b[?25h"))
 
 
 async def test_status_json_is_one_document(shell: Shell) -> None:

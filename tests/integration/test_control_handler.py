@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,31 +12,37 @@ from typing import cast
 
 import pytest
 
-from tests.support.queueing import DEFERRED, Relay, ScriptedRouter
+from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
+from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
 from zonerelay.control.messages.answers import (
     Address,
+    BodyPiece,
     Changed,
     Count,
     DeliveryRow,
     End,
     Explanation,
     Frame,
+    MessageBody,
     MessageDetail,
     Pong,
     RelayStatus,
+    Summary,
     TraceStep,
 )
 from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
+    QueueCat,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
+    QueueSummary,
     QueueTrace,
     Request,
     Resolve,
@@ -43,10 +51,12 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import ControlServer
+from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.queue.operator import operations
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
@@ -91,7 +101,7 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay = Relay(clock=ManualClock())
     relay.router.gated.add("")  # no route is ever found, so nothing leaves by itself
-    operations = Operations(
+    verbs = Operations(
         store=relay.store,
         scheduler=relay.scheduler,
         settler=relay.settler,
@@ -104,8 +114,9 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         SystemClock(),
         hosts=Hosts(dict.fromkeys(("mx.example.com", "mx.busy", "sink.test"), ("127.0.0.1",))),
     )
+    renderer = Renderer(read_body=relay.store.read_body, events=relay.events, clock=relay.clock)
     handler = ControlHandler(
-        operations,
+        verbs,
         status=no_status,
         explainer=Explainer(
             Zones(ZONES, ROUTES),
@@ -115,6 +126,12 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,
         ),
         redactor=REDACTOR,
+        bodies=Bodies(
+            relay.store,
+            renderer,
+            zone={"default": ZoneSettings(header_add=("X-Zone: default",))}.get,
+            read=relay.events.body_read,
+        ),
     )
     server = ControlServer(tmp_path / "control.sock", handler, trouble=relay.events.trouble)
     await server.start()
@@ -228,7 +245,82 @@ async def test_show_and_trace_tell_about_one_message(desk: Desk) -> None:
     assert steps[0].event == "accepted"
 
 
-@pytest.mark.parametrize("request_", [QueueShow(message_id="f" * 16), QueueTrace(message_id="f" * 16)])
+async def test_a_body_is_read_as_received_and_as_sent_and_the_log_says_by_whom(desk: Desk) -> None:
+    message = desk.relay.accept("a@example.com")
+
+    async def body(request: QueueCat) -> tuple[MessageBody, bytes]:
+        head, *pieces, _ = await desk.ask(request)
+        assert isinstance(head, MessageBody)
+        return head, b"".join(each.octets for each in pieces if isinstance(each, BodyPiece))
+
+    head, stored = await body(QueueCat(message_id=message.id))
+    assert (stored, head.size, head.zone) == (TEXT, len(TEXT), "")
+    head, sent = await body(QueueCat(message_id=message.id, as_sent=True, who="alice"))
+    assert sent.partition(b"\r\n\r\n")[2] == TEXT.partition(b"\r\n\r\n")[2]
+    assert b"X-Zone: default\r\n" in sent
+    assert (len(sent), "default") == (head.size, head.zone)
+    us = pwd.getpwuid(os.getuid()).pw_name
+    first, second = desk.relay.sink.named("body-read")
+    assert str(first["by"]).startswith(us)
+    assert second == {"id": message.id, "zone": "default", "by": "alice"}
+
+
+async def test_a_summary_counts_by_what_is_asked_and_by_age(desk: Desk) -> None:
+    relay = desk.relay
+    relay.accept("a@example.com", "b@example.com", "c@example.org", sender="app@example.org")
+    relay.accept("a@example.com", sender="", age=900.0, zone="bulk")
+
+    async def rows(by: str, **wanted: object) -> dict[str, int]:
+        request = QueueSummary(by=by, filter=Filter(**wanted))  # type: ignore[arg-type]  # by name
+        (found, _) = await desk.ask(request)
+        assert isinstance(found, Summary)
+        assert found.every == 1
+        assert all(sum(row.ages) == row.total for row in found.rows)
+        return {row.key: row.total for row in found.rows}
+
+    assert list((await rows("domain")).items()) == [("example.com", 3), ("example.org", 1)]
+    assert await rows("zone") == {"default": 3, "bulk": 1}
+    assert await rows("sender") == {"app@example.org": 3, "<>": 1}
+    assert await rows("sender", domain="example.org") == {"app@example.org": 1}
+    assert await rows("user") == {"(no log-in)": 4}
+    assert await rows("priority", zone="bulk") == {"normal": 1}
+    assert await rows("reply") == {"(no attempt yet)": 4}
+    assert await rows("site") == {"(not known)": 4}
+    (found, _) = await desk.ask(QueueSummary(by="zone", filter=Filter(zone="bulk")))
+    assert isinstance(found, Summary)
+    assert [row.ages[2] for row in found.rows] == [1]
+
+
+async def test_a_large_queue_is_estimated_unless_all_of_it_is_asked_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "SAMPLE", 10)
+    for number in range(200):
+        desk.relay.accept(f"u{number}@example.{'com' if number % 4 else 'org'}", tell=False)
+    (estimate, _) = await desk.ask(QueueSummary())
+    (exact, _) = await desk.ask(QueueSummary(exact=True))
+    assert isinstance(estimate, Summary)
+    assert isinstance(exact, Summary)
+    assert (estimate.every, exact.every) == (20, 1)
+    assert sum(row.total for row in estimate.rows) == 200
+    assert [(row.key, row.total) for row in exact.rows] == [("example.com", 150), ("example.org", 50)]
+
+
+async def test_a_zone_is_chosen_only_where_the_message_is_in_it(desk: Desk) -> None:
+    message = desk.relay.accept("a@example.com", zone="gone")
+    for zone, words in (("", "zone gone is not configured"), ("other", "is in zone other, but in gone")):
+        with pytest.raises(ControlError, match=words):
+            await desk.ask(QueueCat(message_id=message.id, as_sent=True, zone=zone))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        QueueShow(message_id="f" * 16),
+        QueueTrace(message_id="f" * 16),
+        QueueCat(message_id="f" * 16),
+    ],
+)
 async def test_a_message_that_is_not_there_is_not_found(desk: Desk, request_: Request) -> None:
     with pytest.raises(NotFoundError):
         await desk.ask(request_)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import Acknowledged, Count, DeliveryRow, End, RelayStatus
-from zonerelay.control.messages.requests import QueueCount, QueueList, Request, SpoolAcknowledge
+from zonerelay.control.messages.answers import Acknowledged, BodyPiece, Count, DeliveryRow, End, RelayStatus
+from zonerelay.control.messages.requests import QueueCat, QueueCount, QueueList, Request, SpoolAcknowledge
 from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.control.socket.server import Answer, ControlServer, Handler
 from zonerelay.supervisor.merge.control_client import ask, frames
@@ -133,6 +135,34 @@ async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path
         rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
         assert len(rows) == 3
         assert (await ask(path, QueueCount(), Count)).matched == 3
+
+
+class Holder:
+    """A worker that has one message, which it hands out to one who is named."""
+
+    def __init__(self, message_id: str) -> None:
+        self.message_id = message_id
+        self.readers: list[str] = []
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        assert isinstance(request, QueueCat)
+        self.readers.append(request.who)
+        if request.message_id != self.message_id:
+            raise NotFoundError(f"no message {request.message_id}")
+        for piece in (b"x" * 65536, b"y"):
+            await answer.send(BodyPiece(octets=piece))
+        return End()
+
+
+async def test_a_body_comes_from_the_worker_that_has_it_and_knows_who_asks(tmp_path: Path) -> None:
+    """The id names the first worker: the spool has changed its worker since."""
+    workers = [Holder("0" * 16), Holder("a" * 14 + "00")]
+    async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
+        wanted = QueueCat(message_id="a" * 14 + "00")
+        found = [each async for each in frames(path, wanted) if isinstance(each, BodyPiece)]
+    assert b"".join(each.octets for each in found) == b"x" * 65536 + b"y"
+    us = pwd.getpwuid(os.getuid()).pw_name
+    assert [each.readers[0].split(" ")[0] for each in workers] == [us, us]
 
 
 class Lossy:

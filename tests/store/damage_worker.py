@@ -29,13 +29,29 @@ from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
+from zonerelay.store.check import Examination, Findings, Salvaged
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper import recovery
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
-from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, newest_log, write_mark
-from zonerelay.store.leveldb.damage.format import identities_in, read_log, read_manifest, write_log
+from zonerelay.store.leveldb.check import check
+from zonerelay.store.leveldb.damage.directory import (
+    MARK_NAME,
+    Mark,
+    is_database_file,
+    newest_log,
+    write_mark,
+)
+from zonerelay.store.leveldb.damage.format import (
+    identities_in,
+    operations_of,
+    read_log,
+    read_manifest,
+    write_log,
+)
 from zonerelay.store.leveldb.damage.losses import DIRECTORY
+from zonerelay.store.leveldb.damage.table import data_blocks
+from zonerelay.store.leveldb.repair import repair
 from zonerelay.store.leveldb.spool import LevelDb
 
 TABLES, LOGS = ("table 1", "table 2", "table 3"), ("older log", "newer log")
@@ -52,6 +68,33 @@ MOMENTS = ("start", "running")
 MIN_FREE_SPACE = 64 * 1024
 UNTOLD = {"LOG", "LOG.old", "LOCK", "ballast"}
 """Files that a start which refuses may change."""
+
+
+class Mended(msgspec.Struct):
+    """What a repair of the damaged spool came to. `lost` and `repeated` as in `Outcome`; `hit` are messages
+    that the damaged octets name in the spool as it was, `gone` those that all their octets name, and `bodies`
+    those of whose bodies they hold a part.
+    `salvaged` are the messages in the salvage; of `unsaved` it has no body, and the spool has none.
+    """
+
+    said: list[str] = []
+    repeats: list[str] = []
+    lost: list[str] = []
+    repeated: list[str] = []
+    hit: list[str] = []
+    gone: list[str] = []
+    bodies: list[str] = []
+    salvaged: list[str] = []
+    unsaved: list[str] = []
+    findings: list[str] = []
+    kept_differs: list[str] = []
+    before: int = 0
+    after: int = 0
+
+    @property
+    def letter(self) -> str:
+        found = ("L" if self.lost else "") + ("A" if self.repeated else "")
+        return found or ("S" if self.salvaged else "–")
 
 
 class Outcome(msgspec.Struct):
@@ -74,6 +117,7 @@ class Outcome(msgspec.Struct):
     ended_by: int = 0
     accepts: bool = True
     error: str = ""
+    mended: Mended = msgspec.field(default_factory=Mended)
 
     @property
     def letter(self) -> str:
@@ -355,6 +399,16 @@ async def at_start(outcome: Outcome, prepared: Prepared, path: Path) -> None:
     else:
         where = damage(prepared.file(name, path), fault)
     outcome.may_lose = sorted(may_lose(name, prepared, where, truth))
+    damaged = path.with_name(f"{path.name}-repaired") / "spool"
+    with healthy_disk():
+        shutil.copytree(path, damaged)
+    if fault == "EIO":
+        repair_disk()
+        fail(name, fault, damaged, prepared)
+    if fault != "read-only":
+        outcome.mended = await mended(damaged, prepared, hit_by(name, fault, where, prepared))
+    if fault == "EIO":
+        fail(name, fault, path, prepared)
     await judge(outcome, path, truth)
     if fault in ("EIO", "read-only"):
         repair_disk()
@@ -363,6 +417,78 @@ async def at_start(outcome: Outcome, prepared: Prepared, path: Path) -> None:
         await judge(healed, path, truth)
         outcome.lost, outcome.repeated = healed.lost, healed.repeated
         outcome.error = healed.refused and f"refused when the disk was whole again: {healed.refused}"
+
+
+def hit_by(name: str, fault: str, where: tuple[int, int] | None, prepared: Prepared) -> list[bytes]:
+    """The records, as keys, in the octets that the damage has taken from the files as they were."""
+    if name in KEYS and fault == "EIO":  # it is in one of the tables, and all of them fail
+        return [key for table in TABLES for key in hit_by(table, fault, None, prepared)]
+    if name not in (*TABLES, *LOGS):
+        return []
+    path = prepared.file(name, prepared.path)
+    start, end = where or (0, path.stat().st_size)
+    if fault == "EIO":
+        start, end = 0, path.stat().st_size
+    found: list[bytes] = []
+    if name in LOGS:
+        at = 0
+        for number, record in enumerate(whole := read_log(path.read_bytes()).records):
+            behind = len(write_log(whole[: number + 1]))
+            if at < end and start < behind:
+                found += [key for key, _ in operations_of(record)]
+            at = behind
+        return found
+    at = 0
+    for block in data_blocks(path.read_bytes()):
+        if at < end and start < block.end:
+            found += [version.key for version in block.versions]
+        at = block.end
+    return found
+
+
+async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
+    """Repair a damaged spool and look at what there is then."""
+    found = Mended(hit=identities_in(b"\n".join(hit)))
+    whole = [key for name in (*TABLES, *LOGS) for key in hit_by(name, "missing", None, prepared)]
+    found.gone = sorted(set(found.hit) - set(identities_in(b"\n".join({*whole} - {*hit}))))
+    found.bodies = identities_in(b"\n".join(key for key in hit if key.rpartition(b" ")[2].isdigit()))
+    with healthy_disk():
+        before = database_of(path)
+    bodies: dict[str, bytes] = {}
+
+    def salvage(salvaged: Salvaged) -> None:
+        bodies[salvaged.message_id] = b"".join(salvaged.body())
+
+    try:
+        done = repair(path, path.parent, salvage, lambda done, total: None, carry_out=True)
+    except OSError:  # a disk that cannot read a file fails to remove it, too
+        repair_disk()
+        done = repair(path, path.parent, salvage, lambda done, total: None, carry_out=True)
+    repair_disk()
+    found.said, found.repeats = [*done.lost], [*done.repeats]
+    found.before, found.after, found.salvaged = done.before, done.after, sorted(bodies)
+    kept = database_of(Path(done.kept))
+    found.kept_differs = sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name))
+    findings = Findings()
+    check(path, Examination(path.parent / "scratch", findings, lambda done, total: None))
+    found.findings = [str(each) for each in findings.kept]
+    spool = spool_at(path)
+    await spool.open()
+    try:
+        there = {name_of(each) async for each in spool.store.scan()}
+        for message in {MessageId(each[:16]) for each in there}:
+            bodies[message] = await body_of(spool.store, message)
+    finally:
+        await asyncio.wait_for(spool.store.close(), 10)
+    truth = prepared.truth
+    found.lost, found.repeated = sorted(truth.open - there), sorted(there & truth.left)
+    waiting = {each[:16] for each in truth.open}
+    found.unsaved = sorted(each for each in waiting if bodies.get(each) != truth.bodies[MessageId(each)])
+    return found
+
+
+def database_of(path: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in path.iterdir() if is_database_file(each.name)}
 
 
 async def while_running(outcome: Outcome, prepared: Prepared, path: Path) -> None:

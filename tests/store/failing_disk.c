@@ -37,8 +37,10 @@ static int in_directory(const char *path) {
 }
 
 static int matches(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return !paused && in_directory(path) && !fnmatch(pattern, slash ? slash + 1 : path, 0);
+    size_t length = strlen(directory);
+    /* Not what lies in a directory below: links to the file, and copies of it. */
+    return !paused && in_directory(path) && path[length] == '/' && !strchr(path + length + 1, '/')
+        && !fnmatch(pattern, path + length + 1, 0);
 }
 
 static int of_descriptor(int descriptor, char *path) {

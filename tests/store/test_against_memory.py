@@ -52,7 +52,7 @@ SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
 
 TINY: dict[object, dict[str, int]] = {
     ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "PARKED_LIMIT": 2},
-    leveldb_scan: {"PAGE_ROWS": 3},
+    leveldb_scan: {"PAGE_ROWS": 3, "SAMPLED_ROWS": 7},
     leveldb_claims: {"_READ_AHEAD": 1},
     in_flight: {"HOT_MESSAGES": 2},
     batches: {"UPDATE_BATCH": 2},

@@ -26,6 +26,7 @@ from zonerelay.model.envelope import Notify, Recipient
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.store.contract import (
     CHUNK_SIZE,
+    EveryNth,
     Finish,
     MessageNotFoundError,
     Postpone,
@@ -457,6 +458,14 @@ class TestOperations:
             ("b", 2, "to@example.net"),
         ]
         assert [d.zone async for d in store.scan("a")] == ["a", "a"]
+
+    async def test_a_sample_is_spread_over_the_queue(self, store: Store) -> None:
+        for number in range(1, 61):
+            await store_message(store, number, zone="a" if number % 2 else "b")
+        found = [int(d.message_id, 16) async for d in store.scan(wanted=EveryNth(6))]
+        assert len(found) == len(set(found)) == 10
+        for part in (range(1, 31), range(31, 61)):
+            assert 4 <= len(set(found) & set(part)) <= 6
 
     async def test_scan_shows_one_moment(self, store: Store) -> None:
         for number in range(5):

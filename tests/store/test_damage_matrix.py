@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.store.damage_worker import FAULTS, FLIPS, LOGS, MOMENTS, OBJECTS, TABLES, Outcome
+from tests.store.damage_worker import FAULTS, FLIPS, LOGS, MOMENTS, OBJECTS, TABLES, Mended, Outcome
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spool-format.md"
 MAPPED = ("empty", "cut")
@@ -62,7 +62,11 @@ def test_damage_takes_no_more_than_it_hits_and_is_told(name: str, disk: Path, tm
     found = outcomes_of(name, disk, tmp_path)
     for outcome in found:
         check(outcome)
-    assert row_of(name, found) in DOCUMENT.read_text().splitlines()
+    for outcome in found[: len(FAULTS)]:
+        check_repair(outcome, outcome.mended)
+    lines = DOCUMENT.read_text().splitlines()
+    assert row_of(name, found) in lines
+    assert repairs_of(name, found) in lines
 
 
 def check(outcome: Outcome) -> None:
@@ -96,6 +100,22 @@ def check_table(outcome: Outcome) -> None:
         assert not outcome.accepts, outcome
 
 
+def check_repair(outcome: Outcome, mended: Mended) -> None:
+    """Everything that is not in the damaged blocks is in the repaired spool, and what is not is named."""
+    assert not mended.findings, outcome
+    assert not mended.kept_differs, outcome
+    missed = {each[:16] for each in (*mended.lost, *mended.repeated)}
+    assert missed <= set(mended.hit), outcome
+    assert set(mended.unsaved) <= set(mended.bodies), outcome
+    assert not missed or mended.said, outcome
+    if outcome.fault in FLIPS:
+        named = str(mended.said)
+        assert not {each for each in missed if each not in named and each not in mended.gone}, outcome
+        assert len(mended.gone) <= 2, outcome
+        assert len(mended.repeated) <= 1, outcome
+    assert mended.after <= mended.before, outcome
+
+
 def is_fatal(outcome: Outcome) -> bool:
     """The next start cannot but find it."""
     files = ("CURRENT", "MANIFEST", *TABLES)
@@ -111,14 +131,24 @@ def row_of(name: str, found: Sequence[Outcome]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
+def repairs_of(name: str, found: Sequence[Outcome]) -> str:
+    cells = (each.mended.letter for each in found[: len(FAULTS)] if each.fault != "read-only")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
 def main() -> None:
+    repairs: list[str] = []
     with tempfile.TemporaryDirectory() as place:
         library = build_disk(Path(place))
         print(f"| | {' | '.join(FAULTS)} |\n|{'---|' * (len(FAULTS) + 1)}")
         for name in OBJECTS:
             directory = Path(place) / name
             directory.mkdir()
-            print(row_of(name, outcomes_of(name, library, directory)), flush=True)
+            found = outcomes_of(name, library, directory)
+            print(row_of(name, found), flush=True)
+            repairs.append(repairs_of(name, found))
+    print(f"\n| | {' | '.join(FAULTS[:-1])} |\n|{'---|' * len(FAULTS)}")
+    print("\n".join(repairs))
 
 
 if __name__ == "__main__":

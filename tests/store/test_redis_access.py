@@ -18,9 +18,12 @@ from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.store.check import Examination, Fault, Findings
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreOpenError
 from zonerelay.store.open import open_store
+from zonerelay.store.redis.check import check
 from zonerelay.store.redis.connection import Server, open_wire
+from zonerelay.store.redis.repair import repair
 from zonerelay.store.surroundings import Surroundings
 
 PASSWORD = "correct-horse"
@@ -104,6 +107,34 @@ async def test_whole_life_of_mail_needs_no_more_rights_than_the_page_says(store:
     await store.probe()
     assert await store.oldest("default", now=NOW) is None
     assert store.unhealthy() is None
+
+
+async def test_check_and_repair_need_no_more_rights(
+    server: RedisServer, authority: trustme.CA, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+    store = await opened(server, ca, path=str(tmp_path))
+    await store_message(store, 7, body=bytes(2 * CHUNK_SIZE))
+    await store.close()
+    server.ask("HDEL", f"{PREFIX}message:{7:016x}", "2")
+    settings = RedisSettings(
+        url=server.url, ca_file=ca, prefix=PREFIX, user="zonerelay", password="env:SECRET"
+    )
+    environment = {"SECRET": PASSWORD}
+    findings = Findings()
+    examination = Examination(tmp_path / "scratch", findings, lambda _done, _total: None, environment)
+    assert (await check(settings, examination)).deliveries == 1
+    assert findings.counts == {Fault.CHUNK_MISSING: 1}
+    done = await repair(
+        settings,
+        lambda _salvaged: None,
+        lambda _done, _total: None,
+        kept=tmp_path / "kept",
+        carry_out=True,
+        environment=environment,
+    )
+    assert (done.before, done.after) == (1, 0)
 
 
 async def test_lease_is_renewed_with_those_rights(store: Store, server: RedisServer) -> None:

@@ -331,6 +331,25 @@ async def test_settle_is_all_or_nothing_wherever_it_is_cut_off(
     assert len(set(outcomes)) == 2
 
 
+async def test_deferral_that_was_decided_with_a_bounce_is_carried_out_by_the_heir(fleet: Fleet) -> None:
+    """The relay dies when the intent is written, before it reaches the other message."""
+    spool = await fleet.relay()
+    (one,) = await store_message(spool.store, 1)
+    (two,) = await store_message(spool.store, 2)
+    report, bounced = own_message(message_id(9), b"y", "from@example.org")
+    later = two.deferred(NOW + 60, attempt())
+    await spool.store.claim("default", 9, now=NOW)
+    cut_off(spool, after=1)
+    await spool.store.settle([Finish(one), Postpone(later), Report(report, b"y", (bounced,))])
+    heir = await fleet.relay()
+    await find_dead(heir, spool)
+    await inside(heir)._walking  # type: ignore[misc]  # it has begun
+    await inside(heir)._writer.drain()
+    assert await heir.store.deliveries_of(message_id(1)) == []
+    assert await heir.store.deliveries_of(message_id(2)) == [later]
+    assert await heir.store.deliveries_of(message_id(9)) == [bounced]
+
+
 async def test_commit_whose_answer_was_lost_is_taken_back(fleet: Fleet) -> None:
     """The client has heard 451 and comes again."""
     spool = await fleet.relay()

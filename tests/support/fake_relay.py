@@ -23,6 +23,8 @@ from zonerelay.control.messages.answers import (
     RouteCheck,
     SourcePenalty,
     SourcePlan,
+    Summary,
+    SummaryRow,
     TraceStep,
     ZoneStatus,
 )
@@ -34,6 +36,7 @@ from zonerelay.control.messages.requests import (
     QueueCount,
     QueueList,
     QueueShow,
+    QueueSummary,
     QueueTrace,
     Request,
     Resolve,
@@ -123,6 +126,14 @@ class FakeRelay:
                 await answer.send(self._detail(request.message_id))
             case QueueTrace():
                 await answer.send(TraceStep(at=1_700_000_000.0, event="accepted", text="from 192.0.2.1"))
+            case QueueSummary():
+                rows = tuple(
+                    SummaryRow(key=f"{n}{'x' * 60}.example", total=10**n, ages=(0,) * 9 + (10**n,))
+                    for n in range(6, 0, -1)
+                )
+                other = SummaryRow(key="other", total=5, ages=(5,) + (0,) * 9)
+                minutes = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
+                await answer.send(Summary(by=request.by, minutes=minutes, rows=rows, other=other, every=50))
             case Status():
                 await answer.send(_status())
             case Explain():
@@ -187,10 +198,21 @@ def _status() -> RelayStatus:
                 active=0,
                 waiting=3,
                 next_turn=4_000_000_000.0,
+                ready=3,
+                deferred=21_000,
+                oldest_seconds=7300.0,
+            ),
+            DestinationStatus(
+                zone="bulk", destination="idle.example", hosts="mx.idle.example:25", active=0, waiting=0
             ),
         ),
         destinations_total=4,
         problems=("the disk is full",),
+        every=50,
+        free_space=3 * 1024**3,
+        name_servers="127.0.0.53:53: they answer",
+        taken_up=1_700_000_000.0,
+        refused=1_700_000_100.0,
         source_penalties=tuple(
             SourcePenalty(
                 source=f"out{number}",

@@ -28,19 +28,30 @@ def spool(config: Path, *words: str) -> int:
     return main(["spool", *words, "--config", str(config)])
 
 
-@pytest.mark.parametrize("backend", [Backend.LEVELDB, Backend.DISK])
-def test_a_backup_is_restored_exactly_into_any_engine(tmp_path: Path, backend: Backend) -> None:
-    one, other = configured(tmp_path / "one"), configured(tmp_path / "other", backend=backend.value)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Backend.LEVELDB, Backend.LEVELDB),
+        (Backend.LEVELDB, Backend.DISK),
+        (Backend.DISK, Backend.DISK),
+        (Backend.DISK, Backend.LEVELDB),
+    ],
+)
+def test_a_backup_is_restored_exactly_into_any_engine(
+    tmp_path: Path, source: Backend, target: Backend
+) -> None:
+    one = configured(tmp_path / "one", backend=source.value)
+    other = configured(tmp_path / "other", backend=target.value)
 
     async def made() -> object:
-        async with Spool(tmp_path / "one" / "spool") as opened:
+        async with Spool(tmp_path / "one" / "spool", backend=source) as opened:
             await fill(opened.store)
             # The relay runs: the spool is open, and locked.
             assert await asyncio.to_thread(spool, one, "backup", str(tmp_path / "backup")) == 0
             return await contents(opened.store)
 
     async def restored() -> object:
-        async with Spool(tmp_path / "other" / "spool", backend=backend) as opened:
+        async with Spool(tmp_path / "other" / "spool", backend=target) as opened:
             return await contents(opened.store)
 
     stored = asyncio.run(made())

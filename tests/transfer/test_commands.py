@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import store_message
+from tests.store.builders import message_id, store_message
 from tests.store.spools import Spool
 from tests.support import slimta, zonemta
 from tests.support.ports import wait_until
@@ -43,6 +43,23 @@ async def _fill(path: Path) -> None:
 
 def spool(config: Path, *words: str) -> int:
     return main(["spool", *words, "--config", str(config)])
+
+
+def test_a_message_of_a_stopped_relay_is_read_and_rendered(
+    config: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def cat(number: int, *words: str) -> tuple[int, bytes, bytes]:
+        status = main(["queue", "cat", message_id(number), *words, "--config", str(config)])
+        return status, *capsysbinary.readouterr()
+
+    assert cat(2) == (0, b"Subject: x\r\n\r\nhello\r\n", b"")
+    config.write_text(config.read_text() + '[[zone]]\nname = "default"\nheader_add = ["X-Sent: yes"]\n')
+    status, sent, said = cat(2, "--as-sent")
+    assert (status, sent) == (0, b"X-Sent: yes\r\nSubject: x\r\n\r\nhello\r\n")
+    assert said.startswith(b"As zone default sends it, from ")
+    status, sent, said = cat(9)
+    assert (status, sent) == (1, b"")
+    assert b"no message" in said
 
 
 def test_mail_moves_to_another_relay(

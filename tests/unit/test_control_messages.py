@@ -9,15 +9,25 @@ import pytest
 
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
 from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import DeliveryRow, End, Failure, Frame, Progress, RequestError
+from zonerelay.control.messages.answers import (
+    BodyPiece,
+    DeliveryRow,
+    End,
+    Failure,
+    Frame,
+    Progress,
+    RequestError,
+)
 from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
+    QueueCat,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
+    QueueSummary,
     QueueTrace,
     Request,
     Resolve,
@@ -33,6 +43,8 @@ REQUESTS: list[Request] = [
     QueueCount(filter=Filter(state="held"), sample=3),
     QueueShow(message_id="0" * 16),
     QueueTrace(message_id="0" * 16),
+    QueueSummary(by="reply", filter=Filter(zone="bulk"), exact=True),
+    QueueCat(message_id="0" * 16, as_sent=True, zone="bulk"),
     QueueChange(action="bounce", filter=Filter(reply_text="full"), reason="gone"),
     Explain(address="ü@exämple.com", sender=""),
     Resolve(pseudonym="u-x@d-y"),
@@ -50,7 +62,13 @@ ROW = DeliveryRow(
     next_attempt=9.0,
     reply="451 4.3.0 two\nlines",
 )
-FRAMES: list[Frame] = [ROW, End(count=1, more=True), Failure(text="no", not_found=True), Progress(done=3)]
+FRAMES: list[Frame] = [
+    ROW,
+    End(count=1, more=True),
+    Failure(text="no", not_found=True),
+    Progress(done=3),
+    BodyPiece(octets=b"\r\n\xff"),
+]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)

@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
-from zonerelay.control.messages.answers import Changed, DestinationStatus, RelayStatus, ZoneStatus
+from zonerelay.control.messages.answers import (
+    Changed,
+    DestinationStatus,
+    RelayStatus,
+    Summary,
+    SummaryRow,
+    ZoneStatus,
+)
 from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
+from zonerelay.supervisor.merge import merging
 from zonerelay.supervisor.merge.merging import merge_changed, merge_status
 from zonerelay.supervisor.reload import plan
 from zonerelay.telemetry.metrics.collectors import ZoneQueue
@@ -25,6 +33,21 @@ def counted(value: float) -> Family:
 
 def total(accounts: MetricTotals) -> float:
     return sum(value for family in accounts.families() for _, _, value in family.samples)
+
+
+def test_summaries_are_added_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MAX_KEYS", 2)
+
+    def part(every: int, **rows: tuple[int, int]) -> Summary:
+        found = (SummaryRow(key=key, total=sum(ages), ages=ages) for key, ages in rows.items())
+        return Summary(by="domain", minutes=(5,), rows=tuple(found), every=every)
+
+    other = SummaryRow(key="other", total=1, ages=(0, 1))
+    parts = [part(1, a=(1, 2), b=(5, 0)), msgspec.structs.replace(part(3, a=(3, 3), c=(0, 3)), other=other)]
+    merged = merging.merge_summaries(parts)
+    assert [(row.key, row.total, row.ages) for row in merged.rows] == [("a", 9, (4, 5)), ("b", 5, (5, 0))]
+    assert merged.other == SummaryRow(key="other", total=4, ages=(0, 4))
+    assert merged.every == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["count", "scrape", "die"])), max_size=60))

@@ -38,6 +38,8 @@ _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or confi
 SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-lua")
 """Whose queues `spool import --from` reads."""
 
+SUMMARIES = ("domain", "site", "sender", "zone", "user", "reply", "priority")
+
 CHANGES = {
     "retry": "try deliveries again now, whatever their schedule says",
     "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
@@ -76,7 +78,11 @@ def build() -> argparse.ArgumentParser:
     )
     init.add_argument("directory", type=Path, metavar="DIR")
     _command(commands, "check-config", "check the configuration file and say everything that is wrong")
-    _json(_command(commands, "status", "what the running relay is doing"))
+    _configuration(commands)
+    status = _command(commands, "status", "what the running relay is doing")
+    status.add_argument("--all", action="store_true", help="all destinations, also those without mail")
+    status.add_argument("--watch", action="store_true", help="look again every 2 seconds, until q or Ctrl-C")
+    _json(status)
     _queue(commands)
     _explain(commands)
     resolve = _command(commands, "resolve", "addresses in the queue behind a pseudonym from the log")
@@ -117,6 +123,16 @@ def _queue(commands: Commands) -> None:
         help=f"at most N rows, 0 for all (default: {DEFAULT_ROWS} in a table, all with --json)",
     )
     _json(listing)
+    summary = _command(verbs, "summary", "count deliveries by a property and by age, the most first")
+    summary.add_argument("--by", choices=SUMMARIES, default="domain", help="of what (default: %(default)s)")
+    _filters(summary)
+    summary.add_argument(
+        "--exact", action="store_true", help="look at every delivery, also where there are many"
+    )
+    summary.add_argument(
+        "--limit", type=_count, metavar="N", help="at most N rows in the table, 0 for all (default: 20)"
+    )
+    _json(summary)
     for name, help_text in (
         ("show", "one message: envelope, headers and the state of each recipient"),
         ("trace", "one message: what happened to it so far and what comes next"),
@@ -124,6 +140,11 @@ def _queue(commands: Commands) -> None:
         one = _command(verbs, name, help_text)
         one.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
         _json(one)
+    cat = _command(verbs, "cat", "one message: its header and body, on standard output; the log tells of it")
+    cat.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+    cat.add_argument("--as-sent", action="store_true", help="with what its zone changes in it, and signed")
+    cat.add_argument("--zone", help="with --as-sent, for a message that is in several zones")
+    _json(cat)
     for name, help_text in CHANGES.items():
         _change(verbs, name, help_text)
 
@@ -153,6 +174,17 @@ def _filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
     group.add_argument("--younger-than", type=_age, metavar="AGE")
     group.add_argument("--reply", metavar="TEXT", help="the last reply contains this text")
+
+
+def _configuration(commands: Commands) -> None:
+    verbs = commands.add_parser("config", help="the configuration, with its defaults").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    show = _command(verbs, "show", "print every option as it is in force, in a form that can be read back")
+    which = show.add_mutually_exclusive_group()
+    which.add_argument("--changed", action="store_true", help="only what differs from the defaults")
+    which.add_argument("--defaults", action="store_true", help="the defaults, whatever the file says")
+    _json(show)
 
 
 def _explain(commands: Commands) -> None:

@@ -19,11 +19,14 @@ from zonerelay.control.socket.errors import ControlError
 
 COMMANDS = {
     "status": ("operate.status", "status"),
+    "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
     "resolve": ("operate.read", "resolve"),
     "queue": ("operate.change", "change"),
+    "queue cat": ("spool.body", "cat"),
     "queue list": ("operate.read", "list_deliveries"),
     "queue show": ("operate.read", "show"),
+    "queue summary": ("operate.read", "summary"),
     "queue trace": ("operate.read", "trace"),
     "outbox": ("operate.outbox", "outbox"),
     "spool acknowledge": ("operate.spool", "acknowledge"),

@@ -63,6 +63,11 @@ def load_text(text: str, source: str = "configuration") -> Settings:
     return settings
 
 
+def refused_in(text: str) -> frozenset[KeyPath]:
+    """The paths of a TOML document that the checks refuse. Raises ConfigError for what is no TOML."""
+    return frozenset(_checked(text, "configuration")[1].wrong)
+
+
 def _text(path: Path) -> str:
     try:
         data = path.read_bytes()

@@ -57,6 +57,10 @@ class Report:
         """Whether the file itself says this, be it the default or not."""
         return path in self._lines
 
+    def line_of(self, *path: str | int) -> int:
+        """The line (from 1) at which the file itself says this; 0 where it does not."""
+        return self._lines.get(path, 0)
+
     def sound(self, *path: str | int) -> bool:
         """Whether nothing is wrong with this value; checks between values skip unsound ones."""
         return not any(wrong[: len(path)] == path or path[: len(wrong)] == wrong for wrong in self._problems)

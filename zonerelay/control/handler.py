@@ -12,6 +12,7 @@ from contextlib import aclosing
 import msgspec
 
 from zonerelay import __version__
+from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.messages.answers import (
     Acknowledged,
@@ -26,6 +27,8 @@ from zonerelay.control.messages.answers import (
     Pong,
     Reasons,
     RelayStatus,
+    Summary,
+    SummaryRow,
     TraceStep,
 )
 from zonerelay.control.messages.requests import (
@@ -34,10 +37,12 @@ from zonerelay.control.messages.requests import (
     PartMetrics,
     PartReadiness,
     Ping,
+    QueueCat,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
+    QueueSummary,
     QueueTrace,
     Request,
     Resolve,
@@ -49,7 +54,7 @@ from zonerelay.control.socket.server import Answer
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family
@@ -74,11 +79,13 @@ class ControlHandler:
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
         redactor: Redactor,
+        bodies: Bodies,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
         self._acknowledge = acknowledge
         self._part = part
+        self._bodies = bodies
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -100,10 +107,11 @@ class ControlHandler:
                 await self._count(request, answer)
             case QueueChange():
                 await answer.send(await self._change(request, answer))
-            case QueueShow():
-                await self._show(request, answer)
-            case QueueTrace():
-                await self._trace(request, answer)
+            case QueueShow() | QueueTrace() | QueueCat():
+                await self._one(request, answer)
+            case QueueSummary():
+                await answer.send(await self._summary(request, answer))
+                return End(missing=self._operations.left_out())
             case Resolve():
                 return await self._resolve(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
@@ -166,6 +174,23 @@ class ControlHandler:
             action=request.action, matched=result.matched, changed=result.changed, busy=result.busy
         )
 
+    async def _summary(self, request: QueueSummary, answer: Answer) -> Summary:
+        tally = await self._operations.summary(
+            queue_filter(request.filter), request.by, exact=request.exact, progress=answer
+        )
+        return summary(request.by, tally)
+
+    async def _one(self, request: QueueShow | QueueTrace | QueueCat, answer: Answer) -> None:
+        match request:
+            case QueueShow():
+                await self._show(request, answer)
+            case QueueTrace():
+                await self._trace(request, answer)
+            case QueueCat():
+                async with aclosing(self._bodies.frames(request, request.who or answer.caller)) as frames:
+                    async for frame in frames:
+                        await answer.send(frame)
+
     async def _show(self, request: QueueShow, answer: Answer) -> None:
         shown = await self._operations.show(MessageId(request.message_id))
         rows = [delivery_row(delivery, shown.message, state) for delivery, state in shown.deliveries]
@@ -219,6 +244,18 @@ def delivery_row(delivery: Delivery, message: Message | None, state: DeliverySta
         peer="" if last is None else last.peer,
         last_attempt=None if last is None else last.at,
         in_doubt=last is not None and last.in_doubt,
+    )
+
+
+def summary(by: str, tally: Tally) -> Summary:
+    rows = [SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in tally.counts.items()]
+    other = SummaryRow(key="other", total=sum(tally.other), ages=tuple(tally.other))
+    return Summary(
+        by=by,
+        minutes=BOUNDS,
+        rows=tuple(sorted(rows, key=lambda row: (-row.total, row.key))),
+        other=other if other.total else None,
+        every=tally.every,
     )
 
 

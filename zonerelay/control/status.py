@@ -7,21 +7,26 @@ ones.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, raised_guard
+from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
-from zonerelay.control.messages.answers import DestinationStatus, RelayStatus, ZoneStatus
+from zonerelay.control.messages.answers import RelayStatus, ZoneStatus
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueCounts, Store, StoreError
+from zonerelay.store.spool_paths import directories_of
 from zonerelay.telemetry.metrics.collectors import ZoneQueue
 
 MAX_DESTINATIONS = 1000
@@ -35,6 +40,10 @@ class Surface:
     inbound_connections: int
     state: str
     problems: Sequence[str]
+    taken_up: float
+    """When the configuration in force was taken up (Unix time)."""
+    refused: float | None
+    """When a reload was refused since then."""
 
 
 class StatusBoard:
@@ -48,6 +57,7 @@ class StatusBoard:
         zones: Zones,
         connections: Callable[[str], int],
         sources: SourcePlans,
+        name_servers: Callable[[], str],
         limits: Callable[[], str] = str,
         surface: Callable[[], Surface],
         clock: Clock,
@@ -60,10 +70,16 @@ class StatusBoard:
         self._connections = connections
         self._sources = sources
         self._limits = limits
+        self._name_servers = name_servers
+        self._destinations = Destinations(store, scheduler, clock)
         self._surface = surface
         self._clock = clock
         self._started = clock.now()
         self._oldest: dict[str, float] = {}
+
+    async def close(self) -> None:
+        """Call before the store is closed."""
+        await self._destinations.close()
 
     async def refresh(self) -> None:
         """Bring the ages of the oldest deliveries up to date.
@@ -109,7 +125,7 @@ class StatusBoard:
     async def status(self) -> RelayStatus:
         await self.refresh()
         surface = self._surface()
-        destinations = self._destinations()
+        destinations = await self._destinations.rows()
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
@@ -127,6 +143,11 @@ class StatusBoard:
             source_penalties=self._sources.penalties(),
             limits=self._limits(),
             counted=self._store.is_counted(),
+            every=self._destinations.every,
+            free_space=await asyncio.to_thread(_free_space, self._settings),
+            name_servers=self._name_servers(),
+            taken_up=surface.taken_up,
+            refused=surface.refused,
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:
@@ -147,25 +168,14 @@ class StatusBoard:
             oldest_seconds=queue.oldest,
         )
 
-    def _destinations(self) -> list[DestinationStatus]:
-        """The busiest first, suspended ones before idle ones."""
-        now = self._clock.now()
-        rows = [
-            DestinationStatus(
-                zone=zone.zone,
-                destination=destination.name,
-                hosts=destination.key.partition(" ")[2],
-                active=destination.active,
-                waiting=destination.waiting,
-                suspended_until=destination.suspended_until,
-                reply=destination.reply,
-                next_turn=None if destination.turn_in is None else now + destination.turn_in,
-            )
-            for zone in self._scheduler.snapshot()
-            for destination in zone.destinations
-        ]
-        rows.sort(key=lambda row: (-row.active, -row.waiting, row.suspended_until is None))
-        return rows
+
+def _free_space(settings: Settings) -> int | None:
+    """Octets, the least of the places of the spool. Blocks."""
+    found = []
+    for place in directories_of(settings.spool):
+        with contextlib.suppress(OSError):
+            found.append(shutil.disk_usage(place).free)
+    return min(found, default=None)
 
 
 def _by_zone(counts: Mapping[str, QueueCounts]) -> dict[str, QueueCounts]:

@@ -289,6 +289,20 @@ def everybody(_recipient: str) -> bool:
     return True
 
 
+class EveryNth:
+    """Wants one of `every` deliveries, whatever their recipients: for estimates. An engine may step over the
+    others without reading them.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._seen = 0
+
+    def __call__(self, _recipient: str) -> bool:
+        self._seen += 1
+        return self._seen % self.every == 0
+
+
 class QueueOperations(Protocol):
     """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
 
@@ -317,6 +331,20 @@ class QueueOperations(Protocol):
         Returns how many still existed and were not left alone. Hold, release, reschedule and remove are made
         of this.
         """
+
+
+class QueueView(Protocol):
+    """The verbs with which a backup or an export reads a queue: those of `Store`."""
+
+    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]: ...
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]: ...
+
+    async def read_message(self, message_id: MessageId) -> Message: ...
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]: ...
+
+    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
 
 
 class Store(QueueStore, QueueOperations, Protocol):

@@ -7,21 +7,35 @@ blocks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.disk.check import check as check_disk
+from zonerelay.store.disk.repair import repair as repair_disk
+from zonerelay.store.disk.snapshot import take_snapshot as snapshot_disk
 from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.repair import repair as repair_leveldb
 from zonerelay.store.leveldb.snapshot import take_snapshot
+from zonerelay.store.offline_shared import check_shared, repair_shared
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
+
+T = TypeVar("T")
+
+_SHELF = (
+    '[spool] backend = "memory" is for tests: its shelf is one file, which a start reads whole or refuses;'
+    " copy that file while the relay is stopped, or export its mail: zonerelay spool export"
+)
 
 
 def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
@@ -63,9 +77,19 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
     Raises StoreError, or OSError, when the spool cannot be checked at all.
     """
     spool = spool_of(settings.spool, worker)
+    if is_shared(spool):
+        return await check_shared(settings, examination)
     match spool.backend:
         case Backend.LEVELDB:
-            return await asyncio.to_thread(check_leveldb, spool.path, examination)
+            return await _in_thread(
+                lambda tell: check_leveldb(spool.path, replace(examination, tell=tell)), examination.tell
+            )
+        case Backend.DISK:
+            return await _in_thread(
+                lambda tell: check_disk(spool, replace(examination, tell=tell)), examination.tell
+            )
+        case Backend.MEMORY:
+            raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
 
 
@@ -78,6 +102,10 @@ async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> Spoo
         case Backend.LEVELDB:
             await asyncio.to_thread(take_snapshot, spool.path, scratch)
             return replace(spool, path=scratch)
+        case Backend.DISK:
+            return await asyncio.to_thread(snapshot_disk, spool, scratch)
+        case Backend.MEMORY:
+            raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no snapshot of {spool.backend.value}")
 
 
@@ -95,7 +123,41 @@ async def repair_spool(
     Raises StoreError in words, or OSError, and has changed nothing then.
     """
     spool = spool_of(settings.spool, worker)
+    if is_shared(spool):
+        return await repair_shared(settings, salvage, tell, carry_out=carry_out, environment=environment)
     match spool.backend:
         case Backend.LEVELDB:
-            return await asyncio.to_thread(repair_leveldb, spool.path, salvage, tell, carry_out=carry_out)
+            home = settings.spool.path.parent
+            return await _in_thread(
+                lambda told: repair_leveldb(spool.path, home, salvage, told, carry_out=carry_out), tell
+            )
+        case Backend.DISK:
+            return await _in_thread(lambda told: repair_disk(spool, salvage, told, carry_out=carry_out), tell)
+        case Backend.MEMORY:
+            raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")
+
+
+async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
+    """A cancellation ends the work when it next tells how far it is, and is waited for: the work leaves
+    nothing half done.
+    """
+    given_up = threading.Event()
+
+    def told(done: int, total: int) -> None:
+        if given_up.is_set():
+            raise _GivenUpError
+        tell(done, total)
+
+    working = asyncio.get_running_loop().run_in_executor(None, work, told)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        given_up.set()
+        with contextlib.suppress(_GivenUpError):
+            await working
+        raise
+
+
+class _GivenUpError(Exception):
+    """The caller waits for no result."""

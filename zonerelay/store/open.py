@@ -8,9 +8,8 @@ drivers of three are extras that a machine may lack.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from zonerelay.config.settings import (
     Backend,
@@ -23,10 +22,8 @@ from zonerelay.config.settings import (
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.store.common.queue_mark import QueueMark, place_of
-from zonerelay.store.contract import Store, StoreOpenError
-from zonerelay.store.surroundings import Surroundings
-
-_PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
+from zonerelay.store.contract import Store
+from zonerelay.store.surroundings import Surroundings, driver
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -58,12 +55,12 @@ async def open_store(
 
             return await open_postgres(postgres, around, mark)
         case Backend.S3:
-            with _driver("s3", "aiobotocore", "botocore"):
+            with driver("s3", "aiobotocore", "botocore"):
                 from zonerelay.store.s3.open import open_s3
 
             return await open_s3(s3, around, mark)
         case Backend.REDIS:
-            with _driver("redis", "redis"):
+            with driver("redis", "redis"):
                 from zonerelay.store.redis.open import open_redis
 
             return await open_redis(settings, redis, around, mark)
@@ -74,21 +71,6 @@ async def acknowledge_loss(store: Store, loss: str) -> bool:
     from zonerelay.store.leveldb.store import LevelDbStore
 
     return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
-
-
-@contextlib.contextmanager
-def _driver(extra: str, *modules: str) -> Iterator[None]:
-    """Says in words which package is missing: without it every other backend works."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in modules:
-            raise
-        package = _PACKAGES[extra]
-        raise StoreOpenError(
-            f"[spool] backend: {extra} needs the Python package {package}; in zonerelay's source,"
-            f" with the relay's own pip: pip install -r locks/{extra}.lock"
-        ) from error
 
 
 async def _open_memory(settings: SpoolSettings) -> Store:

@@ -5,7 +5,8 @@ Failure: a store that cannot start is closed again, and StoreOpenError says wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.contract import Lost, News, StoreError, StoreOpenError
+
+_PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 
 
 def no_news(zone: str) -> None:
@@ -50,6 +53,21 @@ def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> st
         return read_secret(reference, environment) if reference else ""
     except SecretError as error:
         raise StoreOpenError(f"{option}: {error}") from error
+
+
+@contextlib.contextmanager
+def driver(extra: str, *modules: str) -> Iterator[None]:
+    """Says in words which package is missing: without it every other backend works."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in modules:
+            raise
+        package = _PACKAGES[extra]
+        raise StoreOpenError(
+            f"[spool] backend: {extra} needs the Python package {package}; in zonerelay's source,"
+            f" with the relay's own pip: pip install -r locks/{extra}.lock"
+        ) from error
 
 
 class Starting(Protocol):

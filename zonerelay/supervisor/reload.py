@@ -136,6 +136,7 @@ class RelayReload:
             return
         self._sockets.keep(each.address for each in found.settings.listener)
         await self._resize(old, found.settings)
+        self._state.taken_up, self._state.refused = self._clock.now(), None
         later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
         self._state.problems = tuple(
             f"[{name}] has changed: it takes effect at the next start" for name in later
@@ -166,6 +167,7 @@ class RelayReload:
         self._state.settings = settings
 
     def _refuse(self, why: str) -> None:
+        self._state.refused = self._clock.now()
         self._state.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
         self._log.emit("info", "reload-refused", {"first": why})
 

@@ -14,7 +14,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import LENGTH, MessageId
 from zonerelay.queue.operator.filters import Matcher
-from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
+from zonerelay.store.contract import MessageNotFoundError, QueueView, StoreError
 from zonerelay.transfer.files import Target
 from zonerelay.transfer.stored import Stored, Unusable
 
@@ -32,7 +32,7 @@ class Survey:
     octets: int = 0
 
 
-async def survey(store: Store, matcher: Matcher, now: float) -> Survey:
+async def survey(store: QueueView, matcher: Matcher, now: float) -> Survey:
     """Raises StoreError."""
     found = set[int]()
     async for delivery in store.scan(wanted=matcher.recipient):
@@ -56,7 +56,7 @@ def _id(number: int) -> MessageId:
 
 
 async def export(
-    store: Store,
+    store: QueueView,
     meant: Survey,
     matcher: Matcher,
     now: float,
@@ -88,7 +88,7 @@ async def export(
                 saw(0, Unusable(identity, str(error)))
 
 
-def _stored(store: Store, message: Message, deliveries: tuple[Delivery, ...]) -> Stored:
+def _stored(store: QueueView, message: Message, deliveries: tuple[Delivery, ...]) -> Stored:
     return Stored(
         key=message.id, message=message, deliveries=deliveries, body=lambda: store.read_body(message.id)
     )

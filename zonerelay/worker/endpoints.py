@@ -76,6 +76,7 @@ class Endpoints:
         """Call before the store is closed."""
         if self._control is not None:
             await self._control.close()
+        await self._board.close()
         await self._readiness.close()
         if self._admin is not None:
             await self._admin.close()

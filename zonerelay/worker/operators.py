@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, ZoneSettings
+from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.explain.sources import SourcePlans
@@ -53,6 +54,7 @@ def build_board(settings: Settings, parts: Parts, surface: Callable[[], Surface]
         zones=parts.zones,
         connections=sending.courier.open_connections,
         sources=SourcePlans(sending.sources, hostname=parts.hostname),
+        name_servers=sending.resolver.state,
         limits=lambda: "" if sending.limits is None else sending.limits.status,
         surface=surface,
         clock=parts.clock,
@@ -82,9 +84,18 @@ def build_handler(
         status=board.status,
         explainer=explainer,
         redactor=parts.redactor,
+        bodies=_build_bodies(parts),
         acknowledge=parts.queue.acknowledge,
         part=answers,
     )
+
+
+def _build_bodies(parts: Parts) -> Bodies:
+    def zone(name: str) -> ZoneSettings | None:
+        found = parts.scheduler.zone(name)
+        return found.settings if found.is_served else None
+
+    return Bodies(parts.queue.store, parts.sending.renderer, zone=zone, read=parts.events.body_read)
 
 
 def _build_explainer(settings: Callable[[], Settings], parts: Parts, board: StatusBoard) -> Explainer:

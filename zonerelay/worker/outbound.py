@@ -88,7 +88,7 @@ class Sending:
         self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
         events.metrics.smarthosts.attach(self.logins.login_states)
         self._signing = Signing(beside=len(os.sched_getaffinity(0)) > 1)
-        self._renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
+        self.renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
         self.courier = SmtpCourier(
             settings.delivery,
             hostname=hostname,
@@ -96,7 +96,7 @@ class Sending:
             sources=self.sources,
             logins=self.logins,
             read_body=read_body,
-            renderer=self._renderer,
+            renderer=self.renderer,
             observe_tls=events.outbound_tls,
             clock=clock,
             random=random,
@@ -115,7 +115,7 @@ class Sending:
                 self._events.lifecycle("advice", note=note)
         self.dkim_keys, self.srs = dkim_keys, srs
         largest = max((listener.max_header_size for listener in settings.listener), default=0)
-        self._renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
+        self.renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
         self.router.configure(destinations)
         self.sources.configure(settings.source)
         self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)

@@ -56,6 +56,7 @@ class Reloading:
         except ConfigError as error:
             first = str(error.problems[0])
             worker.problems = (f"the configuration on disk is wrong, the old one stays in force: {first}",)
+            worker.refused_at = worker.clock.now()
             worker.events.lifecycle("reload-refused", problems=len(error.problems), first=first)
             return first
         await worker.reload(settings)

@@ -78,6 +78,8 @@ class Worker:
         self.problems: Sequence[str] = ()
         self._left_over = ""
         self.refused = ""  # why the last reload was, if it was
+        self.taken_up = clock.now()
+        self.refused_at: float | None = None
         self.draining = False
         self.metrics = Metrics()
         self.events = Events(log, self.metrics, redactor, clock)
@@ -283,10 +285,12 @@ class Worker:
             self._zones.configure(settings.zone, settings.route)
         except ValueError as error:
             self.refused = str(error)
+            self.refused_at = self.clock.now()
             self.problems = (f"the configuration on disk is wrong: {error}",)
             self.events.lifecycle("reload-refused", problems=1, first=str(error))
             return
         self.refused = ""
+        self.taken_up, self.refused_at = self.clock.now(), None
         self.metrics.declare_zones(self._zones.names)
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
@@ -379,6 +383,8 @@ class Worker:
             listeners=self.addresses(),
             inbound_connections=0 if listeners is None else listeners.connections,
             state="draining" if self.draining else "running",
+            taken_up=self.taken_up,
+            refused=self.refused_at,
             problems=(
                 *self.problems,
                 *([self._left_over] if self._left_over else []),

@@ -1,4 +1,4 @@
-"""`queue list`, `queue show`, `queue trace`, and `resolve`, which finds the addresses behind a pseudonym."""
+"""`queue list`, `summary`, `show`, `trace`, and `resolve`, which finds the addresses behind a pseudonym."""
 
 from __future__ import annotations
 
@@ -16,9 +16,19 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.cli.terminal.progress_bar import ProgressBar
-from zonerelay.control.messages.answers import Address, DeliveryRow, End, Frame, MessageDetail, TraceStep
-from zonerelay.control.messages.requests import QueueList, QueueShow, QueueTrace, Resolve
+from zonerelay.control.messages.answers import (
+    Address,
+    DeliveryRow,
+    End,
+    Frame,
+    MessageDetail,
+    Summary,
+    SummaryRow,
+    TraceStep,
+)
+from zonerelay.control.messages.requests import QueueList, QueueShow, QueueSummary, QueueTrace, Resolve
 
+SUMMARY_ROWS = 20
 PAGE = 1000
 """Rows per table: the widths of a table are those of all its rows, so they have to be held."""
 
@@ -222,3 +232,46 @@ def resolve(arguments: Namespace) -> int:
             "No mail in the queue has this pseudonym: it was delivered since, or the key has changed."
         )
     return output.completeness(end) if found else FAILED
+
+
+def summary(arguments: Namespace) -> int:
+    found, end = Summary(by=arguments.by, minutes=(), rows=()), End()
+    request = QueueSummary(by=arguments.by, filter=filter_of(arguments), exact=arguments.exact)
+    with ProgressBar("Looking through the queue") as bar:
+        for frame in connect(arguments.config).stream(request):
+            bar.saw(frame)
+            if isinstance(frame, Summary):
+                found = frame
+            elif isinstance(frame, End):
+                end = frame
+    if arguments.json:
+        output.print_document(found)
+        return output.completeness(end)
+    limit = len(found.rows) if arguments.limit == 0 else arguments.limit or SUMMARY_ROWS
+    chatter = output.chatter()
+    if not found.rows:
+        chatter.print("The queue holds no such delivery.")
+        return output.completeness(end)
+    output.console().print(summary_table(found, limit))
+    if len(found.rows) > limit:
+        chatter.print(f"… and {len(found.rows) - limit:,} more (--limit 0 shows them all).")
+    if found.other is not None:
+        chatter.print(f"Other: all beyond the first {len(found.rows):,} that were met.")
+    if found.every > 1:
+        chatter.print(
+            f"Estimated from one delivery in {found.every}; --exact counts all, which takes longer."
+        )
+    return output.completeness(end)
+
+
+def summary_table(found: Summary, limit: int) -> Table:
+    """Ages in minutes, as qshape has them. The key is cut where the terminal ends."""
+    other = () if found.other is None else (found.other,)
+    ages = tuple(map(sum, zip(*(row.ages for row in (*found.rows, *other)), strict=True)))
+    total = SummaryRow(key="all", total=sum(ages), ages=ages)
+    columns = [found.by, "total", *map(str, found.minutes), f"{found.minutes[-1]}+"]
+    cells = [
+        [text.clean(row.key), *(text.short(count) if count else "·" for count in (row.total, *row.ages))]
+        for row in (total, *found.rows[:limit], *other)
+    ]
+    return output.table(columns, cells, cut=(found.by,), gap=1)

@@ -5,7 +5,8 @@
     home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports
 
 A backup is made beside a running relay, which waits for nothing: the spools are read from snapshots, all
-taken before the first is read. The directory appears under its name when everything in it is durable. A
+taken before the first is read; PostgreSQL in one transaction; Redis and S3 message by message, so that mail
+that leaves meanwhile is left out. The directory appears under its name when everything in it is durable. A
 restore takes it into an empty spool of any engine, while the relay is stopped: what left the queue between
 the backup and now is sent again.
 """
@@ -34,14 +35,15 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
-from zonerelay.config.settings import NOTE, Settings
+from zonerelay.config.settings import NOTE, Backend, Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.process.setup import REDACT_KEY
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import Store, StoreError
+from zonerelay.store.contract import QueueView, Store, StoreError
 from zonerelay.store.offline import snapshot_spool
+from zonerelay.store.offline_shared import view_shared
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import export, survey
@@ -103,6 +105,8 @@ def backup(arguments: Namespace) -> int:
             f" {text.size(octets)} in {seconds:.1f} s."
         )
         print("A restored backup sends again what has left the queue since it was made.")
+        if settings.spool.backend in (Backend.REDIS, Backend.S3):
+            print("What came or left while it was made may not be in it.")
     return FAILED if sheet.unusable else OK
 
 
@@ -126,14 +130,18 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
 
 
 @contextlib.asynccontextmanager
-async def _viewed(settings: Settings, worker: int, scratch: Path) -> AsyncIterator[Store]:
-    """The spool as it is now, in a copy of its own."""
+async def _viewed(settings: Settings, worker: int, scratch: Path) -> AsyncIterator[QueueView]:
+    """The spool as it is now, in a copy of its own; a shared one through a reader that does not join it."""
+    if is_shared(settings.spool):
+        async with view_shared(settings, os.environ) as view:
+            yield view
+        return
     copy = await snapshot_spool(settings, worker, scratch)
     async with opened(replace(settings, spool=replace(copy, min_free_space=0))) as store:
         yield store
 
 
-async def _export(store: Store, sheet: BackupSheet, target: files.Target, place: Path) -> None:
+async def _export(store: QueueView, sheet: BackupSheet, target: files.Target, place: Path) -> None:
     now = time.time()
     everything = Matcher(QueueFilter(), now)
     meant = await survey(store, everything, now)

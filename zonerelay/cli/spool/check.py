@@ -25,7 +25,7 @@ from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.store.check import HARMLESS, Contents, Examination, Finding, Findings
 from zonerelay.store.contract import StoreError
-from zonerelay.store.offline import check_spool
+from zonerelay.store.offline import check_spool, place_of_queue
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 MAX_SHOWN = 40
@@ -34,7 +34,7 @@ MAX_SHOWN = 40
 
 class SpoolReport(msgspec.Struct, kw_only=True):
     """What the check of all spools of a configuration found. Sizes are octets; `findings` are a thousand of
-    each kind at most, `counts` has them all, by kind.
+    each kind at most, `counts` has them all, by kind. `path` is the place of a shared queue.
     """
 
     backend: str
@@ -67,7 +67,7 @@ def check(arguments: Namespace) -> int:
         contents = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
     report = SpoolReport(
         backend=settings.spool.backend.value,
-        path=str(settings.spool.path),
+        path=place_of_queue(settings) or str(settings.spool.path),
         spools=len(workers),
         clean=not findings.is_damaged,
         messages=sum(each.messages for each in contents),
@@ -92,7 +92,8 @@ def _check_one(settings: Settings, worker: int, tmp: Path | None, findings: Find
             examination = Examination(_scratch(spool, tmp), findings, bar.reach, os.environ)
             return asyncio.run(check_spool(settings, worker, examination))
         except (StoreError, OSError) as error:
-            raise CliError(f"{spool.path} cannot be checked: {error}", USAGE) from error
+            place = place_of_queue(settings) or spool.path
+            raise CliError(f"{place} cannot be checked: {error}", USAGE) from error
 
 
 def _scratch(spool: SpoolSettings, tmp: Path | None) -> Path:

@@ -22,7 +22,7 @@ import msgspec
 from rich.text import Text
 
 from zonerelay.cli.relay import load_settings
-from zonerelay.cli.spool.stopped import spools, stopped
+from zonerelay.cli.spool.stopped import give_to_owner, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
@@ -32,7 +32,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.check import Repaired, Salvaged
 from zonerelay.store.contract import StoreError
-from zonerelay.store.offline import repair_spool
+from zonerelay.store.offline import place_of_queue, repair_spool
 from zonerelay.store.spool_paths import spool_of
 from zonerelay.transfer import files
 from zonerelay.transfer.stored import Stored
@@ -52,6 +52,7 @@ class RepairReport(msgspec.Struct, kw_only=True):
     kept: list[str]
     lost: list[str]
     more_lost: int
+    repeats: list[str]
 
 
 def repair(arguments: Namespace) -> int:
@@ -61,6 +62,7 @@ def repair(arguments: Namespace) -> int:
     salvage: Path = arguments.salvage or beside
     with stopped(settings), output.without_log():
         done = [_repair(settings, worker, salvage, carry_out=carry_out) for worker in spools(settings.spool)]
+        give_to_owner(settings.spool, [salvage])
     report = RepairReport(
         done=carry_out,
         before=sum(each.before for each in done),
@@ -70,6 +72,7 @@ def repair(arguments: Namespace) -> int:
         kept=[each.kept for each in done if each.kept],
         lost=[line for each in done for line in each.lost],
         more_lost=sum(each.more_lost for each in done),
+        repeats=[line for each in done for line in each.repeats],
     )
     if arguments.json:
         output.print_document(report)
@@ -93,9 +96,8 @@ def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) 
                 )
             )
         except (StoreError, OSError) as error:
-            raise CliError(
-                f"{spool_of(settings.spool, worker).path} cannot be repaired: {error}", USAGE
-            ) from error
+            place = place_of_queue(settings) or spool_of(settings.spool, worker).path
+            raise CliError(f"{place} cannot be repaired: {error}", USAGE) from error
 
 
 def _leave(salvaged: Salvaged) -> None:
@@ -124,6 +126,9 @@ class _Salvage:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(place / f"{salvaged.message_id}.eml", salvaged.body())
         _write(place / f"{salvaged.message_id}.json", iter([_sheet(salvaged)]))
+        # A shared store loses the message next: the names must be as durable as the files.
+        for each in (place, self._directory, self._directory.parent):
+            _sync(each)
 
 
 def _sheet(salvaged: Salvaged) -> bytes:
@@ -155,21 +160,38 @@ def _sheet(salvaged: Salvaged) -> bytes:
 
 
 def _write(path: Path, pieces: Iterator[bytes]) -> None:
-    with path.open("wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _print(report: RepairReport) -> None:
     console = output.console()
     for line in report.lost[:MAX_SHOWN]:
-        console.print(f"cannot be saved: {text.clean(line)}")
+        console.print(f"cannot be put back: {text.clean(line)}")
     if (more := len(report.lost) - MAX_SHOWN + report.more_lost) > 0:
         console.print(
             f"… and {more:,} more, which --json has" if not report.more_lost else f"… and {more:,} more"
         )
+    for line in report.repeats[:MAX_SHOWN]:
+        console.print(f"may be sent again: {text.clean(line)}")
+    if (more := len(report.repeats) - MAX_SHOWN) > 0:
+        console.print(f"… and {more:,} more, which --json has")
     pairs: list[tuple[str, output.Cell]] = [
         ("deliveries", f"{report.before:,} before, {report.after:,} after"),
         ("salvaged", f"{report.salvaged:,} messages, in {report.salvage}" if report.salvage else ""),
@@ -178,3 +200,6 @@ def _print(report: RepairReport) -> None:
     if not report.done:
         pairs[1:] = [("state", Text("nothing was changed; --yes does it", style="yellow"))]
     console.print(output.facts(pairs))
+    if report.salvage:
+        console.print("What is whole in it is sent, to those too who may have it, once you import it:")
+        console.print(f"zonerelay spool import {report.salvage}", soft_wrap=True)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,19 +145,22 @@ async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
 
 
 def _give_back(spool: SpoolSettings) -> None:
-    """A spool with files of root could not be opened by the relay's own user."""
+    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
+    give_to_owner(spool, (each for each in places if each is not None))
+    home = spool.path.parent
+    give_to_owner(spool, (path for path in home.iterdir() if path.is_file() and not path.is_symlink()))
+
+
+def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
+    """A spool with files of root could not be opened by the relay's own user. Raises OSError."""
     if os.geteuid() != 0 or not spool.path.exists():
         return
     home = spool.path.parent
     owner = next((found for each in (spool.path, home) if (found := each.stat()).st_uid), None)
-    if owner is None:
-        return
-    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
-    for place in {each for each in places if each is not None and each.is_dir()}:
-        for path in (place, *place.rglob("*")):
-            _give(path, owner)
-    for path in (path for path in home.iterdir() if path.is_file() and not path.is_symlink()):
-        _give(path, owner)
+    if owner is not None:
+        for place in {each for each in places if each.exists()}:
+            for path in (place, *place.rglob("*")):
+                _give(path, owner)
 
 
 def _give(path: Path, owner: os.stat_result) -> None:

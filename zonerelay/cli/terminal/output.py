@@ -89,11 +89,13 @@ def _console(*, stderr: bool) -> Console:
     return made
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, cut: Collection[str] = ()) -> Table:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, cut: Collection[str] = (), gap: int = 2
+) -> Table:
     """One line per row. On a narrow terminal the columns named in `cut` end in an ellipsis, no others:
     an id that is cut cannot be copied into the next command.
     """
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for name in columns:
         # rich narrows columns that may wrap; the cells below then refuse to wrap.
         made.add_column(name.upper(), no_wrap=name not in cut)

@@ -41,6 +41,13 @@ def size(octets: int) -> str:
     return f"{value:.1f} GB"
 
 
+def short(count: int) -> str:
+    """A number in at most five characters: `9,999`, `12k`, `1.2M`."""
+    if count < 10_000:
+        return f"{count:,}"
+    return f"{count // 1000}k" if count < 1_000_000 else f"{count / 1_000_000:.1f}M"
+
+
 def path(sender: str | None) -> str:
     """A sender as SMTP writes the null one; `?` when its message could not be read."""
     if sender is None:

@@ -33,7 +33,9 @@ class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`active` and `waiting` are deliveries in the scheduler's window; the rest of the queue is on disk.
+    """`active` and `waiting` are deliveries in the scheduler's window. `ready`, `deferred` and `held` are
+    those of the whole queue (`RelayStatus.every`: how they were counted), `oldest_seconds` is the age of the
+    oldest.
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
@@ -47,6 +49,22 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    ready: int = 0
+    deferred: int = 0
+    held: int = 0
+    oldest_seconds: float = 0.0
+
+
+def hurts(row: DestinationStatus) -> tuple[object, ...]:
+    """The order of `status`: suspended before others, then the most deferred mail, then the oldest."""
+    suspended = row.suspended_until is not None
+    return (not suspended, -row.deferred, -row.oldest_seconds, -row.ready, -row.active, -row.held)
+
+
+class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    total: int
+    ages: tuple[int, ...]
 
 
 class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,6 +261,36 @@ class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
     text: str = ""
 
 
+class MessageBody(_Frame, frozen=True, kw_only=True, tag="body"):
+    """Before the pieces of a body: its `size` in octets. `zone` is the one that would send it so, from this
+    `sender`; "": it is as it was received.
+    """
+
+    message_id: str
+    sender: str
+    size: int
+    zone: str = ""
+
+
+class BodyPiece(_Frame, frozen=True, kw_only=True, tag="piece"):
+    """The next octets of a body, in base64. Line ends are CRLF, dots are not stuffed."""
+
+    octets: bytes
+
+
+class Summary(_Frame, frozen=True, kw_only=True, tag="summary"):
+    """Deliveries by a property, the most first. `minutes` are the bounds of the ages: each row has one more
+    count than there are. `other` are those beyond the keys that are counted. `every`: one delivery in so many
+    was looked at, and the figures are estimates, if it is not 1.
+    """
+
+    by: str
+    minutes: tuple[int, ...]
+    rows: tuple[SummaryRow, ...]
+    other: SummaryRow | None = None
+    every: int = 1
+
+
 class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
     """Still working. `total` is what the queue held at the start, 0 when that is not known."""
 
@@ -297,6 +345,16 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """False: what was found at the start is still being counted, and the figures of `zones` are too low."""
     guard: str = ""
     """Below how much free space new mail is refused, where the configuration says less."""
+    every: int = 1
+    """Of the queue one delivery in so many was looked at for `destinations`; 0: that is not done yet."""
+    free_space: int | None = None
+    """Octets where the spool is, the least of several places. None: the queue is elsewhere."""
+    name_servers: str = ""
+    """In words, with the outage if there is one."""
+    taken_up: float = 0.0
+    """When the configuration in force was taken up, at the start or by a reload."""
+    refused: float | None = None
+    """When a reload was refused, if none has been taken up since; `problems` has the reason."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -373,6 +431,9 @@ Frame = (
     | DeliveryRow
     | MessageDetail
     | TraceStep
+    | MessageBody
+    | BodyPiece
+    | Summary
     | Progress
     | Count
     | Changed

@@ -13,6 +13,7 @@ import msgspec
 VERSION = 1
 MAX_REQUEST = 64 * 1024
 
+SummaryBy = Literal["domain", "site", "sender", "zone", "user", "reply", "priority"]
 ChangeVerb = Literal["retry", "hold", "release", "bounce", "drop"]
 
 
@@ -73,6 +74,25 @@ class QueueTrace(_Request, frozen=True, kw_only=True, tag="queue-trace"):
     message_id: str
 
 
+class QueueCat(_Request, frozen=True, kw_only=True, tag="queue-cat"):
+    """Asks for the octets of one message, as received or `as_sent` in its zone; `zone` chooses one of
+    several. A supervisor says `who` asks.
+    """
+
+    message_id: str
+    as_sent: bool = False
+    zone: str = ""
+    who: str = ""
+
+
+class QueueSummary(_Request, frozen=True, kw_only=True, tag="queue-summary"):
+    """Count the matches by a property and by age. Without `exact` a large queue is estimated."""
+
+    by: SummaryBy = "domain"
+    filter: Filter = Filter()
+    exact: bool = False
+
+
 class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
     """Do `action` to every match. An empty filter needs `everything`, so that no slip empties a queue."""
 
@@ -127,6 +147,8 @@ Request = (
     | QueueCount
     | QueueShow
     | QueueTrace
+    | QueueCat
+    | QueueSummary
     | QueueChange
     | Explain
     | Resolve

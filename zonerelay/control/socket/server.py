@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pwd
+import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +30,8 @@ STALL_TIMEOUT = 600.0
 HEARTBEAT = 1.0
 _BATCH = 32 * 1024
 _BACKLOG = 16
+_NO_LOGIN = 2**32 - 1
+"""Linux's loginuid of a process that no log-in has started."""
 
 Trouble = Callable[[str, BaseException], None]
 
@@ -40,6 +45,8 @@ class Answer:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        self.caller = _caller(writer.get_extra_info("socket"))
+        """The person at the other end, for the log: `root`, or `root (alice)` after sudo."""
         self._buffer = bytearray()
         self.done = 0
         self.total = 0
@@ -75,6 +82,23 @@ class Answer:
             # With what was found so far: a person may be waiting for the first line.
             self._writer.write(bytes(self._buffer))
             self._buffer.clear()
+
+
+def _caller(connection: socket.socket) -> str:
+    """The kernel's word: the user of the process, and the one who logged in, where that is another."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    login = uid
+    with contextlib.suppress(OSError, ValueError):
+        login = int(Path(f"/proc/{pid}/loginuid").read_text())
+    known = login not in (uid, _NO_LOGIN)
+    return f"{_user(uid)} ({_user(login)})" if known else _user(uid)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 class Handler(Protocol):

@@ -291,8 +291,9 @@ async def _migrate(fetch: Fetch, names: Names) -> None:
         await fetch(f'CREATE SCHEMA "{names.schema}"')
     recorded = there = await _recorded_version(fetch, names)
     current = len(MIGRATIONS)
-    if not there and await _columns(fetch, names, names.messages):
-        there = current if not await _problems(fetch, names) else 1
+    if not there and (found := await _columns(fetch, names, names.messages)):
+        # The first version had everything but the optional column, and did not write its number down.
+        there = current if _OPTIONAL in found and not await _problems(fetch, names) else 1
     if recorded >= current:
         return
     steps = MIGRATIONS[there:]

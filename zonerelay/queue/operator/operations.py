@@ -32,19 +32,24 @@ from zonerelay.model.priority import queues_of, zone_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.operator.summary import BOUNDS, KEYS, MAX_KEYS, NEED_MESSAGE, UNKNOWN, Summary, Tally
 from zonerelay.queue.operator.trace import Shown, Step, steps
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.store.contract import DAMAGED, MessageNotFoundError, Store, StoreCorruptError
+from zonerelay.store.contract import DAMAGED, EveryNth, MessageNotFoundError, Store, StoreCorruptError
 from zonerelay.telemetry.events.events import Events
 
-__all__ = ["Operations", "QueueFilter", "Result", "Shown", "Step"]
+__all__ = ["BOUNDS", "MAX_KEYS", "SAMPLE", "Operations", "QueueFilter", "Result", "Shown", "Step", "Tally"]
 
 BATCH = 1000
 SHOWN = 100
 SOON = 0.25
 """Deliveries in a batch that is to be shown, and the seconds that are spent on it: lines should come soon."""
 NEVER = float("inf")
+SUMMED = 250
+"""Deliveries that a summary counts without a pause of the event loop."""
+SAMPLE = 10_000
+"""Deliveries from which a summary is estimated."""
 TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
@@ -126,6 +131,29 @@ class Operations:
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
         """The known history of a message, and its next attempts. Raises MessageNotFoundError."""
         return steps(await self.show(message_id))
+
+    async def summary(
+        self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
+    ) -> Tally:
+        """Counts the matches by one property. Without `exact` a large queue is estimated from one delivery in
+        several, so that the answer comes within about a second.
+        """
+        every = 1 if exact else max(1, self._total(wanted.zone) // SAMPLE)
+        summary = Summary(every, self._clock.now())
+        key_of = KEYS.get(by) or self._site
+        async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
+            async for batch in batches:
+                ids = [each.message_id for each, _ in batch] if by in NEED_MESSAGE else []
+                messages = await self._store.read_messages(ids) if ids else {}
+                for delivery, _ in batch:
+                    summary.count(key_of(delivery, messages.get(delivery.message_id)), delivery.created)
+                await asyncio.sleep(0)
+        return summary.tally
+
+    def _site(self, delivery: Delivery, _message: Message | None) -> str:
+        """The hosts that the zone has found for the domain."""
+        found = self._scheduler.zone(delivery.zone).plan.destination_of(delivery.domain)
+        return UNKNOWN if found is None else found.partition(" ")[2]
 
     # Changing
 
@@ -239,17 +267,23 @@ class Operations:
     # Reading
 
     async def _matching(
-        self, wanted: QueueFilter, progress: VerbProgress | None, *, most: int = BATCH, within: float = NEVER
+        self,
+        wanted: QueueFilter,
+        progress: VerbProgress | None,
+        *,
+        most: int = BATCH,
+        within: float = NEVER,
+        every: int = 1,
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
         """Matches in batches of at most `most`, which take no longer `within` that many seconds. A batch is
-        complete before anything is done to it.
+        complete before anything is done to it. Of `every` so many deliveries one is looked at.
         """
         matcher = Matcher(wanted, self._clock.now())
         batch: list[tuple[Delivery, DeliveryState]] = []
         began = self._clock.monotonic()
         seen = 0
         active = self._scheduler.active_keys()
-        async with aclosing(self._candidates(wanted, matcher, progress)) as candidates:
+        async with aclosing(self._candidates(wanted, matcher, progress, every)) as candidates:
             async for delivery in candidates:
                 seen += 1
                 if seen % BATCH == 0:
@@ -271,14 +305,16 @@ class Operations:
             yield batch
 
     async def _candidates(
-        self, wanted: QueueFilter, matcher: Matcher, progress: VerbProgress | None
+        self, wanted: QueueFilter, matcher: Matcher, progress: VerbProgress | None, every: int
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
             for delivery in await self._store.deliveries_of(wanted.message_id):
                 yield delivery
             return
         may_match = matcher.recipient
-        if progress is not None:
+        if every > 1:
+            may_match = EveryNth(every)
+        elif progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
         for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):

@@ -51,6 +51,12 @@ class NameServerWatch:
             " here, or set [dns] servers to others"
         )
 
+    def state(self) -> str:
+        """Returns the servers and whether they answer, for a line of a status."""
+        if self._reason:
+            return f"{self._servers}: {self._reason}"
+        return f"{self._servers}: {'they answer' if self._answers else 'not asked yet'}"
+
     # Results of questions.
 
     def silent(self) -> None:

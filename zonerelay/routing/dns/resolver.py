@@ -76,6 +76,7 @@ class Resolver:
         names = ", ".join(map(str, servers)) or "the system's"
         self._watch = NameServerWatch(names, self._probe, observer)
         self.problem = self._watch.problem
+        self.state = self._watch.state
         self._probe_time = TRY_TIMEOUT * max(1, len(servers))
         self._servers = NameServers(
             servers,

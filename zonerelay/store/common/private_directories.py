@@ -55,12 +55,14 @@ def lock_configured(descriptor: int, path: Path, option: str) -> None:
 def take_from_others(directory: Path) -> None:
     """No other user of the machine reads the files of a directory that was there before, with whatever mode.
 
-    The rights of a group stay. Files that are not ours, or that go meanwhile, are left alone. Raises OSError.
+    The rights of a group stay. Files that are not ours, or that go meanwhile, are left alone, and so are
+    links to the files of another directory, as a snapshot has them. Raises OSError.
     """
     for each in directory.iterdir():
         with contextlib.suppress(PermissionError, FileNotFoundError):
-            mode = each.lstat().st_mode
-            if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
+            found = each.lstat()
+            mode = found.st_mode
+            if stat.S_ISREG(mode) and mode & stat.S_IRWXO and found.st_nlink == 1:
                 each.chmod(stat.S_IMODE(mode) & ~stat.S_IRWXO)
 
 

@@ -146,7 +146,7 @@ class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
     last: Attempt | None = None
 
 
-class DeliveryStatus(msgspec.Struct, frozen=True, gc=False):
+class DeliveryStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The members that say where a delivery is counted, and from when its age; the others are skipped."""
 
     created: float

@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -276,6 +277,15 @@ def read_intent(directories: Directories, name: str) -> BatchIntent:
         return _decode_intent(raw)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"{directories.meta.path / name} is unreadable: {error}") from error
+
+
+def ids_of_intent(path: Path) -> set[str]:
+    """The messages that it is about. Raises StoreCorruptError, OSError."""
+    try:
+        intent = _decode_intent(path.read_bytes())
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"it is unreadable: {error}") from error
+    return {*intent.states, *intent.messages, *intent.removed}
 
 
 def finish_intent(directories: Directories, intent: BatchIntent) -> None:

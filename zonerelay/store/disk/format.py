@@ -8,6 +8,8 @@ deliveries that are still open. A file that cannot be read back raises StoreCorr
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import sys
 import zlib
@@ -31,6 +33,7 @@ SMALLEST = len(HEAD) + FOOT_SIZE
 """No whole `.env` file is smaller."""
 
 _FOOT = re.compile(rb"([0-9a-f]{9}) ([0-9a-f]{8}) zonerelay-end\n")
+_RECORD = re.compile(rb'\{"zone":')
 _NAME = re.compile(rf"([0-9a-f]{{{LENGTH}}})\.(env|meta)")
 
 
@@ -90,6 +93,7 @@ class Foot(NamedTuple):
 
 _encode = msgspec.json.Encoder().encode
 _decode_tail = msgspec.json.Decoder(_Tail).decode
+_decode_whole = msgspec.json.Decoder(_WholeRecord).decode
 _decode_meta = msgspec.json.Decoder(_Meta).decode
 _decode_index = msgspec.json.Decoder(_IndexMeta).decode
 
@@ -127,6 +131,21 @@ def decode_index(message_id: MessageId, raw: bytes) -> list[IndexRecord]:
         return _decode_index(raw).deliveries
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"{message_id}.meta is unreadable: {error}") from error
+
+
+def readable_records(message_id: MessageId, raw: bytes) -> list[Delivery]:
+    """Those records of an `.meta` file that cannot be read as a whole which stand in it from end to end."""
+    records: list[_WholeRecord] = []
+    for found in _RECORD.finditer(raw):
+        with contextlib.suppress(ValueError, msgspec.MsgspecError):
+            records.append(_decode_whole(_object_at(raw, found.start())))
+    return _deliveries(message_id, records)
+
+
+def _object_at(raw: bytes, start: int) -> bytes:
+    text = raw[start:].decode("utf-8", "replace")
+    _, end = json.JSONDecoder().raw_decode(text)
+    return text[:end].encode()
 
 
 def _deliveries(message_id: MessageId, records: Iterable[_WholeRecord]) -> list[Delivery]:

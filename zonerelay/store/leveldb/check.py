@@ -191,6 +191,11 @@ class Records:
         deliveries = owed.count(int(identity, 16))
         parts = dict(rows)
         metadata, exists = parts.pop(b"*", None), parts.pop(b"#", None)
+        for part in [each for each in parts if not each.isdigit()]:
+            self._bad(
+                records.message_prefix(MessageId(identity)) + part, "no record has such a key", identity
+            )
+            del parts[part]
         key = records.metadata_key(MessageId(identity))
         if metadata is None and exists is None:
             self._add(Fault.CHUNKS_ALONE, key[:-1], f"{len(parts):,} chunks of a body", identity)

@@ -1,30 +1,33 @@
 """Makes a sound LevelDB spool of a damaged one: a new database from every record that can still be read.
 
-1. Beside the spool a directory gets links to its tables, and its logs with every record that is whole.
-Tables whose index is damaged go in as a log of their rows. 2. LevelDB's own repair runs over that directory
-in a process of its own, for it may abort. 3. Every message whose record, body and deliveries are there is
-copied into a new database, with new indexes and counts; what is not whole goes to the salvage. 4. The new
-database is checked. Then, and only then, its files take the place of the old ones.
+1. A directory in the spool's gets links to its tables, and its logs with every record that is whole. Tables
+whose index is damaged go in as a log of their rows, and of a file that the disk cannot read whole what it can
+read. 2. LevelDB's own repair runs over that directory in a process of its own, for it may abort. 3. Every
+message whose record, body and deliveries are there is copied into a new database, with new indexes and
+counts; what is not whole goes to the salvage. 4. The new database is checked. Then, and only then, its files
+take the place of the old ones.
 
-Promises: until step 4 the spool is not touched. All its files stay as links beside it. A repair that was
-killed in step 4 is completed by the next one, and a relay that is started in between refuses the spool. A
-removal that was recorded in damaged octets is forgotten, so that mail may be sent again; a delivery is never
-lost for it.
+Promises: until the end of step 4 the spool is as it was, and what was made for the repair goes away with it.
+All files of the old database stay, as links. A repair that was killed in step 4 is completed by the next one,
+and until then no relay opens the spool. A removal that was recorded in damaged octets is forgotten, so that
+mail may be sent again; a delivery is never lost for it.
 
 Memory: the deliveries of one message, and one batch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import heapq
 import itertools
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,54 +42,65 @@ from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.check import Records
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
+    READY_NAME,
+    REPAIR_NAME,
     Mark,
+    found_logs,
     is_database_file,
     lock_directory,
+    read_mark,
     write_mark,
 )
 from zonerelay.store.leveldb.damage.format import (
+    Manifest,
     identities_in,
-    read_log,
     read_manifest,
     write_log,
 )
-from zonerelay.store.leveldb.damage.table import as_batch, has_index, versions
-from zonerelay.store.leveldb.engine import Op, Row
+from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
+from zonerelay.store.leveldb.engine import Op, Row, damaged_tables, repair_database
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.write_plan import due_time
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 _BATCH_SIZE = 4 * 1024 * 1024
-_READY = "ready"
+_PAGE = 4096
+_FAR = 1 << 56
+"""No number of a write is as high."""
+_WORDS = frozenset({b"message", b"delivery-zone", b"deferred-zone", b"delivery-domain", b"meta"})
 _SLACK = 64 * 1024 * 1024
-_REPAIR = (
-    "import sys; from zonerelay.store.leveldb.engine import plyvel;"
-    " plyvel.repair_db(sys.argv[1], paranoid_checks=True, bloom_filter_bits=10)"
-)
-"""Without paranoid_checks LevelDB keeps damaged octets, in part under new checksums."""
 
 
-def repair(spool: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Repaired:
-    """Without `carry_out` everything is done but step 4, and nothing of it stays. Blocks.
+def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Repaired:
+    """The spool is somewhere in `home`, where its old files go if that is on the same file system; they stay
+    in the spool otherwise. Without `carry_out` everything is done but step 4, and nothing of it stays.
 
-    Raises StoreError in words, or OSError.
+    Blocks. Raises StoreError in words, or OSError.
     """
-    work = spool.parent / f".{spool.name}.repair"
+    work = spool / REPAIR_NAME
     lock = lock_directory(spool)
     try:
-        if (work / _READY).exists():
-            done = msgspec.json.decode((work / _READY).read_bytes(), type=Repaired)
-        else:
-            shutil.rmtree(work, ignore_errors=True)
-            done = _prepare(spool, work, salvage, tell)
+        if (work / READY_NAME).exists():
+            done = msgspec.json.decode((work / READY_NAME).read_bytes(), type=Repaired)
             if not carry_out:
-                shutil.rmtree(work)
                 return done
-            kept = spool.with_name(f"{spool.name}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}")
-            done = msgspec.structs.replace(done, kept=str(kept))
-            _keep(spool, kept)
-            write_durably(work / _READY, msgspec.json.encode(done))
+        else:
+            times = spool.stat()
+            try:
+                shutil.rmtree(work, ignore_errors=True)
+                done = _prepare(spool, work, salvage, tell)
+                if not carry_out or not done.kept:
+                    return msgspec.structs.replace(done, kept="")
+                done = msgspec.structs.replace(done, kept=str(_keep(spool, home, work)))
+                write_durably(work / READY_NAME, msgspec.json.encode(done))
+            finally:
+                if not (work / READY_NAME).exists():
+                    shutil.rmtree(work, ignore_errors=True)
+                    os.utime(spool, ns=(times.st_atime_ns, times.st_mtime_ns))
         _exchange(spool, work / "new")
+        # First of all: a repair that saw the mark beside the new database would make the exchange again.
+        (work / READY_NAME).unlink()
+        sync(work)
         shutil.rmtree(work)
         return done
     finally:
@@ -94,34 +108,37 @@ def repair(spool: Path, salvage: Salvage, tell: Tell, *, carry_out: bool) -> Rep
 
 
 def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
+    """`kept` is set when there is something to be exchanged."""
     octets = sum(path.stat().st_size for path in _database_files(spool))
-    free = shutil.disk_usage(spool.parent).free
-    if free < octets + _SLACK:
+    if not octets:
+        return Repaired(before=0, after=0)  # no relay has been started here yet
+    _refuse_other_formats(spool)
+    # Twice: LevelDB orders the repaired tables anew as soon as they are opened.
+    needed, free = 2 * octets + _SLACK, shutil.disk_usage(spool).free
+    if free < needed:
         raise StoreFullError(
-            f"the repair of {spool} needs {(octets + _SLACK) / 1e9:.2f} GB beside it,"
-            f" {free / 1e9:.2f} GB are free; nothing was changed"
+            f"the repair of {spool} needs {needed / 1e9:.2f} GB there, {free / 1e9:.2f} GB are free; nothing"
+            " was changed"
         )
     old = work / "old"
     old.mkdir(parents=True, mode=0o700)
-    lost = _collect(spool, old)
-    ran = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", _REPAIR, str(old)], capture_output=True, check=False
-    )
-    if ran.returncode:
-        said = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise StoreError(
-            f"LevelDB's own repair of {spool} ended with {ran.returncode}: {said}; nothing was changed"
-        )
-    # A spool whose record of the format is lost is ours all the same: the caller's configuration says so.
-    write_mark(old, Mark(records.FORMAT_VERSION.decode(), 0, 0))
+    lost = _collect(spool, old, tell)
+    if any(old.iterdir()):
+        if failed := repair_database(old):
+            raise StoreError(f"LevelDB's own repair of {spool} {failed}; nothing was changed")
+        lost += _name_blocks(spool, damaged_tables(old))
+        # A spool whose record of the format is lost is ours all the same: the configuration says so.
+        write_mark(old, Mark(records.FORMAT_VERSION.decode(), 0, 0))
+    tell(0, octets)
     source, target = (LevelDb(path, write_buffer=_WRITE_BUFFER) for path in (old, work / "new"))
     try:
         source.open()
+        _refuse_foreign(spool, source)
         target.open()
         rebuilt = _Rebuild(source, target, salvage, tell, octets)
         rebuilt.run()
         findings = Findings()
-        Records(target, Examination(work, findings, lambda done, total: None), 0).check()
+        Records(target, Examination(work, findings, tell), 0).check()
         if findings.kept:
             raise StoreError(f"the repaired spool is not sound: {findings.kept[0]}; nothing was changed")
     finally:
@@ -132,46 +149,113 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
         after=rebuilt.deliveries,
         lost=(*lost, *rebuilt.lost),
         more_lost=rebuilt.more_lost,
+        repeats=tuple(rebuilt.repeats),
         salvaged=rebuilt.salvaged,
+        kept="later",
     )
+
+
+def _refuse_other_formats(spool: Path) -> None:
+    """The record of the format is looked at when the database is opened."""
+    with contextlib.suppress(OSError):
+        mark = read_mark(spool)
+        if mark is not None and mark.format != records.FORMAT_VERSION.decode():
+            raise StoreError(
+                f"the spool {spool} has format {mark.format}, this release repairs"
+                f" {records.FORMAT_VERSION.decode()}: use the release that wrote it; nothing was changed"
+            )
+
+
+def _refuse_foreign(spool: Path, source: LevelDb) -> None:
+    first = next(source.rows(b"", limit=1), None)
+    if first is not None and first[0].partition(b" ")[0] not in _WORDS:
+        raise StoreError(
+            f"{spool} holds a LevelDB database that is not a zonerelay spool: its first key is"
+            f" {first[0][:40]!r}; nothing was changed"
+        )
 
 
 # --- what can be read
 
 
-def _collect(spool: Path, old: Path) -> list[str]:
+def _collect(spool: Path, old: Path, tell: Tell) -> list[str]:
     """Give LevelDB's repair tables and logs that it can read; says what is in neither."""
     lost: list[str] = []
-    tables, logs, highest = _needed(spool, lost)
-    for path in tables:
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            lost.append(f"{path.name} cannot be read: {error.strerror}")
-            continue
-        if has_index(raw):
+    needed = _needed(spool, lost)
+    highest = needed.highest
+    for path in needed.tables:
+        tell(0, 0)
+        raw = _read(path, lost)
+        if raw.is_whole and has_index(raw.octets):
             os.link(path, old / path.name)
-            continue
-        found, end = versions(raw)
-        highest += 1
-        (old / f"{highest:06d}.log").write_bytes(write_log(map(as_batch, found)))
-        named = _named(raw[end:]) if end < len(raw) else ""
-        lost.append(
-            f"{path.name} has no index that can be read: {end:,} of {len(raw):,} octets were read{named}"
-        )
-    for path in logs:
-        try:
-            log = read_log(path.read_bytes())
-        except OSError as error:
-            lost.append(f"{path.name} cannot be read: {error.strerror}")
-            continue
-        (old / path.name).write_bytes(write_log(log.records))
-        lost += [
-            f"octets {gap.start:,} to {gap.end:,} of {path.name} are damaged"
-            + _named(path.read_bytes()[gap.start : gap.end])
-            for gap in log.gaps
-        ]
+        elif has_index(raw.octets):
+            (old / path.name).write_bytes(raw.octets)
+        else:
+            blocks = list(data_blocks(raw.octets))
+            found = itertools.chain.from_iterable(block.versions for block in blocks)
+            highest += 1
+            (old / f"{highest:06d}.log").write_bytes(write_log(map(as_batch, found)))
+            end = blocks[-1].end if blocks else 0
+            read = f"{end:,} of its {len(raw.octets):,} octets hold records that were read"
+            lost.append(f"{path.name} has no index that can be read: {read}{_named(raw.octets[end:])}")
+    mark = _mark_of(spool)
+    logs = [(path, _read(path, lost).octets) for path in needed.logs]
+    for log in found_logs(logs, mark, needed.last_sequence, verify=True):
+        tell(0, 0)
+        (old / log.path.name).write_bytes(write_log(log.contents.records))
+        for gap in log.contents.gaps:
+            where = f"octets {gap.start:,} to {gap.end:,} of {log.path.name} are damaged"
+            if gap.end >= len(log.raw):
+                where = f"{log.path.name} is damaged or missing from octet {gap.start:,} on"
+            lost.append(where + _named(log.raw[gap.start : gap.end]))
+    present = {int(path.stem) for path in needed.logs}
+    wanted = {needed.log} if needed.log else set[int]()
+    if mark is not None and mark.size and mark.log >= needed.log:
+        wanted.add(mark.log)
+    lost += [
+        f"{number:06d}.log is missing, which held the newest mail" for number in sorted(wanted - present)
+    ]
     return lost
+
+
+def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
+    """LevelDB leaves damaged blocks out, and does not say which."""
+    for number in tables:
+        for path in (spool / f"{number:06d}.ldb", spool / f"{number:06d}.sst"):
+            if path.exists():
+                raw = _read(path, []).octets
+                for start, end in damaged_blocks(raw):
+                    yield f"octets {start:,} to {end:,} of {path.name} are damaged{_named(raw[start:end])}"
+
+
+class _Read(NamedTuple):
+    octets: bytes
+    is_whole: bool
+
+
+def _read(path: Path, lost: list[str]) -> _Read:
+    """Zeros where the disk cannot read: their checksum is wrong."""
+    try:
+        return _Read(path.read_bytes(), is_whole=True)
+    except OSError as error:
+        lost.append(f"{path.name} cannot be read whole: {error.strerror}")
+    out, size = bytearray(), path.stat().st_size
+    for at in range(0, size, _PAGE):
+        wanted = min(_PAGE, size - at)
+        try:
+            with path.open("rb", buffering=0) as file:
+                octets = os.pread(file.fileno(), wanted, at)
+        except OSError:
+            octets = b""
+        out += octets.ljust(wanted, b"\0")
+    return _Read(bytes(out), is_whole=False)
+
+
+def _mark_of(spool: Path) -> Mark | None:
+    try:
+        return read_mark(spool)
+    except OSError:
+        return None
 
 
 def _named(octets: bytes) -> str:
@@ -180,31 +264,56 @@ def _named(octets: bytes) -> str:
     return f"; they name the messages {', '.join(named[:10])}{more}" if named else ""
 
 
-def _needed(spool: Path, lost: list[str]) -> tuple[list[Path], list[Path], int]:
-    """Tables and logs that are the database, and the highest number of any file.
+class _Needed(NamedTuple):
+    """Tables and logs that are the database, and the highest number of any file. `log` is the number of the
+    first log that must be there, 0 when it is not known.
+    """
 
-    What the manifest does not name was replaced, and would bring back what was delivered. Without a manifest
-    every file is taken.
+    tables: list[Path]
+    logs: list[Path]
+    highest: int
+    log: int = 0
+    last_sequence: int = 0
+
+
+def _needed(spool: Path, lost: list[str]) -> _Needed:
+    """What the manifest does not name was replaced, and would bring back what was delivered. Every file is
+    taken where there is no manifest, and where the manifest names a file that is not there: its end may be
+    missing, and with it the names of newer files.
     """
     numbered = {path.name: path for path in _database_files(spool) if path.stem.isdigit()}
     tables = sorted(path for name, path in numbered.items() if name.endswith((".ldb", ".sst")))
     logs = sorted(path for name, path in numbered.items() if name.endswith(".log"))
     highest = max((int(path.stem) for path in numbered.values()), default=0)
     try:
-        current = (spool / "CURRENT").read_bytes().decode("ascii").strip()
-        manifest = read_manifest((spool / current).read_bytes())
+        manifest = _manifest(spool, lost)
     except (OSError, ValueError) as error:
         lost.append(f"which tables belong to the database is not known, all are taken: {error}")
-        return tables, logs, highest
+        return _Needed(tables, logs, highest, last_sequence=_FAR)
     belong = {table.number for table in manifest.tables.values()}
     missing = belong - {int(path.stem) for path in tables}
     lost += [f"{number:06d}.ldb is missing" for number in sorted(missing)]
     first = manifest.previous_log or manifest.log
-    return (
-        [path for path in tables if int(path.stem) in belong],
-        [path for path in logs if int(path.stem) >= first],
-        highest,
-    )
+    if not missing and manifest.log in {int(path.stem) for path in logs}:
+        tables = [path for path in tables if int(path.stem) in belong]
+        logs = [path for path in logs if int(path.stem) >= first]
+    return _Needed(tables, logs, highest, manifest.log, manifest.last_sequence)
+
+
+def _manifest(spool: Path, lost: list[str]) -> Manifest:
+    """The one that CURRENT names, and the newest where it names none. Raises OSError, ValueError."""
+    try:
+        current = (spool / "CURRENT").read_bytes().decode("ascii").strip()
+        if not current.startswith("MANIFEST-"):
+            raise ValueError("it names no manifest")
+        path = spool / current
+    except (OSError, ValueError) as error:
+        found = sorted(path for path in _database_files(spool) if path.name.startswith("MANIFEST-"))
+        if not found:
+            raise
+        path = found[-1]
+        lost.append(f"CURRENT cannot be used ({error}), {path.name} is")
+    return read_manifest(path.read_bytes())
 
 
 def _database_files(spool: Path) -> list[Path]:
@@ -226,6 +335,7 @@ class _Rebuild:
         self._size = 0
         self.named = self.deliveries = self.salvaged = self.more_lost = 0
         self.lost: list[str] = []
+        self.repeats: list[str] = []
 
     def run(self) -> None:
         """Raises StoreError."""
@@ -283,6 +393,9 @@ class _Rebuild:
             yield key, value
 
     def _message(self, identity: str, rows: Iterator[Row], deliveries: list[Delivery]) -> None:
+        if not is_message_id(identity):
+            self._lose(f"records of a message {identity!r}, which is no id")
+            return
         message: Message | None = None
         why = "its record is missing"
         sizes: list[int] = []
@@ -295,10 +408,9 @@ class _Rebuild:
                 except StoreCorruptError as error:
                     why = str(error)
             elif part.isdigit():
-                if int(part) == len(sizes) + 1:
-                    sizes.append(len(value))
-                else:
-                    sizes.append(-1)
+                sizes.append(len(value) if int(part) == len(sizes) + 1 else -1)
+            else:
+                continue
             written.append(key)
             if message is not None and deliveries:
                 self._put(key, value)
@@ -321,17 +433,25 @@ class _Rebuild:
         self.deliveries += len(deliveries)
         if len(deliveries) != len(recipients):
             self._put(records.open_count_key(message.id), b"%d" % len(deliveries))
-        if (gone := self._open(message) - len(deliveries)) > 0:
+        gone = self._open(message) - len(deliveries)
+        if gone < 0 and len(self.repeats) < KEPT:
+            shown = ", ".join(sorted(each.recipient for each in deliveries)[:10])
+            self.repeats.append(f"{-gone:,} of message {message.id}, among those to {shown}")
+        elif gone > 0:
             self.named += gone
             absent = tuple(sorted(set(recipients) - {each.recipient for each in deliveries}))
-            self._lose(f"{gone} of the deliveries of message {message.id}, to {', '.join(absent)}")
+            self._lose(
+                f"{gone:,} of the deliveries of message {message.id}, to {', '.join(absent[:10])}: no record"
+            )
             self._give(message.id, message, (), absent, "deliveries without a record", is_whole=True)
 
     def _open(self, message: Message) -> int:
-        """How many deliveries the message had."""
-        (raw,) = self._source.get_each([records.open_count_key(message.id)])
+        """How many deliveries the message had. By a walk: after LevelDB's repair a Get may find what was
+        replaced, for it believes the newest of the tables that it repaired, all of them of level 0.
+        """
+        key = records.open_count_key(message.id)
         try:
-            if isinstance(raw, bytes):
+            for _, raw in self._source.rows(key, key + b"\0", limit=1):
                 return records.parse_count(message.id, raw)
         except StoreCorruptError as error:
             self._lose(str(error))
@@ -348,7 +468,7 @@ class _Rebuild:
         elif message is not None and not is_whole:
             why = "its body is not whole"
         elif message is not None:
-            why = "no delivery has a record: it was delivered, or they were lost"
+            why = "no delivery has a record, so it was delivered or they are lost; it is whole in the salvage"
             self.named += self._open(message)
         known = {each.recipient for each in deliveries}
         recipients = () if message is None else message.envelope.recipients
@@ -401,24 +521,42 @@ def _is_whole(message: Message, sizes: Sequence[int]) -> bool:
 # --- the exchange
 
 
-def _keep(spool: Path, kept: Path) -> None:
+def _keep(spool: Path, home: Path, work: Path) -> Path:
     """Links to every file of the database as it is. Raises OSError."""
-    kept.mkdir(mode=0o700)
+    links = work / "kept"
+    links.mkdir(mode=0o700)
     owner = spool.stat()
     if os.geteuid() == 0:
-        os.chown(kept, owner.st_uid, owner.st_gid)
+        os.chown(links, owner.st_uid, owner.st_gid)
     for path in _database_files(spool):
-        os.link(path, kept / path.name)
-    sync(kept)
-    sync(kept.parent)
+        os.link(path, links / path.name)
+    sync(links)
+    name = f"{'-'.join(spool.relative_to(home).parts)}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}"
+    for place in (home, spool):
+        try:
+            kept = links.rename(_unused(place / name))
+        except OSError as error:
+            if place == spool or error.errno not in (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            continue
+        sync(place)
+        break
+    return kept
+
+
+def _unused(path: Path) -> Path:
+    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 100)))
+    return next(each for each in names if not each.exists())
 
 
 def _exchange(spool: Path, new: Path) -> None:
-    """Every step may be done again. A relay refuses a spool without CURRENT as long as there is a mark, so
-    that one is there throughout, and CURRENT comes last.
+    """Every step may be done again. No relay opens the spool meanwhile; to one of an older release it is
+    damaged as long as there is a mark and no CURRENT, so a mark is there throughout, and CURRENT comes last.
     """
-    if not (spool / MARK_NAME).exists():
-        write_mark(spool, Mark(records.FORMAT_VERSION.decode(), 0, 0))
+    for draft in spool.glob("*.part"):  # of a write that was killed
+        draft.unlink()
+    if _mark_of(spool) is None:
+        write_durably(spool / MARK_NAME, Mark(records.FORMAT_VERSION.decode(), 0, 0).encode())
     for path in sorted(_database_files(spool), key=lambda each: each.name != "CURRENT"):
         if path.name != MARK_NAME:
             path.unlink()

@@ -16,7 +16,14 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.store.common import records
-from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
+from zonerelay.store.contract import (
+    EveryNth,
+    MessageNotFoundError,
+    QueueCounts,
+    StoreCorruptError,
+    Wanted,
+    everybody,
+)
 from zonerelay.store.leveldb.damage.losses import Loss, identity_of
 from zonerelay.store.leveldb.engine import View
 from zonerelay.store.leveldb.in_flight import Found, OpenMessage
@@ -24,6 +31,9 @@ from zonerelay.store.leveldb.spool import LevelDb
 
 PAGE_ROWS = 1000
 """Rows looked at in one go."""
+
+SAMPLED_ROWS = 20_000
+"""Rows stepped over in one go."""
 
 SEEKS = 100
 """One takes as long as ten rows or more."""
@@ -116,10 +126,20 @@ def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, Delive
 
 def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted) -> Page:
     """One page of deliveries in any state. Of those whose recipient is not `wanted` only the key is read."""
+    if isinstance(wanted, EveryNth):
+        return _sample_page(db, start, end, view, wanted.every)
     rows = list(db.rows(start, end, limit=PAGE_ROWS, view=view))
     low = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
     if wanted is not everybody:
         rows = [row for row in rows if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
+    return Page(list(_decoded(db, rows)), low, [])
+
+
+def _sample_page(db: LevelDb, start: bytes, end: bytes, view: View, every: int) -> Page:
+    # One more row than is taken: the next page begins with it.
+    limit = max(1, SAMPLED_ROWS // every) + 1
+    rows = list(db.sampled(start, end, every=every, limit=limit, view=view))
+    low = rows.pop()[0] if len(rows) == limit else None
     return Page(list(_decoded(db, rows)), low, [])
 
 

@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.store.leveldb.damage.directory import MARK_NAME
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, refuse_half_repaired
 from zonerelay.store.leveldb.damage.format import read_manifest
 
 TRIES = 50
@@ -29,6 +29,7 @@ def take_snapshot(spool: Path, into: Path) -> None:
 
     Where `into` is on another file system the tables are copied, once it is known that there is room.
     """
+    refuse_half_repaired(spool)
     for _ in range(TRIES):
         try:
             before = _manifest_state(spool)
@@ -96,7 +97,7 @@ def _copy(spool: Path, into: Path, names: list[str]) -> None:
     free = shutil.disk_usage(into).free
     if needed > free:
         raise StoreFullError(
-            f"{into.parent} needs {needed / 1e9:.1f} GB for a copy of {spool}, {free / 1e9:.1f} GB are free;"
+            f"{into.parent} needs {needed / 1e9:.2f} GB for a copy of {spool}, {free / 1e9:.2f} GB are free;"
             " name a directory on the spool's own file system, where links are enough"
         )
     for name in names:

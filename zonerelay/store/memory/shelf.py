@@ -114,6 +114,7 @@ class Shelf:
                 self._shelf.close()
                 self._shelf = self._connect("n")
             self._shelf.pop(_CLEAN, None)
+            self._shelf[records.META_FORMAT.decode()] = records.FORMAT_VERSION
             self._write_out()
         except _Failures as error:
             raise StoreOpenError(
@@ -131,7 +132,9 @@ class Shelf:
         # database has: dbm.ndbm, which is Debian's, has no items().
         database: MutableMapping[bytes, bytes] = self._shelf.dict  # type: ignore[attr-defined]  # not in typeshed
         raw = {key: _octets(database[key]) for key in database.keys()}  # noqa: SIM118
-        found = Shelved(was_closed=not raw or _CLEAN.encode() in raw)
+        _judge_format(self._path, raw.get(records.META_FORMAT, records.FORMAT_VERSION))
+        is_new = not raw.keys() - {records.META_FORMAT}
+        found = Shelved(was_closed=is_new or _CLEAN.encode() in raw)
         for key in raw:
             if key.startswith(records.MESSAGE_PREFIX) and key.endswith(b" *"):
                 with _stepping_over(found):
@@ -204,6 +207,16 @@ class Shelf:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _judge_format(path: Path, found: bytes) -> None:
+    """Shelves of the first revisions do not say their version."""
+    if found != records.FORMAT_VERSION:
+        raise StoreOpenError(
+            f"the shelf {path} has format version {found.decode('ascii', 'replace')}; this zonerelay reads"
+            f" version {records.FORMAT_VERSION.decode()}: start the release that wrote it, or drain it there"
+            " first"
+        )
 
 
 class _OctetsOnly(pickle.Unpickler):

@@ -210,7 +210,7 @@ class TransactionWriter:
             sql.FINISH, *_columns(wanted), target.session, target.last_id
         ):
             job, delivery_key = wanted[RowKey(*key)]
-            job.done[delivery_key] = DeliveryStatus(next_attempt, held)
+            job.done[delivery_key] = DeliveryStatus(created=0.0, next_attempt=next_attempt, held=held)
             (job.closed if alone else shared).add(key[1])
         if shared:
             closed = await close_messages(fetch, shared)
@@ -229,7 +229,7 @@ class TransactionWriter:
             sql.POSTPONE, *_columns(wanted), session, times, helds, encoded
         ):
             job, delivery_key = wanted[RowKey(*key)]
-            job.done[delivery_key] = DeliveryStatus(next_attempt, held)
+            job.done[delivery_key] = DeliveryStatus(created=0.0, next_attempt=next_attempt, held=held)
 
     async def _add(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         messages = [new for job in jobs for new in job.messages]

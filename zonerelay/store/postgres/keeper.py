@@ -167,7 +167,7 @@ class PostgresKeeper(DatabaseSession):
             return False
         ((self.session,),) = await self._take_lease(control, sql.REGISTER, self.node, self._lease)
         try:
-            await check_schema(control, self.access.schema)
+            await check_schema(control.fetch, self.access.schema)
         except StoreOpenError:
             await control.fetch(sql.RETIRE, self.session, self.last_id)
             self.session = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -10,7 +10,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import Link
+from zonerelay.store.postgres.driver import Columns, Fetch, Link
 from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import delivery_of, number, unword, word, words
 
@@ -20,14 +20,14 @@ CHUNKS_AT_ONCE = 4
 
 
 class PostgresReader:
-    """Reads over the keeper's links; a scan of the whole queue has a connection of its own."""
+    """Reads with one way to carry out a statement."""
 
-    def __init__(self, keeper: PostgresKeeper) -> None:
-        self._keeper = keeper
+    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Columns]]]) -> None:
+        self._fetch = fetch
 
     async def message(self, message_id: MessageId) -> tuple[Message, bytes | None]:
         """Reads a message, with its body when that is one chunk at most."""
-        rows = await self._keeper.fetch(sql.MESSAGE, number(message_id))
+        rows = await self._fetch(sql.MESSAGE, number(message_id))
         if not rows:
             raise MessageNotFoundError(f"no message {message_id}")
         ((metadata, body),) = rows
@@ -46,16 +46,49 @@ class PostgresReader:
             return
         for first in range(1, count + 1, CHUNKS_AT_ONCE):
             last = min(first + CHUNKS_AT_ONCE - 1, count)
-            rows = await self._keeper.fetch(sql.CHUNKS, number(message_id), first, last)
+            rows = await self._fetch(sql.CHUNKS, number(message_id), first, last)
             if [row[0] for row in rows] != list(range(first, last + 1)):
                 await self._missing(message_id, first)
             for row in rows:
                 yield bytes(row[1])
 
     async def _missing(self, message_id: MessageId, first: int) -> None:
-        if not await self._keeper.fetch(sql.HAS_MESSAGE, number(message_id)):
+        if not await self._fetch(sql.HAS_MESSAGE, number(message_id)):
             raise MessageNotFoundError(f"no message {message_id}")
         raise StoreCorruptError(f"message {message_id}: chunks are missing from number {first}")
+
+    async def walk(self, fetch: Fetch, zone: str | None, wanted: Wanted) -> AsyncIterator[Delivery]:
+        """The queue, page by page, in a transaction that sees one moment."""
+        place: tuple[object, ...] = ("" if zone is None else word(zone), -1, "")
+        statement = sql.SCAN if zone is None else sql.SCAN_ZONE
+        while rows := await fetch(statement, *place, PAGE_ROWS):
+            for delivery in map(delivery_of, rows):
+                if wanted(delivery.recipient):
+                    yield delivery
+            place = tuple(rows[-1])[:3]
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        try:
+            key = number(message_id)
+        except MessageNotFoundError:
+            return []
+        rows = await self._fetch(sql.OF_MESSAGE, words(await self.zones()), key)
+        return sorted(map(delivery_of, rows), key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    async def zones(self) -> set[str]:
+        return {unword(row[0]) for row in await self._fetch(sql.ZONES)}
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        rows = await self._fetch(sql.OLDEST, word(zone), now)
+        return float(rows[0][0]) if rows else None
+
+
+class QueueReader(PostgresReader):
+    """Reads over the keeper's links; a scan of the whole queue has a connection of its own."""
+
+    def __init__(self, keeper: PostgresKeeper) -> None:
+        super().__init__(keeper.fetch)
+        self._keeper = keeper
 
     async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         """Yields the queue as one snapshot shows it."""
@@ -63,30 +96,10 @@ class PostgresReader:
         link = await Link.open(self._keeper.access, reads=True)
         try:
             async with link.transaction(one_moment=True) as fetch:
-                place: tuple[object, ...] = ("" if zone is None else word(zone), -1, "")
-                statement = sql.SCAN if zone is None else sql.SCAN_ZONE
-                while rows := await fetch(statement, *place, PAGE_ROWS):
-                    for delivery in map(delivery_of, rows):
-                        if wanted(delivery.recipient):
-                            yield delivery
-                    place = tuple(rows[-1])[:3]
+                async for delivery in self.walk(fetch, zone, wanted):
+                    yield delivery
         finally:
             await link.close()
-
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        try:
-            key = number(message_id)
-        except MessageNotFoundError:
-            return []
-        rows = await self._keeper.fetch(sql.OF_MESSAGE, words(await self.zones()), key)
-        return sorted(map(delivery_of, rows), key=lambda delivery: (delivery.recipient, delivery.queue))
-
-    async def zones(self) -> set[str]:
-        return {unword(row[0]) for row in await self._keeper.fetch(sql.ZONES)}
-
-    async def oldest(self, zone: str, *, now: float) -> float | None:
-        rows = await self._keeper.fetch(sql.OLDEST, word(zone), now)
-        return float(rows[0][0]) if rows else None
 
     async def forget(self, messages: Mapping[int, set[str]]) -> None:
         """Removes messages that may have been stored although their clients heard a refusal."""

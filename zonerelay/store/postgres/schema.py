@@ -157,9 +157,9 @@ async def run_alone(link: Link, lock: str, work: Callable[[Fetch], Awaitable[Non
         await asyncio.sleep(LOCK_PATIENCE)
 
 
-async def check_schema(link: Link, name: str) -> None:
+async def check_schema(fetch: Fetch, name: str) -> None:
     """Checks again after the registration: a relay that changes the schema sees it, or we see the change."""
-    await _read_version(link.fetch, name)
+    await _read_version(fetch, name)
 
 
 async def _read_version(fetch: Fetch, name: str) -> tuple[int, int]:

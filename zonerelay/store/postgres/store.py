@@ -42,7 +42,7 @@ from zonerelay.store.postgres.batch import MessageRows, Submission, change_deliv
 from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.postgres.counts import QueueCounter
 from zonerelay.store.postgres.keeper import PostgresHooks, PostgresKeeper
-from zonerelay.store.postgres.reader import PostgresReader
+from zonerelay.store.postgres.reader import QueueReader
 from zonerelay.store.postgres.rows import identity, number, unword
 from zonerelay.store.surroundings import Surroundings
 
@@ -61,7 +61,7 @@ class PostgresStore(BatchedUpdate):
         self._on_news = around.on_news
         self._now = around.clock.now
         claims = self._database = PostgresClaims(keeper, around.on_lost)
-        reader = self._reader = PostgresReader(keeper)
+        reader = self._reader = QueueReader(keeper)
         counter = self._counter = QueueCounter(keeper)
         self._claims: Claims = claims.claims
         # What was stored or read lately.

@@ -101,7 +101,7 @@ class RedisLease:
         if _status(reply) == b"FORMAT":
             return StoreOpenError(
                 f"[redis] prefix: {key!r} says {as_list(reply)[1]!r}: that is not a queue that this version"
-                f" understands, which knows {FORMAT}; a newer zonerelay may have been here"
+                f" understands, which knows {FORMAT}; a newer zonerelay may have been here: start that one"
             )
         if _status(reply) == b"OLDER":
             return StoreOpenError(

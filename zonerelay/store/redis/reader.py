@@ -8,7 +8,8 @@ begins. A reader of a message or a body waits for a lost connection that comes b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Protocol
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -18,18 +19,37 @@ from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, StoreError, Wanted, everybody
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
-from zonerelay.store.redis.connection import Reply, as_list, pairs
-from zonerelay.store.redis.keeper import RedisKeeper
+from zonerelay.store.redis.connection import Argument, Reply, as_list, pairs
+from zonerelay.store.redis.lease import RedisLease
 
 PAGE_ROWS = 200
 OLDEST_LOOKS = 5000
 """Deliveries held back by their senders that are passed over in search of the oldest."""
 
 
-class RedisReader:
-    """One per store."""
+class RedisAccess(Protocol):
+    """A keeper, or the connection of a command that does not join the queue."""
 
-    def __init__(self, keeper: RedisKeeper, book: ClaimBook) -> None:
+    prefix: bytes
+    lease: RedisLease
+
+    def run(self, script: str, *arguments: Argument) -> asyncio.Future[Reply]: ...
+
+    @property
+    def call(self) -> Callable[..., asyncio.Future[Reply]]: ...
+
+    @property
+    def call_body(self) -> Callable[..., asyncio.Future[Reply]]: ...
+
+    async def with_retry(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply: ...
+
+    def check_open(self) -> None: ...
+
+
+class RedisReader:
+    """One per store, or per view."""
+
+    def __init__(self, keeper: RedisAccess, book: ClaimBook) -> None:
         self._keeper = keeper
         self._book = book
         self._prefix = keeper.prefix

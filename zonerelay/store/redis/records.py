@@ -38,12 +38,12 @@ def address(key: DeliveryKey) -> Address:
 
 def encode(delivery: Delivery) -> bytes:
     """`DUE CREATED DOMAIN JSON`. Raises StoreError."""
-    return b"%b %b %b %b" % (
-        _due(delivery),
-        repr(delivery.created).encode("ascii"),
-        records.field(delivery.domain),
-        records.encode_delivery(delivery),
-    )
+    return b"%b %b %b %b" % (*front(delivery), records.encode_delivery(delivery))
+
+
+def front(delivery: Delivery) -> tuple[bytes, bytes, bytes]:
+    """What scripts read of a delivery: `DUE`, `CREATED`, `DOMAIN`."""
+    return _due(delivery), repr(delivery.created).encode("ascii"), records.field(delivery.domain)
 
 
 def _due(delivery: Delivery) -> bytes:

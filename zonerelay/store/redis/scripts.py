@@ -35,10 +35,12 @@ from importlib import resources
 NAMES = (
     "abort", "beat", "chunks", "claim", "claim_domain", "commit", "enter", "keep", "leave", "oldest",
     "page", "probe", "reap", "release", "settle", "update",
+    # of the operator's commands
+    "look", "mend", "strays", "sums",
 )  # fmt: skip
 # New mail needs memory; what lets mail leave must work without any.
 _NEEDS_MEMORY = {"chunks", "commit"}
-_READS = {"page", "oldest"}
+_READS = {"page", "oldest", "look", "strays", "sums"}
 
 
 def _source(name: str) -> str:

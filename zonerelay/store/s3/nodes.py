@@ -28,7 +28,7 @@ from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError
-from zonerelay.store.s3.objects import Objects
+from zonerelay.store.s3.objects import Objects, check_format
 from zonerelay.store.s3.records import LeaseRecord
 
 SETTLING = 0.2
@@ -97,6 +97,9 @@ class Nodes:
     async def join(self) -> None:
         """Takes a number and a session. Raises StoreError, or StoreOpenError."""
         await self._recognise()
+        if not await check_format(self._bucket, self._keys):
+            with contextlib.suppress(ConflictError):  # another relay's, made just now
+                await self._bucket.put(self._keys.format, spelled.VERSIONS, new=not self.alone)
         self.session, self._etag = "", ""
         if self.alone:
             await self._join_alone()

@@ -99,6 +99,21 @@ def _version(key: str, got: Fetched) -> Version:
     return Version(spelled.decode_head(key, line), got.etag, tail if len(got.data) == got.size else None)
 
 
+async def check_format(bucket: Bucket, keys: Keys) -> bool:
+    """Whether the queue says its version. Raises StoreOpenError when this version cannot work with it."""
+    try:
+        said = (await bucket.get(keys.format)).data.decode("ascii", "replace")
+    except MissingError:
+        return False
+    oldest = said.split()[-1:]
+    if not (oldest and oldest[0].isdecimal() and int(oldest[0]) <= spelled.FORMAT):
+        raise StoreOpenError(
+            f"[s3] the object {keys.format} says {said[:20]!r}: that is not a queue that this version"
+            f" understands, which knows {spelled.FORMAT}; a newer zonerelay has been here: start that one"
+        )
+    return True
+
+
 async def probe(bucket: Bucket, keys: Keys, name: str) -> Abilities:
     """`name` is unique to this relay. Raises StoreError when the bucket cannot even be written and read."""
     key = keys.probes + name

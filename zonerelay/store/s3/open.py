@@ -8,7 +8,7 @@ from zonerelay.config.settings import S3Settings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3.client import Bucket
-from zonerelay.store.s3.objects import Abilities, Objects, probe
+from zonerelay.store.s3.objects import Abilities, Objects, check_format, probe
 from zonerelay.store.s3.records import Keys
 from zonerelay.store.s3.store import S3Store
 from zonerelay.store.surroundings import Surroundings, secret_of
@@ -24,6 +24,7 @@ async def open_s3(
     keys = Keys(settings.prefix)
     try:
         await bucket.open()
+        await check_format(bucket, keys)  # before anything is written
         # A name that no other relay tries at the same moment.
         abilities = await probe(
             bucket, keys, f"{around.clock.now():.6f}-{around.clock.monotonic():.6f}-{os.getpid()}"

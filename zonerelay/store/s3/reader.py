@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Protocol
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -33,7 +34,7 @@ from zonerelay.store.contract import (
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.adopt import READS_AT_ONCE
 from zonerelay.store.s3.client import WINDOW, MissingError, UnsureError
-from zonerelay.store.s3.keeper import S3Keeper
+from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects, Version
 from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.records import LeaseRecord
@@ -47,10 +48,20 @@ GROUP = 200
 _log = logging.getLogger("zonerelay.store")
 
 
-class S3Reader:
-    """One per store."""
+class S3Access(Protocol):
+    """The keeper, or a command that does not join the queue."""
 
-    def __init__(self, objects: Objects, mine: OwnMessages, keeper: S3Keeper) -> None:
+    nodes: Nodes
+
+    def check_open(self) -> None: ...
+
+    def check_usable(self) -> None: ...
+
+
+class S3Reader:
+    """One per store, or per view."""
+
+    def __init__(self, objects: Objects, mine: OwnMessages, keeper: S3Access) -> None:
         self._objects = objects
         self._mine = mine
         self._nodes = keeper.nodes

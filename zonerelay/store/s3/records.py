@@ -3,6 +3,7 @@
     PREFIX queue/ID           a message: one line of JSON (`Head`), and behind it the body if it is small
     PREFIX body/ID-SESSION    a larger body
     PREFIX nodes/NN           the lease of the relay with that number
+    PREFIX format             the version of all this, and the oldest that can work with it (`1 1`)
     PREFIX mark               by which relays know the queue again (common/queue_mark.py)
     PREFIX probe/…            objects that the start writes to learn which conditions the service has
 
@@ -12,7 +13,8 @@ that was given up and may come late. What cannot be read raises StoreCorruptErro
 
 A head is written again with each change, perhaps by an older version than the one that wrote it: members
 that this version does not know, of the head and of the message in it, are kept. An intent is carried out
-and forgotten by the relay that finds it; what an older version could not carry out needs another format.
+and forgotten by the relay that finds it; what an older version could not carry out needs another format,
+which is only written when no relay of an older version is alive.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import StoreCorruptError, StoreError
 
 FORMAT = 1
+OLDEST_FORMAT = 1
+"""Relays of that version still work with what this one stores."""
+VERSIONS = b"%d %d" % (FORMAT, OLDEST_FORMAT)
 INLINE_LIMIT = 256 * 1024
 """Bodies up to this size lie behind their heads: one request less to take and to remove them, and nothing is
 paid for the octets that a deferral writes again."""
@@ -45,14 +50,20 @@ class DeliveryRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     record: msgspec.Raw
 
 
+GONE = msgspec.Raw(b"null")
+"""A union of Raw and None cannot be decoded."""
+
+
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What an intent does to a delivery of another message: unless it has been tried since."""
+    """What an intent does to a delivery of another message, unless it has been tried since. `record` is the
+    new one, or `GONE`.
+    """
 
     message_id: str
     zone: str
     recipient: str
     attempts: int
-    record: msgspec.Raw | None
+    record: msgspec.Raw
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,6 +159,7 @@ class Keys:
         self.bodies = f"{prefix}body/"
         self.nodes = f"{prefix}nodes/"
         self.probes = f"{prefix}probe/"
+        self.format = f"{prefix}format"
         self.mark = f"{prefix}mark"
 
     def message(self, message_id: MessageId) -> str:

@@ -253,7 +253,7 @@ class ObjectWriter:
             records.field(key.queue).decode("ascii"),
             spelled.recipient_field(key),
             known.attempts if known is not None else 0,
-            None if new is None else msgspec.Raw(records.encode_delivery(new)),
+            spelled.GONE if new is None else msgspec.Raw(records.encode_delivery(new)),
         )
 
     async def _carry_out(self, intent: HeadIntent) -> None:
@@ -291,7 +291,7 @@ class ObjectWriter:
 
         def decide(state: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
             return {
-                key: None if step.record is None else records.decode_record(key, bytes(step.record))
+                key: None if step.record == spelled.GONE else records.decode_record(key, bytes(step.record))
                 for key, step in wanted.items()
                 if key in state and state[key].attempts == step.attempts
             }

@@ -26,14 +26,17 @@ from zonerelay.control.messages.answers import (
     Pong,
     Progress,
     RelayStatus,
+    Summary,
 )
 from zonerelay.control.messages.requests import (
     Explain,
     Ping,
+    QueueCat,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
+    QueueSummary,
     QueueTrace,
     Request,
     Resolve,
@@ -43,7 +46,7 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
-from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status
+from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status, merge_summaries
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -71,9 +74,14 @@ class FanOut:
                 await self._status(asked, answer)
             case QueueCount():
                 await self._count(request, asked, answer)
+            case QueueSummary():
+                await self._summary(request, asked, answer)
             case QueueChange():
                 await self._change(request, asked, answer)
             case QueueShow() | QueueTrace():
+                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
+            case QueueCat():
+                request = msgspec.structs.replace(request, who=answer.caller)
                 await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
             case SpoolAcknowledge():
                 await self._find(request, asked, answer, first=0)
@@ -124,6 +132,20 @@ class FanOut:
             await answer.send(row)
         await answer.send(Count(matched=sum(counts)))
 
+    async def _summary(self, request: QueueSummary, asked: WorkerAnswers, answer: Answer) -> None:
+        found: list[Summary] = []
+
+        async def ask(worker: int) -> None:
+            async with aclosing(asked.of(worker, request)) as answered:
+                async for frame in answered:
+                    if isinstance(frame, Summary):
+                        found.append(frame)
+
+        await asyncio.gather(*map(ask, self._readers(asked)))
+        if not found:
+            raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+        await answer.send(merge_summaries(found))
+
     async def _change(self, request: QueueChange, asked: WorkerAnswers, answer: Answer) -> None:
         # Of a shared queue one worker after the other: each changes what the others do not attempt.
         put = asked.one_by_one if self._relay.shared else asked.all
@@ -134,7 +156,7 @@ class FanOut:
 
     async def _find(
         self,
-        request: QueueShow | QueueTrace | SpoolAcknowledge,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
         asked: WorkerAnswers,
         answer: Answer,
         *,

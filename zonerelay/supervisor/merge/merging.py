@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -12,9 +13,14 @@ from zonerelay.control.messages.answers import (
     Explanation,
     RelayStatus,
     SourcePenalty,
+    Summary,
+    SummaryRow,
     ZoneStatus,
+    hurts,
 )
 
+MAX_KEYS = 10_000
+"""Rows of a summary, as one worker's."""
 ONCE_GONE = frozenset({"bounce", "drop"})
 """Verbs after which the next worker of a shared queue finds what is left, not the same again."""
 
@@ -22,7 +28,7 @@ ONCE_GONE = frozenset({"bounce", "drop"})
 def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: bool) -> RelayStatus:
     """`own` has what only the supervisor knows; what workers know is added."""
     answers = list(parts.values())
-    destinations = _destinations(each for part in answers for each in part.destinations)
+    destinations = _destinations((each for part in answers for each in part.destinations), shared=shared)
     problems = dict.fromkeys(own.problems)
     for worker, part in parts.items():
         for problem in part.problems:
@@ -36,12 +42,15 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         destinations_total=max(len(destinations), *(part.destinations_total for part in answers), 0),
         problems=tuple(problems),
         source_penalties=_penalties(each for part in answers for each in part.source_penalties),
-        limits=_limits({worker: part.limits for worker, part in parts.items()}),
+        limits=_usual({worker: part.limits for worker, part in parts.items()}),
         counted=all(part.counted for part in answers),
+        every=0 if not all(part.every for part in answers) else max((p.every for p in answers), default=1),
+        free_space=min((p.free_space for p in answers if p.free_space is not None), default=None),
+        name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
     )
 
 
-def _limits(parts: Mapping[int, str]) -> str:
+def _usual(parts: Mapping[int, str]) -> str:
     """The text that most workers give, once; the other texts with the number of their worker."""
     said = [text for text in parts.values() if text]
     usual = max(said, key=said.count, default="")
@@ -85,24 +94,30 @@ def _same_queue(name: str, zones: Sequence[ZoneStatus]) -> ZoneStatus:
     )
 
 
-def _destinations(rows: Iterable[DestinationStatus]) -> tuple[DestinationStatus, ...]:
+def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[DestinationStatus, ...]:
     found: dict[tuple[str, str, str], DestinationStatus] = {}
+    # Of a shared queue each worker counts all.
+    together: Callable[[int, int], int] = max if shared else operator.add
     for row in rows:
         key = (row.zone, row.destination, row.hosts)
         before = found.get(key)
-        found[key] = row if before is None else _destination(before, row)
-    return tuple(
-        sorted(found.values(), key=lambda row: (-row.active, -row.waiting, row.suspended_until is None))
-    )
+        found[key] = row if before is None else _destination(before, row, together)
+    return tuple(sorted(found.values(), key=hurts))
 
 
-def _destination(one: DestinationStatus, other: DestinationStatus) -> DestinationStatus:
+def _destination(
+    one: DestinationStatus, other: DestinationStatus, together: Callable[[int, int], int]
+) -> DestinationStatus:
     later = max(one, other, key=lambda row: row.suspended_until or 0.0)
     turns = [row.next_turn for row in (one, other) if row.next_turn is not None]
     return msgspec.structs.replace(
         later,
         active=one.active + other.active,
         waiting=one.waiting + other.waiting,
+        ready=together(one.ready, other.ready),
+        deferred=together(one.deferred, other.deferred),
+        held=together(one.held, other.held),
+        oldest_seconds=max(one.oldest_seconds, other.oldest_seconds),
         reply=later.reply or one.reply or other.reply,
         next_turn=min(turns, default=None),
     )
@@ -128,6 +143,32 @@ def merge_changed(verb: str, parts: Sequence[Changed], *, shared: bool) -> Chang
     return Changed(
         action=verb, matched=matched, changed=changed, busy=min((e.busy for e in parts), default=0)
     )
+
+
+def merge_summaries(parts: Sequence[Summary]) -> Summary:
+    """Adds what the workers have, and counts no more keys than one of them would."""
+    found: dict[str, list[int]] = {}
+    other = [0] * (len(parts[0].minutes) + 1)
+    for part in parts:
+        for row in part.rows:
+            ages = found.get(row.key)
+            found[row.key] = list(row.ages) if ages is None else _added(ages, row.ages)
+        other = _added(other, part.other.ages) if part.other is not None else other
+    rows = [SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in found.items()]
+    rows.sort(key=lambda row: (-row.total, row.key))
+    for row in rows[MAX_KEYS:]:
+        other = _added(other, row.ages)
+    rest = SummaryRow(key="other", total=sum(other), ages=tuple(other))
+    return msgspec.structs.replace(
+        parts[0],
+        rows=tuple(rows[:MAX_KEYS]),
+        other=rest if rest.total else None,
+        every=max(part.every for part in parts),
+    )
+
+
+def _added(some: Sequence[int], more: Sequence[int]) -> list[int]:
+    return [one + other for one, other in zip(some, more, strict=True)]
 
 
 def merge_explained(parts: Sequence[Explanation]) -> Explanation:

@@ -26,6 +26,8 @@ class RelayState:
         self.settings = settings
         self.problems: tuple[str, ...] = ()
         self.draining = False
+        self.taken_up = clock.now()
+        self.refused: float | None = None
         self._workers = workers
         self._listening = sockets
         self._clock = clock
@@ -73,5 +75,7 @@ class RelayState:
             destinations=(),
             destinations_total=0,
             problems=self.problems,
+            taken_up=self.taken_up,
+            refused=self.refused,
             workers=tuple(member.status(now) for member in self.members()),
         )

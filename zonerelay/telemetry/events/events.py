@@ -228,6 +228,10 @@ class Events:
         """An operator changed the queue."""
         self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})
 
+    def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
+        """A person has read a message, as `zone` sends it, or as received ("")."""
+        self._emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
+
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
         """A connection that was to be encrypted is (`ok`), is not used (`failed`) or goes on in clear text
         (`fallback`), with `why` when that is news about the host.

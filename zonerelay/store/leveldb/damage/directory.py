@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,10 @@ from zonerelay.store.leveldb.damage.format import (
 _log = logging.getLogger("zonerelay.store")
 
 MARK_NAME = "synced"
+REPAIR_NAME = ".repair"
+"""A directory in the spool's, as long as a repair works."""
+READY_NAME = "ready"
+"""In it: from here on the repaired database takes the place of the damaged one, step by step."""
 _MARK = re.compile(rb"zonerelay (\S+) (\d{10}) (\d{15}) ([0-9a-f]{8})\n")
 _CURRENT = re.compile(rb"MANIFEST-\d+\n")
 _LOG, _TABLE, _MANIFEST = (
@@ -107,6 +112,7 @@ def read_mark(directory: Path) -> Mark | None:
 
 def judge(directory: Path, *, verify: bool = False) -> Judgement:
     """With `verify` every log is read with checksums. Raises DamagedSpoolError, or OSError."""
+    refuse_half_repaired(directory)
     names = {entry.name for entry in directory.iterdir()}
     mark = read_mark(directory)
     if "CURRENT" not in names:
@@ -118,12 +124,24 @@ def judge(directory: Path, *, verify: bool = False) -> Judgement:
     manifest = _read_manifest(directory, name)
     tables = [_table(directory, names, each) for each in manifest.tables.values()]
     logs = _logs(directory, names, manifest, mark)
+    octets = [(path, path.read_bytes()) for path in logs]
+    found = found_logs(octets, mark, manifest.last_sequence, verify=verify)
     return Judgement(
         is_new=False,
         mark=mark,
-        suspects=_suspects(logs, mark, manifest.last_sequence, verify=verify),
+        suspects=tuple(log for log in found if not log.contents.is_clean),
         files=("CURRENT", name, *tables, *(path.name for path in logs)),
     )
+
+
+def refuse_half_repaired(directory: Path) -> None:
+    """Raises DamagedSpoolError when a repair was cut short while it exchanged the database's files."""
+    if (directory / REPAIR_NAME / READY_NAME).exists():
+        raise DamagedSpoolError(
+            directory,
+            "a repair of it was cut short",
+            "; nothing was changed. This ends the repair: zonerelay spool repair --yes",
+        )
 
 
 class Needed(NamedTuple):
@@ -247,13 +265,9 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
         raise DamagedSpoolError(directory, f"{directory / name}: {error}", REBUILD) from error
 
 
-# Without paranoid_checks LevelDB keeps damaged octets, in part under new checksums.
 RESCUE = (
-    "Copy the directory first, and keep the copy. Then restore a backup, or let LevelDB rebuild the directory"
-    " from what it can read, with the relay's own python3 and as its user: python3 -c"
-    " 'from zonerelay.store.leveldb.engine import plyvel;"
-    """ plyvel.repair_db("DIRECTORY", paranoid_checks=True)' (what is damaged is missing then, and lost/ in"""
-    " it has the old tables). To take new mail meanwhile, set another [spool] path"
+    "Restore a backup, or repair the spool: `zonerelay spool repair` says what that would save, and with"
+    " --yes does it; it keeps the spool as it was. To take new mail meanwhile, set another [spool] path"
 )
 REBUILD = f"; nothing was changed. {RESCUE}"
 
@@ -293,15 +307,14 @@ def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | Non
     return [directory / present[number] for number in sorted(read)]
 
 
-def _suspects(
-    paths: list[Path], mark: Mark | None, last_sequence: int, *, verify: bool
-) -> tuple[FoundLog, ...]:
+def found_logs(
+    logs: Iterable[tuple[Path, bytes]], mark: Mark | None, last_sequence: int, *, verify: bool
+) -> list[FoundLog]:
     """`last_sequence`: of what is in tables. Where a log begins further behind than the one before it ends,
     that one has lost its end.
     """
     found: list[FoundLog] = []
-    for path in paths:
-        raw = path.read_bytes()
+    for path, raw in logs:
         synced = mark.size if mark is not None and int(path.stem) == mark.log else 0
         contents = read_log(raw, synced=synced, verify=verify)
         if not contents.is_clean and not verify:
@@ -311,7 +324,7 @@ def _suspects(
             if missing := _missing(found[-1].contents, contents, last_sequence):
                 _note_lost_end(found[-1], missing)
         found.append(FoundLog(path, raw, synced, contents))
-    return tuple(log for log in found if not log.contents.is_clean)
+    return found
 
 
 def _missing(log: Log, following: Log, last_sequence: int) -> int:

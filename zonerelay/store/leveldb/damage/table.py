@@ -8,6 +8,7 @@ that is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +19,7 @@ _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _TRAILER = struct.Struct("<BI")
 _NONE, _SNAPPY = 0, 1
-_FILTER = b"filter."
+_FILTER = b"filter.leveldb.BuiltinBloomFilter2"
 _PUT = 1
 
 
@@ -42,9 +43,15 @@ def has_index(raw: bytes) -> bool:
         return False
 
 
-def versions(raw: bytes) -> tuple[list[KeyVersion], int]:
-    """What the data blocks hold, and the offset up to which the table could be read."""
-    found: list[list[KeyVersion]] = []
+class Block(NamedTuple):
+    """A data block, which ends at the offset `end`."""
+
+    end: int
+    versions: list[KeyVersion]
+
+
+def data_blocks(raw: bytes) -> Iterator[Block]:
+    """Those from the first octet on, up to one that is damaged."""
     at = 0
     while (end := _end_of_block(raw, at)) is not None:
         content = _block(raw, at, end - at)
@@ -52,11 +59,24 @@ def versions(raw: bytes) -> tuple[list[KeyVersion], int]:
         try:
             entries = list(_entries(content or b""))
         except FormatError:
-            entries = []  # the filter block
-        if entries and entries[0][0].startswith(_FILTER):
-            break
-        found.append([version for entry in entries if (version := _version(*entry)) is not None])
-    return [version for block in found for version in block], at
+            continue  # the filter block
+        if not entries or entries[0][0] == _FILTER:
+            break  # the index comes next, and has keys too
+        yield Block(at, [version for entry in entries if (version := _version(*entry)) is not None])
+
+
+def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
+    """Where the data blocks of a table that has an index begin and end, those alone that are damaged."""
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(FormatError):
+        footer = Reader(raw[-_FOOTER:])
+        _, _, at, size = (footer.number() for _ in range(4))
+        for _, handle in _entries(_block(raw, at, size) or b""):
+            reader = Reader(handle)
+            start, size = reader.number(), reader.number()
+            if _block(raw, start, size) is None:
+                found.append((start, start + size + _TRAILER.size))
+    return found
 
 
 def as_batch(version: KeyVersion) -> bytes:

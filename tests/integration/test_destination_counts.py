@@ -1,0 +1,108 @@
+"""The destinations of `status`: nothing says 0 while mail waits, and what hurts comes first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from tests.support.queueing import DEFERRED, NO_HOST, Relay
+from zonerelay.control import destinations as module
+from zonerelay.control.destinations import Destinations
+from zonerelay.control.messages.answers import DestinationStatus, hurts
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import Delivery
+
+
+@pytest.fixture
+async def relay() -> Relay:
+    return Relay(clock=ManualClock())
+
+
+async def test_what_is_only_in_the_store_is_counted_with_its_age_and_its_last_reply(relay: Relay) -> None:
+    def later(delivery: Delivery) -> Delivery:
+        now = relay.clock.now()
+        return delivery.deferred(now + 600, DEFERRED.attempt(now), counts=True)
+
+    waiting = relay.accept("a@slow.example", "b@slow.example", age=7200.0, tell=False)
+    held = relay.accept("a@held.example", tell=False)
+    await relay.store.update([each.key for each in await relay.store.deliveries_of(waiting.id)], later)
+    await relay.store.update(
+        [each.key for each in await relay.store.deliveries_of(held.id)], lambda each: replace(each, held=True)
+    )
+    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    slow, other = await counts.rows()
+    assert (slow.destination, slow.ready, slow.deferred, slow.held) == ("slow.example", 0, 2, 0)
+    assert (slow.oldest_seconds, slow.reply) == (7200.0, str(DEFERRED.reply))
+    assert (other.destination, other.ready, other.deferred, other.held) == ("held.example", 0, 0, 1)
+    assert counts.every == 1
+    await counts.close()
+    await relay.close()
+
+
+async def test_domains_beyond_the_most_are_counted_together(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEYS", 2)
+    for number in range(5):
+        relay.accept(f"a@d{number}.example", tell=False)
+    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    assert {row.destination: row.ready for row in await counts.rows()} == {
+        "d0.example": 1,
+        "d1.example": 1,
+        module.OTHERS: 3,
+    }
+    await relay.close()
+
+
+async def test_an_answer_does_not_wait_for_a_slow_store(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    scan, go = relay.store.scan, asyncio.Event()
+
+    async def slow(**named: object) -> AsyncIterator[Delivery]:
+        await go.wait()
+        async for each in scan():
+            yield each
+
+    monkeypatch.setattr(relay.store, "scan", slow)
+    relay.accept("a@slow.example", tell=False)
+    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    assert (await counts.rows(), counts.every) == ([], 0)
+    go.set()
+    assert [row.ready for row in await counts.rows()] == [1]
+    await counts.close()
+    await relay.close()
+
+
+async def test_a_suspended_destination_has_the_counts_of_its_domains(relay: Relay) -> None:
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    await relay.scheduler.start()
+    relay.accept("a@down.example")
+    await relay.until(lambda: bool(relay.sink.named("suspended")))
+    counts = Destinations(relay.store, relay.scheduler, relay.clock)
+    (row,) = await counts.rows()
+    assert row.suspended_until is not None
+    assert row.ready + row.deferred == 1
+    assert row.oldest_seconds >= 0
+    await counts.close()
+    await relay.close()
+
+
+def test_what_hurts_comes_first() -> None:
+    def row(name: str, **fields: object) -> DestinationStatus:
+        made = DestinationStatus(zone="default", destination=name, hosts="", active=0, waiting=0)
+        return structs.replace(made, **fields)
+
+    rows = [
+        row("busy", active=20, ready=900),
+        row("old", deferred=3, oldest_seconds=9e5),
+        row("many", deferred=400, oldest_seconds=60.0),
+        row("idle"),
+        row("down", suspended_until=1.0),
+    ]
+    assert [each.destination for each in sorted(rows, key=hurts)] == ["down", "many", "old", "busy", "idle"]

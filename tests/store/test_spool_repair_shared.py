@@ -1,0 +1,259 @@
+"""A repair of a shared store leaves it sound, loses nothing that can be read, and may be killed anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.store.builders import NOW, body_of, message_id
+from tests.store.spools import Spool, s3_settings
+from tests.store.test_spool_check_shared import (
+    FOUR,
+    ONE,
+    SHARED,
+    TWO,
+    checked,
+    redis_of,
+    s3_of,
+    settings_of,
+    sql_of,
+    told,
+    with_large,
+)
+from tests.support.postgres import PostgresServer
+from tests.support.s3_server import SECRET, shared_moto
+from tests.transfer.test_backup_shared import configuration_of
+from zonerelay.cli.main import main
+from zonerelay.config.settings import Backend, PostgresSettings
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.check import Fault, Repaired, Salvaged
+from zonerelay.store.contract import CHUNK_SIZE, StoreError
+from zonerelay.store.offline import repair_spool
+
+Salvages = dict[str, tuple[Salvaged, bytes]]
+
+
+async def repaired(spool: Spool, *, carry_out: bool = True) -> tuple[Repaired, Salvages]:
+    found: Salvages = {}
+
+    def salvage(each: Salvaged) -> None:
+        found[each.message_id] = each, b"".join(each.body())
+
+    done = await repair_spool(
+        settings_of(spool),
+        0,
+        salvage,
+        lambda _done, _total: None,
+        carry_out=carry_out,
+        environment={"SECRET": SECRET},
+    )
+    return done, found
+
+
+def damage(spool: Spool) -> None:
+    """Message 1 loses part of its body, 2 its deliveries (or its record), one delivery of 4 its record."""
+    if spool.settings.backend is Backend.REDIS:
+        redis = redis_of(spool)
+        redis("HDEL", f"message:{ONE}", "2")
+        redis("DEL", f"deliveries:{TWO}")
+        redis("ZREM", "ready:default", f"{message_id(3)} d@one.example")
+        redis("HSET", f"deliveries:{FOUR}", "other%20zone e9@late.example", "0 1 late.example {")
+        redis("HSET", "counts", "r default", "77")
+        redis("ZADD", "claims", "12", f"default {message_id(5)} f@one.example")
+    elif spool.settings.backend is Backend.POSTGRES:
+        sql_of(spool)(
+            "DELETE FROM chunk WHERE message_id = 1 AND number = 2;"
+            "DELETE FROM delivery WHERE message_id = 2;"
+            "UPDATE delivery SET domain = 'x' WHERE message_id = 3; INSERT INTO chunk VALUES (3, 1, 'xx');"
+            "UPDATE delivery SET record = '{' WHERE message_id = 4 AND recipient LIKE 'e9%';"
+        )
+    else:
+        read, write = s3_of(spool)
+        write(f"queue/{ONE}", read(f"queue/{ONE}")[:-CHUNK_SIZE])
+        write(f"queue/{TWO}", b"{}]\nrest of it")
+        head = read(f"queue/{FOUR}")
+        place = head.index(b"e9@late.example", head.index(b'"deliveries"'))
+        write(f"queue/{FOUR}", head[:place] + head[place:].replace(b'{"created', b'{"cr', 1))
+        write("body/00000000000000ff-00aa", b"of nothing")
+
+
+@pytest.mark.parametrize("backend", SHARED)
+async def test_what_can_be_read_stays_and_the_rest_is_salvaged(tmp_path: Path, backend: Backend) -> None:
+    async with Spool(tmp_path / "spool", backend=backend) as spool:
+        await with_large(spool)
+    damage(spool)
+    before = told((await checked(spool, tmp_path))[1])
+    assert before
+    looked, none = await repaired(spool, carry_out=False)
+    assert (looked.kept, none) == ("", {})
+    assert told((await checked(spool, tmp_path))[1]) == before
+
+    done, salvaged = await repaired(spool)
+    assert told((await checked(spool, tmp_path))[1]) == {}
+    assert msgspec.structs.replace(done, kept="") == looked
+    # 3 and 5 have one delivery each, and 4 has five of six. In S3 nothing names the delivery of 2 any more.
+    assert (done.before, done.after, done.salvaged) == (10 if backend is Backend.S3 else 11, 7, len(salvaged))
+    one, body = salvaged[ONE]
+    assert not one.is_whole
+    assert len(body) == CHUNK_SIZE + 5
+    four, body = salvaged[FOUR]
+    assert (four.is_whole, four.unknown, body) == (True, ("e9@late.example",), b"Subject: four\r\n\r\n")
+    two, body = salvaged[TWO]
+    if backend is Backend.S3:
+        assert (two.message, body) == (None, b"rest of it")
+        assert salvaged[f"{255:016x}"][1] == b"of nothing"
+    else:
+        assert (two.is_whole, two.unknown, body) == (True, ("c@one.example",), b"")
+    kept = [json.loads(line) for line in Path(done.kept).read_bytes().splitlines()]
+    assert {ONE, TWO, FOUR} <= {key for each in kept for key in (ONE, TWO, FOUR) if key in each["where"]}
+
+    again, nothing = await repaired(spool)
+    assert (again, nothing) == (Repaired(before=7, after=7), {})
+    async with spool:
+        claimed = await spool.store.claim("default", 10, now=NOW)
+        assert [each.recipient for each in claimed] == ["d@one.example", "f@one.example"]
+        assert await body_of(spool.store, message_id(5)) == b"x" * (300 * 1024)
+        assert len(await spool.store.claim("other zone", 10, now=NOW + 100)) == 5
+
+
+async def test_what_only_an_index_of_redis_names_is_counted_and_told(tmp_path: Path) -> None:
+    async with Spool(tmp_path / "spool", backend=Backend.REDIS) as spool:
+        await with_large(spool)
+    redis = redis_of(spool)
+    redis("HDEL", f"deliveries:{FOUR}", "other%20zone e9@late.example")
+    redis("DEL", f"deliveries:{TWO}")
+    redis("DEL", f"message:{TWO}")
+    redis("DEL", "counts")
+    redis("SET", "message:00000000000000ff", "another type")
+    done, salvaged = await repaired(spool)
+    assert (done.before, done.after, done.salvaged) == (11, 9, 1)
+    assert salvaged.keys() == {FOUR}
+    assert (salvaged[FOUR][0].is_whole, salvaged[FOUR][0].unknown) == (True, ("e9@late.example",))
+    assert any(f"message {TWO} to c@one.example: nothing is left" in line for line in done.lost)
+    assert told((await checked(spool, tmp_path))[1]) == {}
+    async with spool:
+        assert {zone: counts.total for zone, counts in spool.store.counts().items()} == {
+            "default": 4,
+            "other zone": 5,
+        }
+
+
+_KILLED = """
+import asyncio, base64, os, pickle, signal, sys
+from pathlib import Path
+from zonerelay.store.offline import repair_spool
+
+settings, place, left = pickle.loads(base64.b64decode(sys.argv[1]))
+
+def salvage(each):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    (place / each.message_id).write_bytes(b"".join(each.body()))
+
+asyncio.run(repair_spool(
+    settings, 0, salvage, lambda done, total: None, carry_out=True, environment={"SECRET": "not-a-secret"}
+))
+"""
+
+
+@pytest.mark.parametrize("backend", SHARED)
+async def test_a_repair_that_is_killed_is_completed_by_the_next(tmp_path: Path, backend: Backend) -> None:
+    async with Spool(tmp_path / "spool", backend=backend) as spool:
+        await with_large(spool)
+    damage(spool)
+    place = tmp_path / "salvage"
+    place.mkdir()
+    for left in (1, 2, 3):
+        told_to = base64.b64encode(pickle.dumps((settings_of(spool), place, left)))
+        killed = await asyncio.to_thread(
+            lambda words: subprocess.run(words, check=False),
+            [sys.executable, "-c", _KILLED, told_to.decode()],
+        )
+        assert killed.returncode in (-9, 0)
+        if killed.returncode == 0:
+            break
+    done, rest = await repaired(spool)
+    assert {path.name for path in place.iterdir()} | rest.keys() >= {ONE, TWO, FOUR}
+    assert done.after == 7
+    assert told((await checked(spool, tmp_path))[1]) == {}
+
+
+@pytest.mark.parametrize("backend", SHARED)
+async def test_a_relay_that_lives_is_in_the_way(tmp_path: Path, backend: Backend) -> None:
+    s3 = s3_settings(shared_moto().url, lease=2.0) if backend is Backend.S3 else None
+    async with Spool(tmp_path / "spool", backend=backend, s3=s3, clock=SystemClock()) as spool:
+        await with_large(spool)
+        damage(spool)
+        before = told((await checked(spool, tmp_path))[1])
+        with pytest.raises(StoreError, match="relays use the queue"):
+            await repaired(spool)
+        assert told((await checked(spool, tmp_path))[1]) == before
+
+
+async def test_a_body_that_the_database_cannot_read_is_found(
+    tmp_path: Path,
+) -> None:
+    """The file of large values is cut off, as a disk or a file system may do it."""
+    with PostgresServer() as server:
+        settings = PostgresSettings(url=server.url, schema="mail", lease=60.0)
+        spool = Spool(tmp_path / "spool", backend=Backend.POSTGRES, postgres=settings)
+        async with spool:
+            await with_large(spool)
+        place = "SELECT pg_relation_filepath(reltoastrelid) FROM pg_class WHERE relname = 'chunk'"
+        path = server.directory / "data" / server.psql(place).strip()
+        server.shut_down()
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size // 2 // 8192 * 8192)
+        server.start()
+        _, findings = await checked(spool, tmp_path)
+        assert findings.counts == {Fault.UNREADABLE: 1}
+        assert findings.kept[0].message_id == f"{5:016x}"
+        with pytest.raises(StoreError, match="administrator repairs first"):
+            await repaired(spool)
+        assert (await checked(spool, tmp_path))[1].counts == findings.counts
+
+
+def test_the_commands_say_what_is_wrong_and_what_they_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", SECRET)
+    spool = Spool(tmp_path / "home" / "spool", backend=Backend.S3)
+    config = configuration_of(spool)
+
+    async def filled() -> None:
+        async with spool:
+            await with_large(spool)
+
+    asyncio.run(filled())
+    damage(spool)
+
+    def command(*words: str) -> tuple[int, Any]:  # Any: what the command prints
+        capsys.readouterr()
+        status = main(["spool", *words, "--json", "--config", str(config)])
+        return status, json.loads(capsys.readouterr().out)
+
+    status, found = command("check")
+    assert (status, found["clean"]) == (1, False)
+    assert found["path"].endswith(f"prefix {spool.s3.prefix}" if spool.s3 else "")
+    status, looked = command("repair")
+    assert (status, looked["done"], looked["kept"]) == (1, False, [])
+    status, done = command("repair", "--yes")
+    assert (status, done["done"], done["before"], done["after"]) == (1, True, 10, 7)
+    salvage = Path(done["salvage"])
+    assert (salvage / "incomplete" / f"{ONE}.eml").stat().st_size == CHUNK_SIZE + 5
+    assert (
+        json.loads((salvage / f"{FOUR}.json").read_bytes())["deliveries"][0]["recipient"] == "e9@late.example"
+    )
+    assert command("check")[1]["counts"] == {}
+    assert command("repair", "--yes")[0] == 0

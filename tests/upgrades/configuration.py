@@ -1,0 +1,31 @@
+"""A configuration in which every option is given, in the order of the shipped file."""
+
+from __future__ import annotations
+
+from tests.support.described_options import options
+
+GIVEN = {
+    "access.client": '["192.0.2.0/24"]',
+    "route.recipient_domain": '["example.com"]',
+    "source.name": '"one"',
+    "source.address": '["192.0.2.7"]',
+    "credential.name": '"account"',
+    "credential.user": '"user"',
+    "credential.password": '"/etc/zonerelay/smarthost.password"',
+    "dkim.domain": '"example.com"',
+    "dkim.selector": '"s2026"',
+    "dkim.key_file": '"/etc/zonerelay/dkim.key"',
+    "rewrite.address": '["old.example"]',
+    "rewrite.to": '"@example.com"',
+}
+"""What has no default that is a use of the table."""
+
+
+def every_option() -> str:
+    lines, table = [], ""
+    for option in options():
+        if option.table != table:
+            table = option.table
+            lines += ["", option.heading]
+        lines.append(f"{option.key} = {GIVEN.get(f'{table}.{option.key}', option.default)}")
+    return "\n".join(lines) + "\n"

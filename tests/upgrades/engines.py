@@ -1,0 +1,378 @@
+"""A stored queue as a file of a fixture, as a spool to open, and as text to compare, for each engine.
+
+What differs from one writing to the next (tokens, a server's times) is left out of the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dbm
+import gzip
+import io
+import json
+import shelve
+import subprocess
+import tarfile
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import redis
+
+from tests.store.spools import Spool, s3_settings
+from tests.support.postgres import PostgresPrograms, shared_postgres
+from tests.support.redis_server import shared_server
+from tests.support.s3_server import BUCKET, shared_moto
+from tests.upgrades import mail
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.leveldb.engine import plyvel
+
+SCHEMA = "zonerelay_fixture"
+PREFIX = "zonerelay-fixture/"
+Records = dict[str, str]
+
+
+def unpack_tar(raw: bytes, home: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+        tar.extractall(home, filter="data")
+
+
+def pack_tar(home: Path) -> bytes:
+    """Without owners, modes and times of this machine."""
+
+    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0
+        info.uname = info.gname = ""
+        info.mtime = 0
+        info.mode = 0o700 if info.isdir() else 0o600
+        return info
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in sorted(home.iterdir()):
+            tar.add(path, path.name, filter=plain)
+    return gzip.compress(buffer.getvalue(), mtime=0)
+
+
+def _text(raw: bytes) -> str:
+    """Octets as text, for people and for JSON, without a loss."""
+    return raw.decode("latin-1")
+
+
+class _Writing:
+    async def write(self, spool: Spool) -> mail.Expected:
+        async with spool:
+            return await mail.write_queue(spool.store)
+
+
+# --- LevelDB, files, shelf
+
+
+class Files(_Writing):
+    """Engines whose queue is a directory."""
+
+    def pack(self, spool: Spool) -> bytes:
+        return pack_tar(spool.settings.path.parent)
+
+
+class LevelDb(Files):
+    file = "leveldb.tar.gz"
+
+    async def write(self, spool: Spool) -> mail.Expected:
+        expected = await super().write(spool)
+        key = DeliveryKey("default", MessageId(min(expected)), Mailbox("one@example.net"))
+        with contextlib.closing(plyvel.DB(str(spool.settings.path))) as database:
+            # Such a hint is written when memory is full.
+            database.put(records.domain_key(key, "example.net"), b"")
+        return expected
+
+    def spool(self, home: Path) -> Spool:
+        return Spool(home / "spool", backend=Backend.LEVELDB, clock=mail.clock())
+
+    def unpack(self, raw: bytes, home: Path) -> Spool:
+        unpack_tar(raw, home)
+        return self.spool(home)
+
+    def records(self, spool: Spool) -> Records:
+        # The database is not opened as a spool is: nothing is put right in it.
+        found: Records = {}
+        with (
+            contextlib.closing(plyvel.DB(str(spool.settings.path))) as database,
+            database.raw_iterator() as rows,
+        ):
+            rows.seek(b"")
+            while rows.valid():
+                key, value = rows.item()
+                found[_text(key)] = _text(value)
+                rows.next()
+        mark = spool.settings.path / "synced"
+        return found | ({"the file synced": ""} if mark.exists() else {})
+
+
+class Disk(Files):
+    file = "disk.tar.gz"
+
+    def spool(self, home: Path) -> Spool:
+        return Spool(home / "spool", backend=Backend.DISK, clock=mail.clock())
+
+    def unpack(self, raw: bytes, home: Path) -> Spool:
+        unpack_tar(raw, home)
+        return self.spool(home)
+
+    def records(self, spool: Spool) -> Records:
+        home = spool.settings.path
+        found = {str(path.relative_to(home)): path for path in home.rglob("*") if path.is_file()}
+        return {
+            # The mark of the queue ends in a name of its own.
+            name: _text(path.read_bytes() if path.name != "zonerelay.lock" else path.read_bytes()[:18])
+            for name, path in found.items()
+        }
+
+
+class Shelf(Files):
+    file = "shelf.tar.gz"
+
+    def spool(self, home: Path) -> Spool:
+        return Spool(
+            home / "spool",
+            backend=Backend.MEMORY,
+            clock=mail.clock(),
+            places={"shelve": home / "spool" / "shelf"},
+        )
+
+    def unpack(self, raw: bytes, home: Path) -> Spool:
+        unpack_tar(raw, home)
+        return self.spool(home)
+
+    def records(self, spool: Spool) -> Records:
+        assert spool.settings.shelve is not None
+        with shelve.open(str(spool.settings.shelve), "r") as found:
+            return {key: _text(value) for key, value in found.items()}
+
+
+# --- servers
+
+
+class Redis(_Writing):
+    file = "redis.json.gz"
+
+    def spool(self, home: Path) -> Spool:
+        settings = RedisSettings(url=shared_server().url, prefix=f"{uuid.uuid4().hex}:")
+        return Spool(home / "spool", backend=Backend.REDIS, clock=mail.clock(), redis=settings)
+
+    def pack(self, spool: Spool) -> bytes:
+        return gzip.compress(json.dumps(self._read(spool), indent=0, sort_keys=True).encode(), mtime=0)
+
+    def unpack(self, raw: bytes, home: Path) -> Spool:
+        spool = self.spool(home)
+        assert spool.redis is not None
+        with contextlib.closing(redis.Redis.from_url(spool.redis.url)) as server:
+            for name, value in json.loads(gzip.decompress(raw)).items():
+                key = spool.redis.prefix + name
+                match value:
+                    case str():
+                        server.set(key, _octets(value))
+                    case list():
+                        server.sadd(key, *map(_octets, value))
+                    case {"scores": scores}:
+                        server.zadd(key, {_octets(member): score for member, score in scores.items()})
+                    case {"fields": fields}:
+                        mapping: Mapping[Any, Any] = {_octets(a): _octets(b) for a, b in fields.items()}
+                        server.hset(key, mapping=mapping)
+        return spool
+
+    def records(self, spool: Spool) -> Records:
+        read = self._read(spool)
+        for name in ("fence", "mark", "probe"):
+            if name in read:
+                read[name] = "…"
+        read["numbers"] = "…"
+        for name, value in read.items():
+            if name.startswith("message:"):
+                value["fields"]["^"] = "the token of an upload"
+        return {name: json.dumps(value, sort_keys=True) for name, value in read.items()}
+
+    def _read(self, spool: Spool) -> dict[str, Any]:
+        assert spool.redis is not None
+        found: dict[str, Any] = {}
+        with contextlib.closing(redis.Redis.from_url(spool.redis.url)) as client:
+            server: Any = client  # its answers depend on how it was opened, and its types do not say
+            for key in server.scan_iter(match=f"{spool.redis.prefix}*"):
+                name = _text(key.removeprefix(spool.redis.prefix.encode()))
+                match server.type(key):
+                    case b"string":
+                        found[name] = _text(server.get(key))
+                    case b"set":
+                        found[name] = sorted(map(_text, server.smembers(key)))
+                    case b"zset":
+                        scores = server.zrange(key, 0, -1, withscores=True)
+                        found[name] = {"scores": {_text(member): score for member, score in scores}}
+                    case b"hash":
+                        members = server.hgetall(key).items()
+                        found[name] = {"fields": {_text(one): _text(other) for one, other in members}}
+        return found
+
+
+def _octets(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+class Postgres(_Writing):
+    file = "postgres.sql.gz"
+
+    def spool(self, home: Path) -> Spool:
+        settings = PostgresSettings(
+            url=shared_postgres().url, schema=f"fixture_{uuid.uuid4().hex[:16]}", lease=60.0
+        )
+        return Spool(home / "spool", backend=Backend.POSTGRES, clock=mail.clock(), postgres=settings)
+
+    def pack(self, spool: Spool) -> bytes:
+        assert spool.postgres is not None
+        return gzip.compress(dump_schema(spool.postgres.url, spool.postgres.schema), mtime=0)
+
+    def unpack(self, raw: bytes, home: Path) -> Spool:
+        spool = self.spool(home)
+        assert spool.postgres is not None
+        restore_schema(spool.postgres.url, gzip.decompress(raw), spool.postgres.schema)
+        return spool
+
+    def records(self, spool: Spool) -> Records:
+        assert spool.postgres is not None
+        return read_schema(spool.postgres.url, spool.postgres.schema)
+
+
+def dump_schema(url: str, schema: str) -> bytes:
+    programs = PostgresPrograms()
+    done = subprocess.run(
+        [
+            str(programs.bin / "pg_dump"),
+            *("--dbname", url, "--schema", schema),
+            *("--no-owner", "--no-acl", "--inserts"),
+        ],
+        env=programs.environment,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    # psql's own commands, and the names and versions of programs.
+    lines = [line for line in done.stdout.splitlines() if not line.startswith((b"\\", b"-- Dumped"))]
+    return b"\n".join(lines).replace(schema.encode(), SCHEMA.encode()) + b"\n"
+
+
+def restore_schema(url: str, dumped: bytes, schema: str) -> None:
+    text = dumped.decode().replace(SCHEMA, schema)
+    # Settings that another version of the server may not know.
+    sql = "\n".join(line for line in text.split("\n") if not line.startswith("SET "))
+    asyncio.run(_execute(url, f"SET standard_conforming_strings = on;\n{sql}"))
+
+
+async def _execute(url: str, sql: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
+
+
+def read_schema(url: str, schema: str) -> Records:
+    """The tables, their indexes and triggers, and their rows."""
+    return asyncio.run(_read_schema(url, schema))
+
+
+_CHANGING = {"applied", "session", "expires", "mark", "claimed_by", "claim_token", "created_at"}
+_SHAPE = """
+SELECT 'column ' || c.relname || '.' || a.attname, format_type(a.atttypid, a.atttypmod)
+    || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
+    || ' ' || a.attstorage::text || ' ' || a.attidentity::text
+    || coalesce(' default ' || pg_get_expr(d.adbin, d.adrelid), '')
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+  LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+  WHERE c.relnamespace = $1::text::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT 'index ' || indexname, indexdef FROM pg_indexes WHERE schemaname = $1::text::text
+UNION ALL SELECT 'constraint ' || conname, pg_get_constraintdef(oid) FROM pg_constraint
+  WHERE connamespace = $1::text::regnamespace
+UNION ALL SELECT 'trigger ' || tgname, pg_get_triggerdef(t.oid) FROM pg_trigger t
+  JOIN pg_class c ON c.oid = t.tgrelid WHERE c.relnamespace = $1::text::regnamespace AND NOT tgisinternal
+UNION ALL SELECT 'function ' || proname, prosrc FROM pg_proc WHERE pronamespace = $1::text::regnamespace
+UNION ALL SELECT 'options ' || relname, array_to_string(reloptions, ' ') FROM pg_class
+  WHERE relnamespace = $1::text::regnamespace AND reloptions IS NOT NULL
+"""
+
+
+async def _read_schema(url: str, schema: str) -> Records:
+    connection = await asyncpg.connect(url)
+    try:
+        shape = await connection.fetch(_SHAPE, schema)
+        found = {str(row[0]): str(row[1]).replace(schema, SCHEMA) for row in shape}
+        tables = await connection.fetch(
+            "SELECT relname FROM pg_class WHERE relnamespace = $1::text::regnamespace AND relkind = 'r'",
+            schema,
+        )
+        for table in [str(row[0]) for row in tables]:
+            rows = await connection.fetch(f'SELECT to_jsonb(t)::text FROM "{schema}"."{table}" t')
+            read = [json.loads(str(row[0])) for row in rows]
+            texts = [json.dumps({k: v for k, v in each.items() if k not in _CHANGING}) for each in read]
+            found |= {f"row {table} {number}": text for number, text in enumerate(sorted(texts), 1)}
+        return found
+    finally:
+        await connection.close()
+
+
+class S3(_Writing):
+    file = "s3.json.gz"
+
+    def spool(self, home: Path) -> Spool:
+        settings = s3_settings(shared_moto().url, lease=60.0)
+        return Spool(home / "spool", backend=Backend.S3, clock=mail.clock(), s3=settings)
+
+    def pack(self, spool: Spool) -> bytes:
+        return gzip.compress(json.dumps(self._read(spool), indent=0, sort_keys=True).encode(), mtime=0)
+
+    def unpack(self, raw: bytes, home: Path) -> Spool:
+        spool = self.spool(home)
+        assert spool.s3 is not None
+        for name, value in json.loads(gzip.decompress(raw)).items():
+            body = _octets(value.replace(PREFIX, spool.s3.prefix))
+            shared_moto().ask("PUT", f"/{BUCKET}/{spool.s3.prefix}{name}", body)
+        return spool
+
+    def records(self, spool: Spool) -> Records:
+        return {name: "…" if name == "mark" else value for name, value in self._read(spool).items()}
+
+    def _read(self, spool: Spool) -> Records:
+        assert spool.s3 is not None
+        server, prefix = shared_moto(), spool.s3.prefix
+        found = {key: _text(server.ask("GET", f"/{BUCKET}/{key}")[1]) for key in server.keys(prefix)}
+        # A head names the object of its body by its whole key.
+        return {key.removeprefix(prefix): text.replace(prefix, PREFIX) for key, text in found.items()}
+
+
+Engine = LevelDb | Disk | Shelf | Redis | Postgres | S3
+
+
+ENGINES: dict[str, Engine] = {
+    "leveldb": LevelDb(),
+    "disk": Disk(),
+    "shelf": Shelf(),
+    "redis": Redis(),
+    "postgres": Postgres(),
+    "s3": S3(),
+}
+
+
+@contextlib.contextmanager
+def portable_shelf() -> Iterator[None]:
+    """A shelf that is made meanwhile is a database of Python's own, which every Python reads."""
+    before = dbm._names  # type: ignore[attr-defined]  # not in typeshed
+    dbm._names, dbm._defaultmod = ["dbm.dumb"], None  # type: ignore[attr-defined]  # not in typeshed
+    try:
+        yield
+    finally:
+        dbm._names, dbm._defaultmod = before, None  # type: ignore[attr-defined]  # not in typeshed

@@ -1,0 +1,110 @@
+"""What older releases have stored is read by this one, octet by octet, and leaves the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.store.spools import Spool
+from tests.support.s3_server import SECRET
+from tests.upgrades import fixtures, mail
+from tests.upgrades.engines import ENGINES
+from zonerelay.config.settings import PostgresSettings, RedisSettings, S3Settings, Settings
+from zonerelay.store.check import Examination, Findings
+from zonerelay.store.contract import Finish, Store
+from zonerelay.store.offline import check_spool
+
+CHECKED = ("leveldb",)
+"""Engines with a check."""
+
+
+@pytest.fixture(params=fixtures.stored(), ids="-".join)
+def fixture(request: pytest.FixtureRequest) -> tuple[str, str]:
+    named: tuple[str, str] = request.param
+    return named
+
+
+@pytest.fixture
+def spool(fixture: tuple[str, str], tmp_path: Path) -> Spool:
+    name, engine = fixture
+    raw = (fixtures.DIRECTORY / name / ENGINES[engine].file).read_bytes()
+    return ENGINES[engine].unpack(raw, tmp_path)
+
+
+def test_every_engine_was_written_by_its_first_revision_and_by_the_newest_release() -> None:
+    written = fixtures.stored()
+    newest = fixtures.newest().name
+    for engine in ENGINES:
+        assert (newest, engine) in written
+        assert any(name != newest and engine == other for name, other in written), engine
+
+
+async def test_every_message_is_as_it_was_written_and_leaves(fixture: tuple[str, str], spool: Spool) -> None:
+    expected = fixtures.expected(fixture[0])
+    async with spool:
+        found = await mail.read_queue(spool.store)
+        assert found.keys() == expected.keys()
+        assert mail.lacking(expected, found) == []
+        before = sum(len(each["deliveries"]) for each in expected.values())
+        assert sum(counts.total for counts in spool.store.counts().values()) == before
+        assert (spool.store.last_message_id() or "") >= max(expected)
+    # What a crash right after the upgrade would find is the same.
+    async with spool:
+        assert await mail.read_queue(spool.store) == found
+        assert await _sent(spool.store) == before
+        assert await spool.store.zones() == set()
+        assert await mail.read_queue(spool.store) == {}
+    assert spool.damage == []
+
+
+async def _sent(store: Store) -> int:
+    """Hands out everything that may be sent, when it is due, and settles it. Counts deliveries."""
+    held = [delivery.key async for delivery in store.scan() if delivery.held]
+    await store.update(held, lambda delivery: replace(delivery, held=False))
+    sent = 0
+    for zone in sorted(await store.zones()):
+        while claimed := [
+            *await store.claim(zone, 100, now=mail.NOW + 10 * 86400),
+            *await store.claim_domain(zone, mail.FULL, 100, now=mail.NOW + 10 * 86400),
+        ]:
+            await store.settle([Finish(delivery) for delivery in claimed])
+            sent += len(claimed)
+    return sent
+
+
+async def test_a_check_finds_nothing(fixture: tuple[str, str], spool: Spool, tmp_path: Path) -> None:
+    if fixture[1] in CHECKED:
+        findings = Findings()
+        settings = Settings(
+            spool=spool.settings,
+            redis=spool.redis or RedisSettings(),
+            postgres=spool.postgres or PostgresSettings(),
+            s3=spool.s3 or S3Settings(),
+        )
+        environment = {"SECRET": SECRET}
+        await check_spool(
+            settings, 0, Examination(tmp_path / "scratch", findings, lambda *_: None, environment)
+        )
+        assert findings.kept == []
+
+
+def test_tables_of_the_first_revision_become_those_of_a_new_queue(tmp_path: Path) -> None:
+    """PostgreSQL: whatever steps were taken, the same columns, indexes and options are there in the end."""
+    engine = ENGINES["postgres"]
+    first = next(name for name, other in fixtures.stored() if other == "postgres")
+    old = engine.unpack((fixtures.DIRECTORY / first / engine.file).read_bytes(), tmp_path / "old")
+    new = engine.spool(tmp_path / "new")
+
+    async def opened(spool: Spool) -> None:
+        async with spool:
+            pass
+
+    shapes = []
+    for spool in (old, new):
+        asyncio.run(opened(spool))
+        found = engine.records(spool)
+        shapes.append({name: text for name, text in found.items() if not name.startswith("row ")})
+    assert shapes[0] == shapes[1]

@@ -1,0 +1,79 @@
+"""A queue that a newer release has marked as its own is refused in words, and stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shelve
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.store.spools import Spool
+from tests.support.postgres import shared_postgres
+from tests.support.s3_server import BUCKET, shared_moto
+from tests.upgrades import fixtures
+from tests.upgrades.engines import ENGINES
+from zonerelay.store.common import records
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.leveldb.engine import plyvel
+
+
+def _leveldb(spool: Spool) -> None:
+    with contextlib.closing(plyvel.DB(str(spool.settings.path))) as database:
+        database.put(records.META_FORMAT, b"2")
+    # A newer release writes the version there too.
+    (spool.settings.path / "synced").unlink()
+
+
+def _disk(spool: Spool) -> None:
+    for lock in spool.settings.path.rglob("zonerelay.lock"):
+        lock.write_bytes(lock.read_bytes().replace(b"queue 1", b"queue 2"))
+
+
+def _shelf(spool: Spool) -> None:
+    assert spool.settings.shelve is not None
+    with shelve.open(str(spool.settings.shelve)) as found:
+        found[records.META_FORMAT.decode()] = b"2"
+
+
+def _redis(spool: Spool) -> None:
+    assert spool.redis is not None
+    with contextlib.closing(redis.Redis.from_url(spool.redis.url)) as server:
+        server.set(f"{spool.redis.prefix}format", "2 2")
+
+
+def _postgres(spool: Spool) -> None:
+    assert spool.postgres is not None
+    shared_postgres().psql(
+        f"INSERT INTO {spool.postgres.schema}.schema_version (version, oldest) VALUES (99, 99)"
+    )
+
+
+def _s3(spool: Spool) -> None:
+    assert spool.s3 is not None
+    shared_moto().ask("PUT", f"/{BUCKET}/{spool.s3.prefix}format", b"2 2")
+
+
+MARKS: dict[str, tuple[Callable[[Spool], None], str]] = {
+    "leveldb": (_leveldb, r"format version 2; this zonerelay reads version 1: run the release that wrote it"),
+    "disk": (_disk, r"zonerelay\.lock is not of a queue that this zonerelay can read: run the release that"),
+    "shelf": (_shelf, r"format version 2; this zonerelay reads version 1: start the release that wrote it"),
+    "redis": (_redis, r"says b'2 2': .* knows 1; a newer zonerelay may have been here: start that one"),
+    "postgres": (_postgres, r"version 99, .* a newer zonerelay has been here; start that one"),
+    "s3": (_s3, r"says '2 2': .* knows 1; a newer zonerelay has been here: start that one"),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_newer_queue_is_refused_and_left_alone(name: str, tmp_path: Path) -> None:
+    engine = ENGINES[name]
+    spool = engine.unpack((fixtures.newest() / engine.file).read_bytes(), tmp_path)
+    mark, words = MARKS[name]
+    mark(spool)
+    before = engine.records(spool)
+    with pytest.raises(StoreOpenError, match=words):
+        asyncio.run(spool.open())
+    assert engine.records(spool) == before

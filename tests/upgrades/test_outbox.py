@@ -1,0 +1,94 @@
+"""Tables of an outbox that older releases have made, with their rows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from tests.support.outbox import KEY, LOOPBACK, OutboxBed, to_sink
+from tests.upgrades import fixtures, outbox
+from tests.upgrades.engines import Records, read_schema
+from tests.upgrades.test_guard import compare
+from zonerelay.outbox.database.passwords import unseal
+from zonerelay.outbox.database.tables import MIGRATIONS
+from zonerelay.sandbox.sink import Sink
+
+FILES = sorted(fixtures.DIRECTORY.glob(f"*/{outbox.FILE}"))
+
+
+def _version(bed: OutboxBed) -> int:
+    """0 while the first revision's tables have none."""
+    there = bed.psql("SELECT to_regclass('outbound_messages_schema') IS NOT NULL")
+    return int(bed.psql("SELECT max(version) FROM outbound_messages_schema")) if there == "t" else 0
+
+
+def shape(records: Records) -> Records:
+    return {name: text for name, text in records.items() if not name.startswith("row ")}
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.parent.name)
+def restored(request: pytest.FixtureRequest, bed: OutboxBed) -> OutboxBed:
+    outbox.restore(request.param.read_bytes(), bed)
+    return bed
+
+
+async def test_rows_are_sent_to_those_who_have_not_got_them(restored: OutboxBed, sink: Sink) -> None:
+    restored.psql("UPDATE outbound_messages SET next_retry_at = NULL")
+    async with restored.relay(to_sink(sink.port)) as running:
+        await restored.until(running, 3, "sent")
+        await restored.until(running, 4, "sent")
+    assert [restored.row(row)["status"] for row in range(1, 6)] == [
+        "sent",
+        "failed",
+        "sent",
+        "sent",
+        "failed",
+    ]
+    sent = sorted(recipient for message in sink.messages for recipient in message.recipients)
+    assert sent == ["blind@example.com", "copy@example.com", "later@example.com", "someone@example.com"]
+    whole = next(message.body for message in sink.messages if b"X-Campaign: spring" in message.body)
+    assert b"aGVsbG8=" in whole
+    assert b"<p>hello</p>" in whole
+    sealed = restored.psql("SELECT smtp_password_encrypted FROM mailboxes")
+    assert unseal(sealed, (KEY,), host=LOOPBACK, port=outbox.PORT, user="relay") == "right"
+
+
+async def test_their_tables_become_those_of_a_new_outbox(restored: OutboxBed, bed: OutboxBed) -> None:
+    async with restored.relay() as running:
+        await running.until(lambda: _version(restored) == len(MIGRATIONS), what="the newest version")
+    fresh = OutboxBed(bed.directory)
+    try:
+        async with fresh.relay(name="fresh"):
+            pass
+        made, now = [
+            shape(await asyncio.to_thread(read_schema, each.server.url, each.schema))
+            for each in (fresh, restored)
+        ]
+    finally:
+        fresh.drop()
+    assert now == made
+
+
+def test_rows_are_stored_as_in_the_newest_fixture(bed: OutboxBed) -> None:
+    async def written() -> None:
+        sink = Sink()
+        await sink.start()
+        await outbox.fill(bed, sink)
+        await sink.close()
+
+    asyncio.run(written())
+    now = read_schema(bed.server.url, bed.schema)
+    before = OutboxBed(bed.directory)
+    try:
+        outbox.restore((fixtures.newest() / outbox.FILE).read_bytes(), before)
+        compare("outbox", *(map(_still, (read_schema(before.server.url, before.schema), now))))
+    finally:
+        before.drop()
+
+
+def _still(records: Records) -> Records:
+    """Times differ, and so do an initialisation vector and what it makes of a password."""
+    moving = r'"(at|next|sent_at|next_retry_at|smtp_password_encrypted)": ("[^"]*"|[0-9.]+)'
+    return {name: re.sub(moving, r'"\1": …', text) for name, text in records.items()}

@@ -1,0 +1,32 @@
+"""`zonerelay config show`: the options of the file and their defaults as TOML, for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from argparse import Namespace
+
+from zonerelay.cli.relay import config_path
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.cli.terminal.text import clean_lines
+from zonerelay.config import toml_text
+from zonerelay.config.load import ConfigError, read
+
+
+def show(arguments: Namespace) -> int:
+    """Raises CliError with everything that is wrong with the file."""
+    if arguments.defaults:
+        document = toml_text.defaults()
+    else:
+        path = config_path(arguments.config)
+        try:
+            settings, report = read(path)
+        except ConfigError as error:
+            raise CliError(str(error), USAGE) from error
+        shown = toml_text.changed if arguments.changed else toml_text.effective
+        document = f"# {clean_lines(str(path))}\n{shown(settings, report)}"
+    if arguments.json:
+        print(json.dumps(tomllib.loads(document), indent=2, default=lambda date: date.isoformat()))
+    else:
+        print(document, end="")
+    return OK

@@ -1,0 +1,51 @@
+"""`queue cat`: the octets of one message on standard output, from the running relay or from a stopped one's
+spool (`body_offline`).
+
+A pipe and a file get the octets as they are; a terminal gets text in which nothing moves a cursor.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from argparse import Namespace
+
+from zonerelay.cli.relay import connect, load_settings
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.control.messages.answers import BodyPiece, Frame, MessageBody
+from zonerelay.control.messages.requests import QueueCat
+from zonerelay.control.socket.errors import NotRunningError
+
+
+def cat(arguments: Namespace) -> int:
+    if arguments.zone and not arguments.as_sent:
+        raise CliError("--zone chooses what --as-sent shows: a stored body is the same in all zones", USAGE)
+    request = QueueCat(message_id=arguments.message_id, as_sent=arguments.as_sent, zone=arguments.zone or "")
+    show = output.print_line if arguments.json else _Octets().show
+    try:
+        for frame in connect(arguments.config).stream(request):
+            if isinstance(frame, MessageBody | BodyPiece):
+                show(frame)
+    except NotRunningError:
+        # A running relay answers without what an offline look needs.
+        from zonerelay.cli.spool.body_offline import offline
+
+        offline(load_settings(arguments.config), request, show)
+    return OK
+
+
+class _Octets:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def show(self, frame: Frame) -> None:
+        if isinstance(frame, MessageBody) and frame.zone:
+            output.chatter().print(f"As zone {frame.zone} sends it, from {text.path(frame.sender)}:")
+        elif not isinstance(frame, BodyPiece):
+            return
+        elif sys.stdout.isatty():
+            shown = self._decoder.decode(frame.octets).replace("\r\n", "\n").replace("\r", "")
+            sys.stdout.write("\t".join(map(text.clean_lines, shown.split("\t"))))
+        else:
+            sys.stdout.buffer.write(frame.octets)

@@ -1,0 +1,69 @@
+"""Answers `queue cat` where no relay runs, from the spools, with the relay's own parts for one rendition.
+
+There is no log of a relay then, so the reading is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from zonerelay.cli.spool.stopped import opened, spools, stopped
+from zonerelay.cli.terminal import output
+from zonerelay.cli.terminal.exits import CliError
+from zonerelay.config.settings import Settings
+from zonerelay.control.bodies import Bodies
+from zonerelay.control.messages.answers import BodyPiece, MessageBody
+from zonerelay.control.messages.requests import QueueCat
+from zonerelay.delivery.rewrite.rendering import Renderer
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.worker.outbound import build_dkim_keys, build_srs
+
+
+def offline(settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]) -> None:
+    """Raises CliError and ControlError."""
+    with stopped(settings):
+        asyncio.run(_send(settings, request, show))
+
+
+async def _send(
+    settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]
+) -> None:
+    zones = {zone.name: zone for zone in settings.zone}
+    try:
+        for worker in spools(settings.spool):
+            async with opened(settings, worker) as store:
+                bodies = Bodies(store, _renderer(settings, store), zone=zones.get, read=lambda *_: None)
+                try:
+                    async for frame in bodies.frames(request, ""):
+                        show(frame)
+                except MessageNotFoundError:
+                    continue
+                return
+    except (StoreError, ValueError) as error:
+        raise CliError(str(error)) from error
+    raise CliError(f"no message {request.message_id} in the queue")
+
+
+def _renderer(settings: Settings, store: Store) -> Renderer:
+    """Raises ValueError."""
+    clock = SystemClock()
+    events = Events(_Told(), Metrics(), Redactor(b"", enabled=False), clock)
+    renderer = Renderer(read_body=store.read_body, events=events, clock=clock)
+    largest = max((listener.max_header_size for listener in settings.listener), default=0)
+    renderer.configure(
+        keys=build_dkim_keys(settings), srs=build_srs(settings, os.environ), max_header_size=largest
+    )
+    return renderer
+
+
+class _Told:
+    """What the relay would log about a rendition is told."""
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
+        output.chatter().print(f"{event}: {fields.get('reason', '')}")

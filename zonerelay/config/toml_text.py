@@ -1,0 +1,123 @@
+"""Writes settings as TOML that the loader reads back to the same settings, with the line that says each key.
+
+Secrets are references in the settings, and no more is written. The module promises a document that can be
+read back: where a default may not stand beside what the file says, the table has its defaults as comments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from zonerelay.config import load
+from zonerelay.config.options import convert, forms
+from zonerelay.config.options.convert import Option
+from zonerelay.config.options.options import options_of
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.settings import REPEATED, TABLES, Settings
+from zonerelay.config.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DERIVED = "follows from other options"
+
+
+def effective(settings: Settings, report: Report) -> str:
+    """Every option as it is in force. `report` knows the lines of the file."""
+    text = _document(settings, report, commented=frozenset())
+    # The complaint is about a key of the file as often as about the default beside it.
+    tables = frozenset(path[:2] if path[0] in REPEATED else path[:1] for path in load.refused_in(text))
+    return _document(settings, report, commented=tables) if tables else text
+
+
+def changed(settings: Settings, report: Report) -> str:
+    """The options that differ from their defaults."""
+    return _document(settings, report, commented=frozenset(), only_changed=True)
+
+
+def defaults() -> str:
+    """Every option with its default. Of tables that there may be any number of, one is shown as a comment."""
+    text = _document(Settings(), Report({}), commented=frozenset())
+    for name in (name for name in TABLES if name in REPEATED and not getattr(Settings(), name)):
+        options, owner = options_of(TABLES[name]), TABLES[name]
+        lines = (f"#{_key(key, _default(owner, key), option)}" for key, option in options.items())
+        text += "\n".join(("", f"#[[{name}]]", *lines, ""))
+    return text
+
+
+def _document(
+    settings: Settings, report: Report, *, commented: frozenset[KeyPath], only_changed: bool = False
+) -> str:
+    writing = _Writing(report, commented, only_changed)
+    lines = list(writing.keys(settings, ()))
+    tables: list[str] = []
+    for name in TABLES:
+        content = getattr(settings, name)
+        if name not in REPEATED:
+            keys = list(writing.keys(content, (name,)))
+            tables += ["", f"[{name}]", *keys] if keys else []
+        elif not content and getattr(Settings(), name):
+            lines.append(f"{name} = []")
+        elif not only_changed or content != getattr(Settings(), name):
+            for at, item in enumerate(content):
+                tables += ["", f"[[{name}]]", *writing.keys(item, (name, at))]
+    return "\n".join([*lines, *tables]).lstrip("\n") + "\n"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Writing:
+    report: Report
+    commented: frozenset[KeyPath]
+    only_changed: bool
+
+    def keys(self, table: DataclassInstance, path: KeyPath) -> Iterator[str]:
+        for key, option in options_of(type(table)).items():
+            value, here = getattr(table, key), (*path, key)
+            is_default = value == _default(type(table), key)
+            if self.only_changed and is_default and key != "name":
+                continue
+            line = self.report.line_of(*here)
+            origin = f"line {line}" if line else "" if is_default else DERIVED
+            mark = "#" if path in self.commented and not origin else ""
+            yield mark + _key(key, value, option) + (f"  # {origin}" if origin else "")
+
+
+def _default(table: type[DataclassInstance], key: str) -> object:
+    return next(field.default for field in dataclasses.fields(table) if field.name == key)
+
+
+def _key(key: str, value: object, option: Option) -> str:
+    return f"{key} = {toml_value(value, option)}"
+
+
+def toml_value(value: object, option: Option) -> str:
+    """A setting as its option is written in the file."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(toml_value(member, option) for member in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return _number(value, option)
+    if value is None:
+        return quote("auto" if option.read is convert.switch_or_auto else "")
+    return quote(str(value))
+
+
+def _number(value: float, option: Option) -> str:
+    if option.read is convert.date:
+        return forms.date_text(value)
+    if option.read is convert.workers and value == convert.AUTO:
+        return quote("auto")
+    if value == 0:
+        return "0"
+    if option.read is convert.size:
+        return quote(format_size(int(value)))
+    return quote(format_duration(value)) if option.read is convert.duration else str(value)
+
+
+def quote(text: str) -> str:
+    """A TOML basic string; JSON's escapes are a subset of TOML's."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,161 @@
+"""The destinations of `zonerelay status`: what waits in the whole queue, and what the scheduler knows.
+
+The scheduler knows the deliveries in its window; the others are counted in the store, domain by domain. A
+count serves for a while, and of a large queue it is made from a sample: `every` says so. An answer waits for
+a count no longer than `PATIENCE` seconds; until the first one has ended, `every` is 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
+
+from zonerelay.control.messages.answers import DestinationStatus, hurts
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.queue.aio import closing
+from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.store.contract import EveryNth, Store, StoreError, everybody
+
+PATIENCE = 2.0
+FRESH = 2.0
+"""Seconds that a count serves at least, and twenty times as long as it took."""
+OTHERS = "(other domains)"
+SLICE = 1000
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Deliveries to one domain in one zone by durable state. `oldest` and `last` are Unix times; `reply` is
+    that of the latest attempt.
+    """
+
+    ready: int = 0
+    deferred: int = 0
+    held: int = 0
+    oldest: float = float("inf")
+    last: float = 0.0
+    reply: str = ""
+
+    def count(self, delivery: Delivery, step: int) -> None:
+        if delivery.held:
+            self.held += step
+        elif delivery.next_attempt > 0:
+            self.deferred += step
+        else:
+            self.ready += step
+        self.oldest = min(self.oldest, delivery.created)
+        if delivery.last is not None and delivery.last.at > self.last:
+            self.last, self.reply = delivery.last.at, str(delivery.last.reply)
+
+    def add(self, other: Waiting) -> None:
+        self.ready += other.ready
+        self.deferred += other.deferred
+        self.held += other.held
+        self.oldest = min(self.oldest, other.oldest)
+        if other.last > self.last:
+            self.last, self.reply = other.last, other.reply
+
+
+class Destinations:
+    """Lives on the worker's event loop; `close` before the store is closed."""
+
+    def __init__(self, store: Store, scheduler: Scheduler, clock: Clock) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._clock = clock
+        self._domains: dict[tuple[str, str], Waiting] = {}
+        self._fresh_until = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.every = 0
+
+    async def rows(self) -> list[DestinationStatus]:
+        """Every destination, those that hurt most first."""
+        if self._task is None and self._clock.monotonic() >= self._fresh_until:
+            self._task = asyncio.get_running_loop().create_task(self._count())
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=PATIENCE)
+        return sorted(self._rows(), key=hurts)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _count(self) -> None:
+        began = self._clock.monotonic()
+        every = max(1, sum(counts.total for counts in self._store.counts().values()) // SAMPLE)
+        found: dict[tuple[str, str], Waiting] = {}
+        seen = 0
+        try:
+            scan = self._store.scan(wanted=everybody if every == 1 else EveryNth(every))
+            async with closing(scan) as deliveries:
+                async for delivery in deliveries:
+                    key = (delivery.zone, delivery.domain)
+                    if key not in found and len(found) >= MAX_KEYS:
+                        key = (delivery.zone, OTHERS)
+                    found.setdefault(key, Waiting()).count(delivery, every)
+                    seen += 1
+                    if seen % SLICE == 0:
+                        await asyncio.sleep(0)
+            self._domains, self.every = found, every
+        except StoreError:
+            pass  # `unhealthy` has the reason; what was known last is shown
+        finally:
+            ended = self._clock.monotonic()
+            self._fresh_until = ended + max(FRESH, 20 * (ended - began))
+            self._task = None
+
+    def _rows(self) -> Iterator[DestinationStatus]:
+        now = self._clock.now()
+        waiting: dict[tuple[str, str], Waiting] = {}
+        names = dict[tuple[str, str], str]()
+        for (zone, domain), mail in self._domains.items():
+            key = self._scheduler.zone(zone).plan.destination_of(domain)
+            where = (zone, f"{domain} " if key is None else key)
+            names.setdefault(where, domain)
+            waiting.setdefault(where, Waiting()).add(mail)
+        for zone_status in self._scheduler.snapshot():
+            for each in zone_status.destinations:
+                mail = waiting.pop((zone_status.zone, each.key), Waiting())
+                yield DestinationStatus(
+                    zone=zone_status.zone,
+                    destination=each.name,
+                    hosts=each.key.partition(" ")[2],
+                    active=each.active,
+                    waiting=each.waiting,
+                    suspended_until=each.suspended_until,
+                    reply=each.reply or mail.reply,
+                    next_turn=None if each.turn_in is None else now + each.turn_in,
+                    **_counts(mail, now, each.active, each.waiting),
+                )
+        for (zone, place), mail in waiting.items():
+            yield DestinationStatus(
+                zone=zone,
+                destination=names[zone, place],
+                hosts=place.partition(" ")[2],
+                active=0,
+                waiting=0,
+                reply=mail.reply,
+                **_counts(mail, now, 0, 0),
+            )
+
+
+class _Counts(TypedDict):
+    ready: int
+    deferred: int
+    held: int
+    oldest_seconds: float
+
+
+def _counts(mail: Waiting, now: float, active: int, window: int) -> _Counts:
+    """A count is some seconds old: what the window holds waits in any case."""
+    return _Counts(
+        ready=max(mail.ready - active, window - mail.deferred, 0),
+        deferred=mail.deferred,
+        held=mail.held,
+        oldest_seconds=max(now - mail.oldest, 0.0),
+    )

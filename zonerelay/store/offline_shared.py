@@ -1,0 +1,84 @@
+"""Does what operators' commands do to a shared store, beside its relays: none of this joins them.
+
+An engine is imported when the settings name it, for its driver is an extra.
+"""
+
+# ruff: noqa: PLC0415  (see above)
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+from zonerelay.config.settings import Backend, Settings
+from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
+from zonerelay.store.common.repairs import kept_beside
+from zonerelay.store.contract import QueueView
+from zonerelay.store.surroundings import driver
+
+
+async def check_shared(settings: Settings, examination: Examination) -> Contents:
+    """Raises StoreError."""
+    if settings.spool.backend is Backend.REDIS:
+        with driver("redis", "redis"):
+            from zonerelay.store.redis.check import check as check_redis
+
+        return await check_redis(settings.redis, examination)
+    if settings.spool.backend is Backend.POSTGRES:
+        from zonerelay.store.postgres.check import check as check_postgres
+
+        return await check_postgres(settings.postgres, examination)
+    with driver("s3", "aiobotocore", "botocore"):
+        from zonerelay.store.s3.check import check as check_s3
+
+    return await check_s3(settings.s3, examination)
+
+
+async def repair_shared(
+    settings: Settings, salvage: Salvage, tell: Tell, *, carry_out: bool, environment: Mapping[str, str]
+) -> Repaired:
+    """Raises StoreError in words, also when relays use the store, and OSError."""
+    kept = kept_beside(settings.spool.path)
+    if settings.spool.backend is Backend.REDIS:
+        with driver("redis", "redis"):
+            from zonerelay.store.redis.repair import repair as repair_redis
+
+        return await repair_redis(
+            settings.redis, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
+        )
+    if settings.spool.backend is Backend.POSTGRES:
+        from zonerelay.store.postgres.repair import repair as repair_postgres
+
+        return await repair_postgres(
+            settings.postgres, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
+        )
+    with driver("s3", "aiobotocore", "botocore"):
+        from zonerelay.store.s3.repair import repair as repair_s3
+
+    return await repair_s3(
+        settings.s3, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
+    )
+
+
+@contextlib.asynccontextmanager
+async def view_shared(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[QueueView]:
+    """The queue, to be read: PostgreSQL's as it is at this moment, the others' message by message as it is
+    then. Raises StoreError.
+    """
+    if settings.spool.backend is Backend.REDIS:
+        with driver("redis", "redis"):
+            from zonerelay.store.redis.view import view as view_redis
+
+        async with view_redis(settings.redis, environment) as redis:
+            yield redis
+    elif settings.spool.backend is Backend.POSTGRES:
+        from zonerelay.store.postgres.view import view as view_postgres
+
+        async with view_postgres(settings.postgres, environment) as postgres:
+            yield postgres
+    else:
+        with driver("s3", "aiobotocore", "botocore"):
+            from zonerelay.store.s3.view import view as view_s3
+
+        async with view_s3(settings.s3, environment) as s3:
+            yield s3
