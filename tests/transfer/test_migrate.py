@@ -29,6 +29,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.store.common import records
 from zonerelay.store.disk.format import HEAD
 from zonerelay.store.leveldb.engine import plyvel
+from zonerelay.transfer.journal import Journal
+from zonerelay.transfer.stored import TransferError
 
 
 def migrate(source: Path, target: Path, *more: str) -> int:
@@ -152,6 +154,19 @@ def test_all_workers_mail_moves_to_all_workers(tmp_path: Path) -> None:
     assert all(after)
     assert after[0] | after[1] | after[2] == before
     assert asyncio.run(contents(source, 5)) == asyncio.run(contents(source)) == {}
+
+
+def test_the_journal_is_one_process_s_and_is_not_replaced_when_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "migration"
+    journal = Journal(path, "one", "other")
+    with pytest.raises(TransferError, match="another `spool migrate` has it"):
+        Journal(path, "one", "other")
+    journal.close()
+    assert not path.exists(), "nothing was begun"
+    path.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    with pytest.raises(TransferError, match="is damaged"):
+        Journal(path, "one", "other")
+    assert path.stat().st_size == 5016
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "changing-engines.md"

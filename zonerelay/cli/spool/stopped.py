@@ -62,9 +62,11 @@ def beside(settings: Settings) -> Iterator[Path]:
     """Yields the directory beside the spool, which is made if it is not there. Raises CliError."""
     with _private():
         try:
-            yield prepare_home(settings)
+            home = prepare_home(settings)
         except StartError as error:
             raise CliError(str(error), USAGE) from error
+        try:
+            yield home
         finally:
             _give_back(settings.spool)
 
