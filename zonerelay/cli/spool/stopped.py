@@ -19,6 +19,7 @@ from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config.settings import Backend
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.history.writer import DIRECTORY as HISTORY
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.setup import StartError, prepare_home
 from zonerelay.store.contract import StoreError
@@ -125,7 +126,7 @@ def _give_back(spool: SpoolSettings) -> None:
     owner = next((found for each in (spool.path, home) if (found := each.stat()).st_uid), None)
     if owner is None:
         return
-    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
+    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory, home / HISTORY]
     for place in {each for each in places if each is not None and each.is_dir()}:
         for path in (place, *place.rglob("*")):
             _give(path, owner)
