@@ -15,6 +15,7 @@ LATER = {
     "OpenSSL",  # where clients may have certificates, or DANE applies
     "cryptography",  # where mail is signed
     "rich",  # for people
+    "sqlite3",  # with the first event for the history
     "asyncpg",
     "redis",
     "aiobotocore",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DEFAULT_ROWS = 1000
+DEFAULT_FOUND = 100
 DEFAULT_DAYS = 825  # what Apple's systems take at most
 MAX_DAYS = 36_500
 
@@ -39,6 +40,8 @@ SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-
 """Whose queues `spool import --from` reads."""
 
 SUMMARIES = ("domain", "site", "sender", "zone", "user", "reply", "priority")
+OUTCOMES = ("waiting", "delivered", "deferred", "bounced", "expired", "dropped", "refused")
+"""Of mail, as `zonerelay log find` has them; `history.reader` loads more than a parser should."""
 
 CHANGES = {
     "retry": "try deliveries again now, whatever their schedule says",
@@ -85,8 +88,15 @@ def build() -> argparse.ArgumentParser:
     _json(status)
     _queue(commands)
     _explain(commands)
-    resolve = _command(commands, "resolve", "addresses in the queue behind a pseudonym from the log")
-    resolve.add_argument("pseudonym", help="u-…@d-… for a mailbox, d-… for every mailbox of a domain")
+    _log(commands)
+    resolve = _command(
+        commands, "resolve", "addresses in the queue behind a pseudonym from the log; or its pseudonym"
+    )
+    resolve.add_argument(
+        "pseudonym",
+        metavar="PSEUDONYM|ADDRESS",
+        help="u-…@d-… for a mailbox, d-… for every mailbox of a domain; an address gets its pseudonym",
+    )
     _json(resolve)
     _user(commands)
     _certificates(commands)
@@ -185,6 +195,39 @@ def _configuration(commands: Commands) -> None:
     which.add_argument("--changed", action="store_true", help="only what differs from the defaults")
     which.add_argument("--defaults", action="store_true", help="the defaults, whatever the file says")
     _json(show)
+
+
+def _log(commands: Commands) -> None:
+    log = commands.add_parser("log", help="what became of mail: the history")
+    verbs = log.add_subparsers(dest="verb", required=True, metavar="VERB")
+    find = _command(verbs, "find", "find what became of mail, the newest last; everything given must match")
+    find.add_argument(
+        "value",
+        nargs="?",
+        metavar="ADDRESS|MESSAGE-ID|ID",
+        help="sender or recipient, @DOMAIN, Message-ID, message id, pseudonym, user or client",
+    )
+    find.add_argument("--since", type=_age, metavar="AGE", help="not longer ago, e.g. 30m, 4h, 2d")
+    find.add_argument("--until", type=_age, metavar="AGE", help="at least so long ago")
+    find.add_argument("--sender", metavar="ADDRESS", help="<> for the null sender")
+    find.add_argument("--recipient", metavar="ADDRESS")
+    find.add_argument("--client", metavar="IP")
+    find.add_argument("--user", metavar="NAME", help="user who had logged in")
+    find.add_argument("--zone")
+    find.add_argument("--destination", metavar="NAME", help="destination or host; * stands for any text")
+    find.add_argument(
+        "--reply", metavar="TEXT", help="the reply to an attempt, or of ours, contains this text"
+    )
+    find.add_argument("--outcome", choices=OUTCOMES, help="waiting: no attempt yet")
+    find.add_argument(
+        "--limit", type=_count, default=DEFAULT_FOUND, metavar="N", help="the newest N (default: %(default)s)"
+    )
+    _json(find)
+    show = _command(verbs, "show", "everything that is known of one message, as a time line")
+    show.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+    _json(show)
+    forget = _command(verbs, "forget", "write over an address wherever the history has it")
+    forget.add_argument("address", metavar="ADDRESS")
 
 
 def _explain(commands: Commands) -> None:

@@ -17,6 +17,7 @@ RESTART = (
     "delivery",
     "dns",
     "log",
+    "history",
     "admin",
 )
 """What sockets, threads and files were opened with. Everything else changes live."""

@@ -28,7 +28,13 @@ from zonerelay.config.options.options import (
     text,
     workers,
 )
-from zonerelay.config.tables.admin import AdminSettings, LogFormat, LogSettings
+from zonerelay.config.tables.admin import (
+    AdminSettings,
+    HistoryAddresses,
+    HistorySettings,
+    LogFormat,
+    LogSettings,
+)
 from zonerelay.config.tables.inbound.access import AccessAction, AccessSettings, AuthSettings
 from zonerelay.config.tables.inbound.listener import (
     CLEARTEXT_AUTH_WORDS,
@@ -106,6 +112,7 @@ class Settings:
     delivery: DeliverySettings = table(DeliverySettings)
     dns: DnsSettings = table(DnsSettings)
     log: LogSettings = table(LogSettings)
+    history: HistorySettings = table(HistorySettings)
     admin: AdminSettings = table(AdminSettings)
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from zonerelay.config.settings import NOTE, Settings, note_upgrade
+from zonerelay.config.settings import NOTE, HistoryAddresses, Settings, note_upgrade
 from zonerelay.telemetry.logs.redact import Redactor, load_or_create_key
 
 REDACT_KEY = "redact.key"
@@ -93,5 +93,19 @@ def build_redactor(settings: Settings) -> Redactor:
     """Raises RedactKeyError."""
     if not settings.log.redact:
         return Redactor(b"", enabled=False)
-    path = settings.log.redact_key_file or settings.spool.path.parent / REDACT_KEY
-    return Redactor(load_or_create_key(path), enabled=True)
+    return Redactor(load_or_create_key(redact_key_of(settings)), enabled=True)
+
+
+def redact_key_of(settings: Settings) -> Path:
+    return settings.log.redact_key_file or settings.spool.path.parent / REDACT_KEY
+
+
+def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
+    """Returns that of the log where the history shows addresses as the log does. Raises RedactKeyError."""
+    hashed = settings.history.addresses is HistoryAddresses.HASHED
+    if hashed == of_log.enabled:
+        return of_log
+    if not hashed:
+        return Redactor(b"", enabled=False)
+    settings.spool.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Redactor(load_or_create_key(redact_key_of(settings)), enabled=True)

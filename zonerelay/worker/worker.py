@@ -20,9 +20,10 @@ from collections.abc import Collection, Mapping, Sequence
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, space_guard
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
+from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.listen.listener import ListenError
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.state.rewriting import Rewriting
@@ -30,7 +31,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.process.identity import Identity
-from zonerelay.process.setup import StartError
+from zonerelay.process.setup import StartError, history_redactor
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.retry import RetryPolicy
@@ -82,7 +83,10 @@ class Worker:
         self.refused_at: float | None = None
         self.draining = False
         self.metrics = Metrics()
-        self.events = Events(log, self.metrics, redactor, clock)
+        self.history = self._build_history(redactor)
+        self.events = Events(log, self.metrics, redactor, clock, self.history)
+        if self.history is not None:
+            self.history.tell(self.events.history_broken, self.events.history_restored)
         self._redactor, self._random = redactor, randomness
         self._environment, self._policy_port = environment or {}, policy_port
         self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
@@ -96,6 +100,23 @@ class Worker:
         self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
         self._reloads = asyncio.Lock()
+
+    def _build_history(self, redactor: Redactor) -> History | None:
+        """Raises RedactKeyError."""
+        settings = self.settings
+        file = file_of(settings.spool.path.parent, self.identity.index)
+        if not settings.history.enabled:
+            note_off(file)
+            return None
+        return History(
+            file,
+            history_redactor(settings, redactor),
+            keep=settings.history.keep,
+            max_size=settings.history.max_size,
+            guard=space_guard(settings.spool),
+            clock=self.clock,
+            dropped=self.metrics.history_dropped,
+        )
 
     # ---- start ------------------------------------------------------------------------------------
 
@@ -328,6 +349,8 @@ class Worker:
             await self.store.close()
         self.metrics.loop_lag.stop()
         self.events.close()
+        if self.history is not None:
+            await asyncio.to_thread(self.history.close)
         self.events.lifecycle("stopped")
 
     def note_left_over(self, left: str) -> None:
@@ -391,7 +414,7 @@ class Worker:
                 *(() if listeners is None else listeners.problems),
                 *(
                     text
-                    for part in (self._sending, self._queue, self._scheduler, self.store)
+                    for part in (self._sending, self._queue, self._scheduler, self.store, self.history)
                     if part
                     for text in part.problems()
                 ),

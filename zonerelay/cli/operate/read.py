@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
-from zonerelay.cli.relay import connect
+from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.cli.terminal.progress_bar import ProgressBar
@@ -27,6 +29,17 @@ from zonerelay.control.messages.answers import (
     TraceStep,
 )
 from zonerelay.control.messages.requests import QueueList, QueueShow, QueueSummary, QueueTrace, Resolve
+from zonerelay.control.socket.errors import ControlError
+
+_PSEUDONYM = re.compile(r"u-[a-z2-7]+(@d-[a-z2-7]+)?|d-[a-z2-7]+")
+
+
+class Pseudonym(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pseudonym"):
+    """What the log writes for an address."""
+
+    address: str
+    pseudonym: str
+
 
 SUMMARY_ROWS = 20
 PAGE = 1000
@@ -181,17 +194,21 @@ def _delivery_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.
 
 
 def trace(arguments: Namespace) -> int:
-    steps = [
-        frame
-        for frame in connect(arguments.config).stream(QueueTrace(message_id=arguments.message_id))
-        if isinstance(frame, TraceStep)
-    ]
-    if arguments.json:
-        for step in steps:
-            output.print_line(step)
-        return OK
-    console = output.console()
-    console.print(trace_table(steps, wide=console.width >= output.WIDE))
+    from zonerelay.cli.operate.log import history_of, print_steps  # SQLite
+
+    steps: list[TraceStep] = []
+    missing: ControlError | None = None
+    try:
+        frames = connect(arguments.config).stream(QueueTrace(message_id=arguments.message_id))
+        steps += [frame for frame in frames if isinstance(frame, TraceStep)]
+    except ControlError as error:  # not in the queue, or the relay does not run: the history may know
+        missing = error
+    steps = history_of(arguments.config, arguments.message_id, steps)
+    if missing is not None:
+        if not steps:
+            raise missing
+        output.chatter().print(f"Only from the history: {missing}")
+    print_steps(steps, as_json=arguments.json)
     return OK
 
 
@@ -212,6 +229,8 @@ def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
 
 
 def resolve(arguments: Namespace) -> int:
+    if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
+        return _resolve_address(arguments)
     found: list[Address] = []
     end = End()
     with ProgressBar("Looking through the queue") as bar:
@@ -275,3 +294,14 @@ def summary_table(found: Summary, limit: int) -> Table:
         for row in (total, *found.rows[:limit], *other)
     ]
     return output.table(columns, cells, cut=(found.by,), gap=1)
+
+
+def _resolve_address(arguments: Namespace) -> int:
+    from zonerelay.cli.operate.log import pseudonym_of  # SQLite
+
+    pseudonym = pseudonym_of(load_settings(arguments.config), arguments.pseudonym)
+    if arguments.json:
+        output.print_line(Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym))
+    else:
+        print(pseudonym)
+    return OK

@@ -2,7 +2,8 @@
 
     backup.json           the format, when and where it was made, how much is in it, a checksum of each file
     00.tar, 01.tar …      the mail of each worker's spool, as `spool export` writes it (docs/spool-format.md)
-    home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports
+    home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports,
+                          the history
 
 A backup is made beside a running relay, which waits for nothing: the spools are read from snapshots, all
 taken before the first is read; PostgreSQL in one transaction; Redis and S3 message by message, so that mail
@@ -20,6 +21,7 @@ import os
 import secrets
 import shutil
 import socket
+import sqlite3
 import tempfile
 import time
 from argparse import Namespace
@@ -37,7 +39,9 @@ from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import NOTE, Backend, Settings
 from zonerelay.delivery.auth.logins import token_directory
-from zonerelay.process.setup import REDACT_KEY
+from zonerelay.history.database import open_for_reading
+from zonerelay.history.writer import DIRECTORY as HISTORY
+from zonerelay.process.setup import REDACT_KEY, redact_key_of
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.routing.zones.zones import Zones
@@ -122,7 +126,9 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
                 with files.writing(draft / f"{number:02d}.tar") as target:
                     await _export(store, sheet, target, draft)
     for name, path in _home(settings):
-        if path.exists():
+        if name == HISTORY and path.exists():
+            _copy_history(path, draft / _HOME / name)
+        elif path.exists():
             _copy(path, draft / _HOME / name)
     sheet.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
     (draft / _SHEET).write_bytes(msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
@@ -163,11 +169,12 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target, pl
 def _home(settings: Settings) -> Iterator[tuple[str, Path]]:
     """What lies beside the spool and cannot be made again, by its name in the backup."""
     home = settings.spool.path.parent
-    yield REDACT_KEY, settings.log.redact_key_file or home / REDACT_KEY
+    yield REDACT_KEY, redact_key_of(settings)
     yield NOTE, home / NOTE
     yield REGISTER, home / REGISTER
     yield "mta-sts", policy_directory(settings)
     yield "refresh-tokens", token_directory(settings)
+    yield HISTORY, home / HISTORY
 
 
 def _copy(path: Path, target: Path) -> None:
@@ -176,6 +183,21 @@ def _copy(path: Path, target: Path) -> None:
         shutil.copytree(path, target)
     else:
         shutil.copy2(path, target)
+
+
+def _copy_history(path: Path, target: Path) -> None:
+    """Each file as it is at one moment, while its worker writes on. One that cannot be read is told."""
+    target.mkdir(mode=0o700, parents=True)
+    for file in sorted(path.glob("*.db")):
+        try:
+            with (
+                contextlib.closing(open_for_reading(file)) as source,
+                contextlib.closing(sqlite3.connect(target / file.name)) as copy,
+            ):
+                source.backup(copy)
+        except sqlite3.Error as error:
+            (target / file.name).unlink(missing_ok=True)
+            output.chatter().print(f"{file}: not in the backup: {error}")
 
 
 def _files(directory: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config.settings import Backend
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.history.writer import DIRECTORY as HISTORY
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.setup import StartError, prepare_home
 from zonerelay.store.contract import StoreError
@@ -147,7 +148,13 @@ async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
 
 
 def _give_back(spool: SpoolSettings) -> None:
-    places = [spool.path, spool.env_directory, spool.meta_directory, spool.scratch_directory]
+    places = [
+        spool.path,
+        spool.env_directory,
+        spool.meta_directory,
+        spool.scratch_directory,
+        spool.path.parent / HISTORY,
+    ]
     give_to_owner(spool, (each for each in places if each is not None))
     home = spool.path.parent
     give_to_owner(spool, (path for path in home.iterdir() if path.is_file() and not path.is_symlink()))

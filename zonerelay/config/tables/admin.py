@@ -1,4 +1,4 @@
-"""[log] and [admin]: the log on stderr, HTTP for monitoring, and the control socket."""
+"""[log], [history] and [admin]: the log on stderr, what became of mail, HTTP, the control socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from pathlib import Path
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.options import forms
-from zonerelay.config.options.options import choice, optional_path, switch, text, texts
+from zonerelay.config.options.options import (
+    DAY,
+    GB,
+    MB,
+    YEAR,
+    choice,
+    duration,
+    optional_path,
+    size,
+    switch,
+    text,
+    texts,
+)
 
 
 class LogFormat(enum.StrEnum):
@@ -29,6 +41,31 @@ class LogSettings:
     redact_key_file: Path | None = optional_path()
     """The key of those pseudonyms. Empty: a key of its own, made beside the spool. Share one file between
     machines whose logs are to be joined.
+    """
+
+
+class HistoryAddresses(enum.StrEnum):
+    HASHED = "hashed"
+    CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistorySettings:
+    """[history]"""
+
+    enabled: bool = switch(True)
+    """Keep what became of mail (accepted, refused, each attempt, the outcome) in the directory history beside
+    the spool, for "zonerelay log find". Mail never waits for it.
+    """
+    keep: float = duration(14 * DAY, least=DAY, most=10 * YEAR)
+    """How long it is kept."""
+    max_size: int = size(1 * GB, least=16 * MB)
+    """Of the file of each worker. The oldest goes first when it is full; a message with one recipient takes
+    about a kilobyte.
+    """
+    addresses: HistoryAddresses = choice(HistoryAddresses.HASHED)
+    """hashed: addresses are the pseudonyms of the log, and a search computes the pseudonym of what it is
+    given. clear: as they are, which anyone who may read the files sees.
     """
 
 

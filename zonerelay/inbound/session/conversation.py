@@ -93,6 +93,7 @@ class Conversation:
                 answer.reply,
                 answer.reason.value,
                 message_id=message_id,
+                sender=None if self.transaction is None else self.transaction.mail.sender,
                 mailbox=mailbox,
                 detail=detail,
             )

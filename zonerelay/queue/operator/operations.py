@@ -204,14 +204,18 @@ class Operations:
     ) -> Result:
         async def update(keys: Sequence[DeliveryKey]) -> int:
             changed = 0
+            dropped: dict[DeliveryKey, None] = {}
 
             def counted(delivery: Delivery) -> Delivery | None:
                 nonlocal changed
                 new = change(delivery)
                 changed += new != delivery
+                if new is None:
+                    dropped[delivery.key] = None
                 return new
 
             await self._store.update(keys, counted)
+            self._events.dropped(list(dropped))
             if after is not None:
                 after(keys)
             return changed

@@ -1,25 +1,27 @@
 """The relay's vocabulary of mail events: each function logs one line and moves its counters.
 
-No other module writes a log line about mail. Fields, not sentences; addresses go through the
-redactor (rule 7), remote text through `redact.text`, and nothing here ever becomes a metric
+No other module writes a log line about mail. What is about one message or one client goes into the history,
+too, in its own form of addresses. Fields, not sentences; addresses go through the redactor (rule 7),
+remote text through `redact.text`, and nothing here ever becomes a metric
 label except zone names, outcomes and reasons from our own fixed lists. Never raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.subsystems import LimitEvents, NameServerEvents, SmarthostEvents, StsEvents
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.logs.refusals import RefusalLog
+from zonerelay.telemetry.logs.refusals import OTHERS, RefusalLog
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 Field = str | int | float | bool | None
@@ -31,38 +33,60 @@ class LogSink(Protocol):
     def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
 
 
+class HistorySink(Protocol):
+    """Takes what became of mail; `history` has the real one. `redactor` makes the addresses in it."""
+
+    redactor: Redactor
+
+    def put(self, event: str, fields: dict[str, Field]) -> None: ...
+
+
 class Events:
     """The events of one worker. Level info is the life of a message, warning asks for an operator."""
 
-    def __init__(self, sink: LogSink, metrics: Metrics, redactor: Redactor, clock: Clock) -> None:
+    def __init__(
+        self,
+        sink: LogSink,
+        metrics: Metrics,
+        redactor: Redactor,
+        clock: Clock,
+        history: HistorySink | None = None,
+    ) -> None:
         self._emit = sink.emit
         self.metrics = metrics
         self._redact = redactor
         self._clock = clock
-        self._refusals = RefusalLog(sink.emit, redactor)
+        self._history = history
+        self._refusals = RefusalLog(self._refused_more)
         self.sts = StsEvents(sink.emit, metrics.sts, redactor)
         self.limits = LimitEvents(sink.emit, metrics.limits)
         self.name_servers = NameServerEvents(sink.emit, metrics.name_servers)
         self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
 
+    def _tell(self, level: str, event: str, fields: Callable[[Redactor], dict[str, Field]]) -> None:
+        """One line, and the same in the history."""
+        shown = fields(self._redact)
+        self._emit(level, event, shown)
+        if self._history is not None:
+            own = self._history.redactor
+            self._history.put(event, shown if own is self._redact else fields(own))
+
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
         """A 250 is about to be sent: the message is durable."""
         envelope = message.envelope
         self.metrics.accepted(message.size, len(envelope.recipients))
-        fields: dict[str, Field] = {
-            "id": message.id,
-            "sender": self._redact.mailbox(envelope.sender),
-            "recipients": len(envelope.recipients),
-            "size": message.size,
-            "client": self._redact.client(envelope.origin.client_address),
-            "protocol": envelope.origin.protocol,
-        }
-        if envelope.origin.user:
-            fields["user"] = self._redact.mailbox(Mailbox(envelope.origin.user))
-        if bare_lf or bare_cr:
-            self.metrics.bare_line_ends.value += bare_lf + bare_cr
-            fields |= {"bare_lf": bare_lf, "bare_cr": bare_cr}
-        self._emit("info", "accepted", fields)
+        bare = {"bare_lf": bare_lf, "bare_cr": bare_cr} if bare_lf or bare_cr else {}
+        self.metrics.bare_line_ends.value += bare_lf + bare_cr
+        shown = _accepted(message, self._redact, bare)
+        self._emit("info", "accepted", shown)
+        if self._history is not None:
+            own = self._history.redactor
+            fields = dict(shown) if own is self._redact else _accepted(message, own, bare)
+            origin = envelope.origin
+            fields |= {"listener": origin.listener, "tls": origin.tls, "helo": own.text(origin.helo)}
+            if len(message.trace) > 1:  # the first note is the listener
+                fields["route"] = own.text(", ".join(message.trace[1:]))
+            self._history.put("accepted", fields)
 
     def refused(
         self,
@@ -72,6 +96,7 @@ class Events:
         reason: str,
         *,
         message_id: MessageId | None = None,
+        sender: Mailbox | None = None,
         mailbox: Mailbox | None = None,
         detail: str = "",
     ) -> None:
@@ -82,32 +107,53 @@ class Events:
         client = origin.client_address
         if not self._refusals.shows(client, reason, known=not origin.stranger):
             return
-        fields: dict[str, Field] = {
-            "command": command,
-            "reason": reason,
-            "reply": self._redact.text(str(reply)),
-            "client": self._redact.client(client),
-        }
-        if message_id:
-            fields["id"] = message_id
-        if mailbox is not None:
-            fields["mailbox"] = self._redact.mailbox(mailbox)
-        if detail:
-            fields["detail"] = self._redact.text(detail)
-        self._emit("info" if reply.code != 451 else "warning", "refused", fields)
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            found: dict[str, Field] = {
+                "command": command,
+                "reason": reason,
+                "reply": redact.text(str(reply)),
+                "client": redact.client(client),
+            }
+            if message_id:
+                found["id"] = message_id
+            if sender is not None:
+                found["sender"] = redact.mailbox(sender)
+            if mailbox is not None:
+                found["mailbox"] = redact.mailbox(mailbox)
+            if origin.user:
+                found["user"] = redact.mailbox(Mailbox(origin.user))
+            if detail:
+                found["detail"] = redact.text(detail)
+            return found
+
+        self._tell("info" if reply.code != 451 else "warning", "refused", fields)
+
+    def _refused_more(self, client: str, more: Counter[str]) -> None:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in more.most_common())
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            shown = client if client == OTHERS else redact.client(client)
+            return {"client": shown, "count": more.total(), "reasons": reasons}
+
+        self._tell("info", "refused-more", fields)
 
     def login(self, result: str, client: str, *, user: str = "") -> None:
         """AUTH was answered: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
         self.metrics.logins.add((result,))
         if result != "ok" and not self._refusals.shows(client, f"login-{result}"):
             return
-        fields: dict[str, Field] = {"client": self._redact.client(client)}
-        if user:
-            fields["user"] = self._redact.mailbox(Mailbox(user))
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            found: dict[str, Field] = {"client": redact.client(client)}
+            if user:
+                found["user"] = redact.mailbox(Mailbox(user))
+            return found if result == "ok" else found | {"reason": result}
+
         if result == "ok":
-            self._emit("info", "logged-in", fields)
+            self._emit("info", "logged-in", fields(self._redact))
         elif result != "broken":  # what is broken has an event of its own, once and not per client
-            self._emit("warning", "login-failed", fields | {"reason": result})
+            self._tell("warning", "login-failed", fields)
 
     def credentials_read(self, users: int) -> None:
         self._emit("info", "credentials-read", {"users": users})
@@ -118,10 +164,10 @@ class Events:
 
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
         """The message is durable, but the client left before our 250: it may send it a second time."""
-        self._emit(
+        self._tell(
             "warning",
             "reply-lost",
-            {"id": message_id, "client": self._redact.client(origin.client_address)},
+            lambda redact: {"id": message_id, "client": redact.client(origin.client_address)},
         )
 
     def settled(
@@ -144,27 +190,39 @@ class Events:
         age = now - created if now > created else 0.0
         zone = delivery.zone
         self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
-        fields: dict[str, Field] = {
-            "id": delivery.message_id,
-            "recipient": self._redact.mailbox(delivery.recipient),
-            "zone": zone,
-            "destination": destination,
-            "host": outcome.host,
-            "peer": outcome.peer,
-            "tls": outcome.tls,
-            "attempt": delivery.attempts + (1 if outcome.counts else 0),
-            "reply": self._redact.about(str(outcome.reply), delivery.recipient),
-            "age": round(age, 3),
-        }
-        if outcome.source:
-            fields["source"] = outcome.source
-        if seconds is not None:
-            fields["seconds"] = round(seconds, 3)
-        if next_attempt is not None:
-            fields["next_attempt"] = round(next_attempt, 3)
-        if outcome.in_doubt:
-            fields["in_doubt"] = True
-        self._emit("info", verdict, fields)
+        reply = str(outcome.reply)
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            found: dict[str, Field] = {
+                "id": delivery.message_id,
+                "recipient": redact.mailbox(delivery.recipient),
+                "zone": zone,
+                "destination": destination,
+                "host": outcome.host,
+                "peer": outcome.peer,
+                "tls": outcome.tls,
+                "attempt": delivery.attempts + (1 if outcome.counts else 0),
+                "reply": redact.about(reply, delivery.recipient),
+                "age": round(age, 3),
+            }
+            if outcome.source:
+                found["source"] = outcome.source
+            if seconds is not None:
+                found["seconds"] = round(seconds, 3)
+            if next_attempt is not None:
+                found["next_attempt"] = round(next_attempt, 3)
+            if outcome.in_doubt:
+                found["in_doubt"] = True
+            return found
+
+        self._tell("info", verdict, fields)
+
+    def dropped(self, keys: Sequence[DeliveryKey]) -> None:
+        """An operator has removed deliveries: one line for all is `operated`, the history has each."""
+        if self._history is not None:
+            mailbox = self._history.redactor.mailbox
+            for key in keys:
+                self._history.put("dropped", {"id": key.message_id, "recipient": mailbox(key.recipient)})
 
     def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]) -> None:
         """A report was queued to a sender; `kind` is `failed`, `delayed` or `delivered`."""
@@ -175,12 +233,12 @@ class Events:
             "kind": kind,
             "recipients": len(recipients),
         }
-        self._emit("info", "dsn", fields)
+        self._tell("info", "dsn", lambda _: fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
         """No report is due; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn.add((reason,))
-        self._emit("info", "no-dsn", {"about": about, "reason": reason})
+        self._tell("info", "no-dsn", lambda _: {"about": about, "reason": reason})
 
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
         self.metrics.suspended(zone)
@@ -286,6 +344,14 @@ class Events:
         }
         self._emit("warning", "certificate-expiring", fields)
 
+    def history_broken(self, problem: str) -> None:
+        """Nothing can be written, or the file was set aside; mail goes on. May come from another thread."""
+        self._emit("error", "history-broken", {"problem": problem})
+
+    def history_restored(self, dropped: int) -> None:
+        """The history is written again; so many events were dropped. May come from another thread."""
+        self._emit("info", "history-restored", {"dropped": dropped})
+
     def close(self) -> None:
         """Tell what was to be told together with more."""
         self._refusals.tell()
@@ -324,6 +390,24 @@ class Events:
         if message_id:
             fields["id"] = message_id
         self._emit("error", "trouble", fields)
+
+
+def _accepted(message: Message, redact: Redactor, bare: dict[str, int]) -> dict[str, Field]:
+    envelope = message.envelope
+    origin = envelope.origin
+    fields: dict[str, Field] = {
+        "id": message.id,
+        "sender": redact.mailbox(envelope.sender),
+        "recipients": len(envelope.recipients),
+        "to": " ".join([redact.mailbox(each.address) for each in envelope.recipients]),
+        "message-id": redact.message_id(message.header("message-id")),
+        "size": message.size,
+        "client": redact.client(origin.client_address),
+        "protocol": origin.protocol,
+    }
+    if origin.user:
+        fields["user"] = redact.mailbox(Mailbox(origin.user))
+    return {**fields, **bare} if bare else fields
 
 
 def _raised_at(error: BaseException) -> str:

@@ -129,6 +129,17 @@ class Redactor:
         """
         return _MARKED.sub(lambda found: f"<redacted:{found[1] or found[2]}>", text)
 
+    def message_id(self, field: str) -> str:
+        """A Message-ID field has the pseudonym of an address, as where a reply quotes it."""
+        value = field.strip().strip("<>")
+        # Each is seen once or twice: it does not push mailboxes out of the cache.
+        return self._hash_mailbox(Mailbox(value)) if self.enabled else printable(value)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells keys apart, and says nothing about them."""
+        return self._token(b"d", "") if self.enabled else ""
+
     def matches(self, pseudonym: str, mailbox: Mailbox) -> bool:
         """True when `pseudonym` (or its domain part alone) is how this redactor writes the mailbox."""
         wanted = pseudonym.strip().strip("<>").lower()
@@ -225,14 +236,20 @@ def _cut_outside_pseudonyms(text: str, limit: int) -> str:
     return text[:end] + "…"
 
 
-def load_or_create_key(path: Path) -> bytes:
-    """The pseudonym key at `path`, made (mode 0600) when there is none. Safe when workers race."""
+def load_key(path: Path) -> bytes | None:
+    """The pseudonym key at `path`; `None` when there is none."""
     try:
         return _read_key(path)
     except FileNotFoundError:
-        pass
+        return None
     except OSError as error:
         raise RedactKeyError(f"cannot read the log redaction key {path}: {error.strerror}") from error
+
+
+def load_or_create_key(path: Path) -> bytes:
+    """The pseudonym key at `path`, made (mode 0600) when there is none. Safe when workers race."""
+    if (key := load_key(path)) is not None:
+        return key
     try:
         _write_new_key(path)
         return _read_key(path)

@@ -12,9 +12,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from zonerelay.telemetry.logs.redact import Redactor
-
-Emit = Callable[[str, str, dict[str, str | int | float | bool | None]], None]
+Tell = Callable[[str, Counter[str]], None]
+"""Takes a client, or `others`, and the number of its refusals by reason."""
+OTHERS = "others"
 
 INTERVAL = 60.0
 IN_FULL = 20
@@ -37,9 +37,8 @@ class _Client:
 class RefusalLog:
     """One per worker. Its intervals begin with a refusal; where no event loop runs, `tell` ends them."""
 
-    def __init__(self, emit: Emit, redactor: Redactor) -> None:
-        self._emit = emit
-        self._redact = redactor
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
         self._clients: dict[str, _Client] = {}
         self._others: Counter[str] = Counter()
         self._shown = 0
@@ -73,15 +72,11 @@ class RefusalLog:
         self._shown = 0
         counted.sort(key=lambda each: -each[1].total())
         for client, more in counted[:TOLD]:
-            self._tell(self._redact.client(client), more)
+            self._tell(client, more)
         for _, more in counted[TOLD:]:
             others += more
         if others:
-            self._tell("others", others)
-
-    def _tell(self, client: str, more: Counter[str]) -> None:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in more.most_common())
-        self._emit("info", "refused-more", {"client": client, "count": more.total(), "reasons": reasons})
+            self._tell(OTHERS, others)
 
     def _begin(self) -> None:
         try:

@@ -101,6 +101,9 @@ class Metrics:
             "reason",
             declared=NO_DSN_REASONS,
         )
+        self.history_dropped = made.counter(
+            "zonerelay_history_dropped_total", "Events that are not in the history."
+        )
         self.dkim = made.labelled(
             "zonerelay_dkim_signatures_total",
             "Messages for zones that sign.",

@@ -1,0 +1,148 @@
+"""The file of a history: what is dropped when it cannot be written, age, size, index and format."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import wait_until
+from zonerelay.history import database as files
+from zonerelay.history import writer
+from zonerelay.history.reader import Form, Histories, Query
+from zonerelay.history.writer import History
+from zonerelay.model.clock import SystemClock
+from zonerelay.telemetry.logs.redact import Redactor
+
+DAY = 86_400.0
+REDACTOR = Redactor(b"", enabled=False)
+
+
+class Count:
+    value = 0
+
+
+class Kept:
+    """A history with its file, and what it told of trouble."""
+
+    def __init__(self, home: Path) -> None:
+        self.file = writer.file_of(home, 0)
+        self.dropped = Count()
+        self.told: list[str] = []
+        self.restored: list[int] = []
+        self.history = History(
+            self.file, REDACTOR, keep=DAY, max_size=2**20, guard=0, clock=SystemClock(), dropped=self.dropped
+        )
+        self.history.tell(self.told.append, self.restored.append)
+
+    def put(self, recipient: str, **fields: str) -> None:
+        self.history.put("accepted", {"id": "0" * 16, "sender": "a@example.org", "to": recipient, **fields})
+
+    def finds(self, address: str) -> bool:
+        with Histories(self.file.parent, None) as histories:
+            return bool(histories.find(Query(any=Form(frozenset({address}))), 10)[0])
+
+    def whys(self) -> list[str]:
+        with Histories(self.file.parent, None) as histories:
+            return [gap.why for gap in histories.gaps(0.0, 9e9)]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path)
+    yield made
+    made.history.close()
+
+
+def test_what_does_not_fit_in_memory_is_dropped_counted_and_told(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST", 10)
+    kept.put("first@example.com")
+    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    other = sqlite3.connect(kept.file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for number in range(25):
+        kept.put(f"n{number}@example.com")
+    assert kept.dropped.value == 15
+    other.execute("ROLLBACK")
+    other.close()
+    assert wait_until(lambda: kept.finds("n9@example.com"), timeout=10)
+    kept.put("later@example.com")
+    assert wait_until(lambda: kept.finds("later@example.com"), timeout=10)
+    assert not kept.finds("n10@example.com")
+    assert [why for why in kept.whys() if why.startswith("15 events were dropped")]
+
+
+def test_a_directory_that_may_not_be_written_is_told_once_and_tried_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "AGAIN", 0.05)
+    kept.file.parent.write_text("no directory")
+    kept.put("first@example.com")
+    assert wait_until(lambda: bool(kept.told), timeout=10)
+    assert kept.history.problems()
+    kept.file.parent.unlink()
+    assert wait_until(lambda: kept.restored == [0], timeout=10)
+    assert len(kept.told) == 1
+    assert kept.finds("first@example.com")
+    assert not kept.history.problems()
+
+
+def test_a_file_of_a_later_release_is_set_aside(kept: Kept) -> None:
+    database = files.open_for_writing(kept.file)
+    database.execute("PRAGMA user_version = 9")
+    database.close()
+    kept.put("first@example.com")
+    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    assert any("format 9" in why for why in kept.whys())
+    assert kept.file.with_name("00.db.aside").exists()
+
+
+def test_half_of_a_surrogate_pair_spoils_no_block(kept: Kept) -> None:
+    kept.put("half@example.com", helo="\udcff")
+    assert wait_until(lambda: kept.finds("half@example.com"), timeout=10)
+
+
+def events(count: int, at: float) -> list[files.Event]:
+    return [
+        (at, "accepted", {"id": f"{number:016x}", "sender": "s@example.org", "to": f"u{number}@example.com"})
+        for number in range(count)
+    ]
+
+
+def test_old_blocks_go_and_nothing_younger(tmp_path: Path) -> None:
+    database = files.open_for_writing(tmp_path / "history" / "00.db")
+    row = files.insert(database, 1, events(files.BLOCK * 300, 1000.0))
+    row = files.insert(database, row, events(files.BLOCK * 10, 5000.0))
+    while files.trim(database, 3000.0, 2**30):
+        pass
+    assert database.execute("SELECT count(*), min(last) FROM block").fetchone() == (10, 5000.0)
+    assert database.execute("SELECT min(row) FROM term").fetchone() == (row - 10,)
+    assert list(files.rows_with(database, ["u5@example.com"])) == [row - 10]
+    database.close()
+
+
+def test_a_full_file_gives_up_its_oldest_blocks(tmp_path: Path) -> None:
+    database = files.open_for_writing(tmp_path / "history" / "00.db")
+    row = 1
+    for at in range(12):
+        row = files.insert(database, row, events(files.BLOCK * files.PART // 2, float(at)))
+    most = files.used(database) // 2
+    while files.trim(database, 0.0, most):
+        pass
+    assert files.used(database) <= most
+    assert database.execute("SELECT max(last) FROM block").fetchone() == (11.0,)
+    database.close()
+
+
+def test_a_number_of_the_index_that_two_values_share_finds_only_the_right_one(tmp_path: Path) -> None:
+    database = files.open_for_writing(tmp_path / "history" / "00.db")
+    files.insert(database, 1, events(1, 1.0))
+    database.execute("INSERT INTO term VALUES (0, ?, 1)", (files.number_of("other@example.com"),))
+    with Histories(tmp_path / "history", None, 2.0) as histories:
+        assert histories.find(Query(any=Form(frozenset({"other@example.com"}))), 10) == ([], False)
+        assert len(histories.find(Query(any=Form(frozenset({"u0@example.com"}))), 10)[0]) == 1
+    database.close()

@@ -1,0 +1,228 @@
+"""The file of one worker's history: its tables, its index, its age and size. Blocks; used in threads.
+
+Events lie in blocks of `BLOCK` at most, as JSON, because a row for each would cost more than everything else.
+The index has a number for each address, message id and Message-ID of a block, in parts of `PART` blocks: a
+part is small while it is written, so that a new entry costs the same however much is kept, and what is old
+goes in one piece. A number may stand for other values as well: the reader looks at the events themselves.
+
+`run` has a row for each time that a relay wrote the file, with the key of its pseudonyms; `gap` says which
+time is not covered, and why. All functions raise sqlite3.Error.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+
+VERSION = 1
+BLOCK = 64
+"""Events in one row."""
+PART = 256
+"""Blocks."""
+TOGETHER = 400
+"""Rows in one statement: SQLite gives up the interpreter's lock once for each, and takes it again."""
+BUSY = 30.0
+"""Seconds for which another writer (`zonerelay log forget`) is waited for."""
+
+INDEXED = ("id", "about", "sender", "recipient", "mailbox", "message-id")
+"""Fields that are found by their value; so are the addresses in `to`."""
+
+MORE = "refused-more"
+"""The event that counts refusals which have none of their own."""
+
+CLEAR = "clear"
+"""Instead of a fingerprint of the key: addresses are as they are."""
+
+Field = str | int | float | bool | None
+Event = tuple[float, str, Mapping[str, Field]]
+"""Unix time, name, fields."""
+
+_SCHEMA = f"""
+BEGIN;
+CREATE TABLE block (
+    row INTEGER PRIMARY KEY, first REAL NOT NULL, last REAL NOT NULL, refused INTEGER NOT NULL,
+    events TEXT NOT NULL
+);
+CREATE TABLE term (part INTEGER, number INTEGER, row INTEGER, PRIMARY KEY (part, number, row)) WITHOUT ROWID;
+CREATE TABLE run (began REAL NOT NULL, ended REAL NOT NULL, stopped INTEGER NOT NULL, key TEXT NOT NULL);
+CREATE TABLE gap (began REAL NOT NULL, ended REAL NOT NULL, why TEXT NOT NULL);
+CREATE INDEX refused ON block (last) WHERE refused > 0;
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+
+_encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(list[tuple[float, str, dict[str, Field]]]).decode
+"""The events of a block."""
+
+
+class VersionError(sqlite3.DatabaseError):
+    """A later version of zonerelay has written the file."""
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Makes the file and its directory when there is none. Raises OSError, too."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    database = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    try:
+        # A commit is on disk when it returns: what is lost in a power cut is the last second.
+        database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+        # The same page is written to the log again and again, and once from there: every 16 MB.
+        database.executescript("PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 16000000")
+        if not _version(database):
+            database.executescript(_SCHEMA)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY)
+    try:
+        _version(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _version(database: sqlite3.Connection) -> int:
+    found = int(database.execute("PRAGMA user_version").fetchone()[0])
+    if found > VERSION:
+        raise VersionError(f"it has format {found}, this release knows {VERSION}")
+    return found
+
+
+def number_of(value: str) -> int:
+    """The index ignores case, as pseudonyms do."""
+    return crc32(value.lower().encode("utf-8", "surrogatepass"))
+
+
+def values_of(events: Sequence[Event]) -> set[str]:
+    """What these events are found by."""
+    found: set[Field] = set()
+    for _, _, fields in events:
+        get = fields.get
+        for name in INDEXED:
+            found.add(get(name))
+        if to := get("to"):
+            found.update(str(to).split(" "))
+    return {str(value) for value in found if value}
+
+
+def insert(database: sqlite3.Connection, first: int, events: Sequence[Event]) -> int:
+    """Adds events as blocks with rows from `first` on; returns the next row. The caller commits."""
+    blocks: list[Field] = []
+    terms: list[int] = []
+    row = first
+    for start in range(0, len(events), BLOCK):
+        some = events[start : start + BLOCK]
+        refused = sum([int(str(fields["count"])) for _, name, fields in some if name == MORE])
+        try:
+            text = _encode(some).decode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            text = json.dumps(some, ensure_ascii=False).encode("utf-8", "replace").decode()
+        blocks += (row, some[0][0], some[-1][0], refused, text)
+        for number in sorted(set(map(number_of, values_of(some)))):
+            terms += (row // PART, number, row)
+        row += 1
+    _insert(database, "block", 5, blocks)
+    _insert(database, "term", 3, terms)
+    return row
+
+
+def _insert(database: sqlite3.Connection, table: str, columns: int, values: Sequence[Field]) -> None:
+    step = TOGETHER * columns
+    for start in range(0, len(values), step):
+        some = values[start : start + step]
+        rows = ", ".join([f"({', '.join('?' * columns)})"] * (len(some) // columns))
+        database.execute(f"INSERT INTO {table} VALUES {rows}", some)  # noqa: S608 - names of ours
+
+
+def next_row(database: sqlite3.Connection) -> int:
+    return 1 + int(database.execute("SELECT coalesce(max(row), 0) FROM block").fetchone()[0])
+
+
+def rows_with(database: sqlite3.Connection, values: Iterable[str]) -> Iterator[int]:
+    """Blocks that may have one of these values, the newest first."""
+    numbers = sorted({number_of(value) for value in values})
+    span = database.execute("SELECT min(row), max(row) FROM block").fetchone()
+    if span[0] is None:
+        return
+    marks = ", ".join("?" * len(numbers))
+    query = f"SELECT DISTINCT row FROM term WHERE part = ? AND number IN ({marks}) ORDER BY row DESC"  # noqa: S608
+    for part in range(span[1] // PART, span[0] // PART - 1, -1):
+        for (row,) in database.execute(query, (part, *numbers)).fetchall():
+            yield int(row)
+
+
+def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
+    """Removes blocks of one part that are older than `before`, or the oldest while the file holds more than
+    `most` octets. True: there may be more to remove.
+    """
+    first = database.execute("SELECT row, last FROM block ORDER BY row LIMIT 1").fetchone()
+    if first is None:
+        return False
+    full = used(database) > most
+    if not full and first[1] >= before:
+        return False
+    end = (first[0] // PART + 1) * PART
+    if not full:
+        young = "SELECT min(row) FROM block WHERE row < ? AND last >= ?"
+        end = database.execute(young, (end, before)).fetchone()[0] or end
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("DELETE FROM block WHERE row < ?", (end,))
+        database.execute("DELETE FROM term WHERE part < ?", (end // PART,))
+        database.execute("DELETE FROM term WHERE part = ? AND row < ?", (end // PART, end))
+        database.execute("DELETE FROM gap WHERE ended < ?", (before,))
+        database.execute("DELETE FROM run WHERE ended < ?", (before,))
+    return True
+
+
+def used(database: sqlite3.Connection) -> int:
+    """Octets of the file without those that are free for new rows."""
+    pages, free, size = (
+        int(database.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) -> int:
+    """Writes `instead` over these values wherever an event has them; returns how often that was.
+
+    What was written over is zeros on disk, too, when the file's log has been taken into it.
+    """
+    database.execute("PRAGMA secure_delete = ON")
+    patterns = [json.dumps(value, ensure_ascii=False)[1:-1].lower() for value in values]
+    where = " OR ".join(["instr(lower(events), ?)"] * len(patterns))
+    query = f"SELECT row, events FROM block WHERE row > ? AND ({where}) ORDER BY row LIMIT 100"  # noqa: S608
+    changed, row = 0, 0
+    while found := database.execute(query, (row, *patterns)).fetchall():
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            for row, text in found:
+                clean, count = _without(text, patterns, instead)
+                changed += count
+                database.execute("UPDATE block SET events = ? WHERE row = ?", (clean, row))
+                for value in values:
+                    place = (row // PART, number_of(value), row)
+                    database.execute("DELETE FROM term WHERE part = ? AND number = ? AND row = ?", place)
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return changed
+
+
+def _without(text: str, patterns: Sequence[str], instead: str) -> tuple[str, int]:
+    count = 0
+    for pattern in patterns:
+        while (at := text.lower().find(pattern)) >= 0:
+            text = text[:at] + instead + text[at + len(pattern) :]
+            count += 1
+    return text, count

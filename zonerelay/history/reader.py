@@ -1,0 +1,477 @@
+"""Searches the histories of all workers of this machine, and says which time they do not cover.
+
+Nothing here asks a running relay: the files are read as they are, and the last second may not be in them yet.
+A file that cannot be read is a gap, in words, and never an error; so is time for which a history was off,
+dropped events, or hashed addresses with another key. Addresses that are searched for are hashed as the
+history has them; where rows with addresses in clear are there too, they are found as well.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from zonerelay.history.database import CLEAR, MORE, decode, open_for_reading, rows_with
+from zonerelay.history.writer import WAS_OFF, off_mark
+from zonerelay.model.address import Mailbox
+from zonerelay.telemetry.logs.redact import Redactor
+
+Field = str | int | float | bool | None
+
+ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
+OUTCOMES = ("waiting", *ATTEMPTS, "dropped", "refused")
+"""`waiting`: accepted, and no attempt is known."""
+_ALONE = ("refused", "login-failed")
+"""Events that are about no accepted message."""
+_SLACK = 3600.0
+"""Seconds by which times may go back from one row to the next: a clock was set."""
+
+_PSEUDONYM = re.compile(r"[uc]-[a-z2-7]{13}(@d-[a-z2-7]{13})?")
+_DOMAIN = re.compile(r"d-[a-z2-7]{13}")
+
+
+class SearchError(Exception):
+    """What is searched for cannot be found by any search; the text says why."""
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
+    """Time that the history of a worker does not cover; `None` is open. Unix seconds."""
+
+    worker: int
+    began: float | None = None
+    ended: float | None = None
+    why: str
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="found"):
+    """What became of a message for one recipient, or one refusal. Addresses are as the history has them.
+
+    `at` is the time of the last event, in Unix seconds; `outcome` is one of `OUTCOMES`. `header_id` is the
+    Message-ID field.
+    """
+
+    at: float
+    accepted: float | None = None
+    message_id: str = ""
+    outcome: str
+    sender: str = ""
+    recipient: str = ""
+    client: str = ""
+    user: str = ""
+    header_id: str = ""
+    zone: str = ""
+    destination: str = ""
+    host: str = ""
+    attempts: int = 0
+    reply: str = ""
+    replies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One event as it is kept."""
+
+    at: float
+    name: str
+    fields: Mapping[str, Field]
+
+    def text(self, name: str) -> str:
+        value = self.fields.get(name)
+        return "" if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One value in all forms that a history may have it in."""
+
+    exact: frozenset[str] = frozenset()
+    ends: tuple[str, ...] = ()
+    pattern: str = ""
+
+    def matches(self, text: str) -> bool:
+        lower = text.lower()
+        return bool(
+            lower in self.exact
+            or (self.ends and lower.endswith(self.ends))
+            or (self.pattern and fnmatch.fnmatchcase(lower, self.pattern))
+        )
+
+
+def form_of(text: str, redactor: Redactor | None, *, clear: bool) -> Form:
+    """Of an address, a client, a user or a Message-ID, or of a domain as `@example.com`. `redactor` is
+    `None` without a key; `clear`: addresses are kept as they are. Raises SearchError.
+    """
+    lower = text.strip().lower()
+    lower = "<>" if lower == "<>" else lower.strip("<>")
+    if _PSEUDONYM.fullmatch(lower):
+        return Form(frozenset({lower}))
+    if _DOMAIN.fullmatch(lower):
+        return Form(ends=(f"@{lower}",))
+    domain = lower.removeprefix("*")
+    if domain.startswith("@") and "*" not in domain:
+        hashed = () if redactor is None else (redactor.mailbox(Mailbox(f"x{domain}")).partition("@")[2],)
+        return Form(ends=(domain, *(f"@{each}" for each in hashed)))
+    if "*" in lower:
+        if clear:
+            return Form(pattern=lower)
+        raise SearchError(
+            f"{text}: the history has pseudonyms of whole addresses; no part of one can be searched for. Give"
+            ' a whole address, or a domain as @example.com; [history] addresses = "clear" keeps addresses'
+        )
+    if redactor is None or not lower:
+        return Form(frozenset({lower}))
+    return Form(frozenset({lower, redactor.mailbox(Mailbox(lower)), redactor.client(lower)}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Everything given must match. `any` is an address, a Message-ID, a message id, a user or a client; texts
+    are parts, without regard to case; times are Unix seconds.
+    """
+
+    any: Form | None = None
+    sender: Form | None = None
+    recipient: Form | None = None
+    client: Form | None = None
+    user: Form | None = None
+    zone: str = ""
+    destination: str = ""
+    reply: str = ""
+    outcome: str = ""
+    since: float = 0.0
+    until: float = float("inf")
+
+    @property
+    def indexed(self) -> frozenset[str]:
+        """Values of which each match has one, or none: all rows have to be read."""
+        return next(
+            (form.exact for form in (self.any, self.recipient, self.sender) if form and form.exact),
+            frozenset(),
+        )
+
+    def may_match(self, record: Record) -> bool:
+        """Whether the message, or the refusal, of this record is worth a look."""
+        text = record.text
+        if form := self.any or self.recipient or self.sender:
+            names = ("sender", "recipient", "mailbox", "message-id", "user", "client", "id", "about")
+            return any(form.matches(each) for each in (*map(text, names), *text("to").split(" ")))
+        driving = self.reply or self.destination or self.zone
+        return (
+            self.reply.lower() in text("reply").lower()
+            and (not self.destination or _names(self.destination, text("destination"), text("host")))
+            and (not self.zone or text("zone") == self.zone)
+            and (bool(driving) or self.client is None or self.client.matches(text("client")))
+            and (bool(driving) or self.user is None or self.user.matches(text("user")))
+        )
+
+    def matches(self, entry: Entry) -> bool:
+        about = (entry.sender, entry.recipient, entry.header_id, entry.message_id, entry.client, entry.user)
+        replies = (entry.reply, *entry.replies)
+        return (
+            (self.any is None or any(map(self.any.matches, about)))
+            and (self.sender is None or self.sender.matches(entry.sender))
+            and (self.recipient is None or self.recipient.matches(entry.recipient))
+            and (self.client is None or self.client.matches(entry.client))
+            and (self.user is None or self.user.matches(entry.user))
+            and (not self.zone or self.zone == entry.zone)
+            and (not self.destination or _names(self.destination, entry.destination, entry.host))
+            and (not self.reply or any(self.reply.lower() in each.lower() for each in replies))
+            and (not self.outcome or self.outcome == entry.outcome)
+            and self.since <= entry.at <= self.until
+        )
+
+
+def _names(wanted: str, *names: str) -> bool:
+    return any(fnmatch.fnmatchcase(each.lower(), wanted.lower()) for each in names)
+
+
+@dataclass(slots=True)
+class _File:
+    worker: int
+    database: sqlite3.Connection
+
+
+@dataclass(slots=True)
+class Histories:
+    """The files in one directory; use it as a context. `now` is Unix time."""
+
+    directory: Path
+    redactor: Redactor | None
+    now: float = field(default_factory=time.time)
+    files: list[_File] = field(default_factory=list)
+    broken: list[Gap] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        for path in sorted(self.directory.glob("[0-9][0-9]*.db")):
+            worker = int(path.stem)
+            try:
+                self.files.append(_File(worker, open_for_reading(path)))
+            except sqlite3.Error as error:
+                self._is_broken(worker, error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files:
+            file.database.close()
+
+    @property
+    def workers(self) -> list[int]:
+        """Of which there is a file that can be read."""
+        return [file.worker for file in self.files]
+
+    def find(self, query: Query, limit: int) -> tuple[list[Entry], bool]:
+        """Returns the newest `limit` matches in order of time, and whether there are more."""
+        seen: set[str] = set()
+        found: list[Entry] = []
+        for file in list(self.files):
+            mine = 0
+            try:
+                for entry in self._entries(file, query, seen):
+                    found.append(entry)
+                    mine += 1
+                    if mine > limit:
+                        break
+            except sqlite3.Error as error:
+                self._is_broken(file.worker, error)
+        found.sort(key=lambda entry: entry.at)
+        return found[-limit:], len(found) > limit
+
+    def records(self, message_id: str) -> list[Record]:
+        """Everything that is known of a message, in order of time."""
+        found: list[Record] = []
+        for file in list(self.files):
+            try:
+                for row in rows_with(file.database, (message_id,)):
+                    for record in _read(file.database, row):
+                        if message_id in (record.text("id"), record.text("about")):
+                            found.append(record)
+            except sqlite3.Error as error:
+                self._is_broken(file.worker, error)
+        return sorted(found, key=lambda record: record.at)
+
+    def gaps(self, since: float, until: float) -> list[Gap]:
+        """Time in between that is not covered, and why."""
+        found = list(self.broken)
+        for file in list(self.files):
+            try:
+                found += self._gaps_of(file, since, until)
+            except sqlite3.Error as error:
+                self._is_broken(file.worker, error)
+                found.append(self.broken[-1])
+        return found
+
+    def refused_more(self, query: Query) -> int:
+        """How many refusals were counted instead of kept one by one, of the client if one is asked for."""
+        count = 0
+        for file in self.files:
+            rows = file.database.execute(
+                "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?",
+                (query.since, min(query.until, self.now)),
+            )
+            for at, name, fields in (event for (text,) in rows for event in decode(text)):
+                if name != MORE or not query.since <= at <= query.until:
+                    continue
+                client = str(fields.get("client", ""))
+                if query.client is None or client == "others" or query.client.matches(client):
+                    count += int(str(fields.get("count", 0)))
+        return count
+
+    def _entries(self, file: _File, query: Query, seen: set[str]) -> Iterator[Entry]:
+        for record in _candidates(file.database, query):
+            if not query.may_match(record):
+                continue
+            if record.name in _ALONE:
+                entries = [_refusal(record)]
+            else:
+                message_id = record.text("id")
+                if not message_id or message_id in seen:
+                    continue
+                seen.add(message_id)
+                entries = entries_of(message_id, self.records(message_id))
+            yield from sorted((each for each in entries if query.matches(each)), key=lambda each: -each.at)
+
+    def _gaps_of(self, file: _File, since: float, until: float) -> Iterator[Gap]:
+        database, worker = file.database, file.worker
+        oldest = database.execute("SELECT first FROM block ORDER BY row LIMIT 1").fetchone()
+        run = database.execute("SELECT min(began) FROM run").fetchone()[0]
+        first = min((each for each in (run, oldest and oldest[0]) if each is not None), default=None)
+        if first is not None and since < first:
+            yield Gap(worker=worker, ended=first, why="nothing is kept of that time")
+        for start, end, why in database.execute(
+            "SELECT began, ended, why FROM gap WHERE ended >= ? AND began <= ? ORDER BY began", (since, until)
+        ):
+            yield Gap(worker=worker, began=start or None, ended=end, why=why)
+        mine = "" if self.redactor is None else self.redactor.fingerprint
+        for start, end, key in database.execute(
+            "SELECT min(began), max(ended), key FROM run WHERE ended >= ? AND began <= ? GROUP BY key",
+            (since, until),
+        ):
+            if key not in (CLEAR, mine):
+                why = "addresses were hashed with another key: they are not found by address"
+                yield Gap(worker=worker, began=start, ended=end, why=why)
+        off = off_mark(self.directory / f"{worker:02d}.db")
+        if off.exists() and off.stat().st_mtime <= until:
+            yield Gap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
+
+    def _is_broken(self, worker: int, error: sqlite3.Error) -> None:
+        self.files = [file for file in self.files if file.worker != worker]
+        self.broken.append(Gap(worker=worker, why=f"{worker:02d}.db cannot be read: {error}"))
+
+
+def _candidates(database: sqlite3.Connection, query: Query) -> Iterator[Record]:
+    """The newest first."""
+    if query.indexed:
+        blocks: Iterable[list[Record]] = (_read(database, row) for row in rows_with(database, query.indexed))
+    else:
+        blocks = _all(database, query.since)
+    for block in blocks:
+        for record in reversed(block):
+            if query.since <= record.at <= query.until:
+                yield record
+
+
+def _all(database: sqlite3.Connection, since: float) -> Iterator[list[Record]]:
+    for last, text in database.execute("SELECT last, events FROM block ORDER BY row DESC"):
+        if last < since - _SLACK:
+            return
+        yield [Record(*event) for event in decode(text)]
+
+
+def _read(database: sqlite3.Connection, row: int) -> list[Record]:
+    found = database.execute("SELECT events FROM block WHERE row = ?", (row,)).fetchone()
+    return [] if found is None else [Record(*event) for event in decode(found[0])]
+
+
+def _refusal(record: Record) -> Entry:
+    text = record.text
+    is_recipient = text("command") == "RCPT"
+    return Entry(
+        at=record.at,
+        message_id=text("id"),
+        outcome="refused",
+        sender=text("sender") or ("" if is_recipient else text("mailbox")),
+        recipient=text("mailbox") if is_recipient else "",
+        client=text("client"),
+        user=text("user"),
+        reply=text("reply") or f"log-in failed: {text('reason')}",
+    )
+
+
+def entries_of(message_id: str, records: Sequence[Record]) -> list[Entry]:
+    """One for each recipient that is known."""
+    by_recipient: dict[str, Entry] = {}
+    base = Entry(at=0.0, message_id=message_id, outcome="waiting")
+    refusals = [_refusal(each) for each in records if each.name in _ALONE]
+    for record in records:
+        text = record.text
+        if record.name == "accepted":
+            base = msgspec.structs.replace(
+                base,
+                at=record.at,
+                accepted=record.at,
+                sender=text("sender"),
+                client=text("client"),
+                user=text("user"),
+                header_id=text("message-id"),
+            )
+            for recipient in text("to").split(" "):
+                by_recipient[recipient.lower()] = msgspec.structs.replace(base, recipient=recipient)
+        elif record.name == "dsn" and text("id") == message_id:
+            base = msgspec.structs.replace(base, at=record.at, accepted=record.at, sender="<>")
+        elif record.name in (*ATTEMPTS, "dropped"):
+            recipient = text("recipient")
+            before = by_recipient.get(recipient.lower()) or msgspec.structs.replace(base, recipient=recipient)
+            by_recipient[recipient.lower()] = _after(before, record)
+    return [*by_recipient.values(), *refusals]
+
+
+def _after(entry: Entry, record: Record) -> Entry:
+    text = record.text
+    if record.name == "dropped":
+        return msgspec.structs.replace(entry, at=record.at, outcome="dropped")
+    return msgspec.structs.replace(
+        entry,
+        at=record.at,
+        outcome=record.name,
+        zone=text("zone"),
+        destination=text("destination"),
+        host=text("host"),
+        attempts=int(text("attempt") or 0),
+        reply=text("reply"),
+        replies=(*entry.replies, text("reply")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One event of a message for people; `recipient` `""` concerns the whole message."""
+
+    at: float
+    event: str
+    recipient: str
+    text: str
+
+
+def steps(records: Iterable[Record], message_id: str) -> list[Step]:
+    """The time line of one message."""
+    return [Step(each.at, _named(each, message_id), each.text("recipient"), _told(each)) for each in records]
+
+
+def _named(record: Record, message_id: str) -> str:
+    if record.name == "dsn":
+        return "is a report" if record.text("id") == message_id else "report"
+    return record.name.replace("-", " ")
+
+
+def _told(record: Record) -> str:
+    text = record.text
+    match record.name:
+        case "accepted":
+            found = [
+                f"from {text('sender')}",
+                f"to {text('recipients')}: {text('to')}",
+                f"{text('size')} octets",
+                f"Message-ID {text('message-id')}" if text("message-id") else "",
+                f"by client {text('client')} ({text('helo')})",
+                f"as user {text('user')}" if text("user") else "",
+                " ".join(filter(None, [text("protocol"), text("tls"), f"on {text('listener')}"])),
+                text("route"),
+            ]
+        case "refused" | "login-failed":
+            found = [
+                f"{text('command') or 'AUTH'}: {text('reply') or text('reason')}",
+                text("mailbox"),
+                f"client {text('client')}",
+                text("detail"),
+            ]
+        case "dsn":
+            found = [f"{text('kind')}: message {text('id')} about {text('about')}"]
+        case "no-dsn":
+            found = [f"no report: {text('reason')}"]
+        case "reply-lost":
+            found = ["the client left before it had our 250: it may send the message again"]
+        case "dropped":
+            found = ["by an operator, without a report"]
+        case _:
+            host = " ".join(filter(None, [text("host"), f"[{text('peer')}]" if text("peer") else ""]))
+            found = [
+                f"{host}: {text('reply')}" if host else text("reply"),
+                f"attempt {text('attempt')}",
+                f"from source {text('source')}" if text("source") else "",
+                text("tls") or ("" if not host else "no TLS"),
+                f"{text('seconds')} s" if text("seconds") else "",
+                f"zone {text('zone')}",
+                "in doubt" if text("in_doubt") else "",
+            ]
+            if text("next_attempt"):
+                due = time.strftime("%H:%M:%S", time.localtime(float(text("next_attempt"))))
+                found.append(f"again at {due}")
+    return "; ".join(filter(None, found))

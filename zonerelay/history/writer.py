@@ -1,0 +1,272 @@
+"""Takes the events of one worker into its history, out of the way of mail.
+
+`put` appends to a bounded queue in memory and never waits; a thread, which begins with the first event,
+writes what has gathered every `INTERVAL` seconds. While the file cannot be written (disk full or slow, not
+allowed, locked) events wait in the queue; when that is full, new ones are dropped and counted, the log and
+`zonerelay status` say why, and the history itself says later which time it lacks. A file that is no database
+any more is set aside, and a new one begun. So that the history never takes the space that mail needs, it is
+not written while the disk is near the bound of `[spool] min_free_space`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from zonerelay.model.clock import Clock
+from zonerelay.telemetry.logs.redact import Redactor
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from zonerelay.history.database import Event
+
+Field = str | int | float | bool | None
+
+DIRECTORY = "history"
+
+Lost = tuple[float, float, int]
+"""The first and the last time, and how many events."""
+
+INTERVAL = 0.8
+"""Seconds: what a crash loses is what came in them, and what it took to write that."""
+MOST = 10_000
+"""Events that wait: some 10 MB, ten seconds of a busy worker."""
+AGAIN = 5.0
+"""Seconds until the file is tried again."""
+TRIMMED = 3600.0
+"""Seconds after which old events are looked for; the size is looked at with every part."""
+AT_THE_END = 3.0
+"""Seconds for which a relay that stops waits for the last events."""
+MARGIN = 1.25
+
+CRASHED = "the relay ended without stopping: up to a second before that may be missing"
+WAS_OFF = "the history was off"
+
+
+class Dropped(Protocol):
+    """A counter."""
+
+    value: int
+
+
+class History:
+    """One per worker; satisfies `events.HistorySink`. `file` is its database; `guard` is the free space in
+    octets below which the relay takes no mail.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        redactor: Redactor,
+        *,
+        keep: float,
+        max_size: int,
+        guard: int,
+        clock: Clock,
+        dropped: Dropped,
+    ) -> None:
+        self.redactor = redactor
+        self.problem = ""
+        self._file = file
+        self._keep, self._max_size, self._guard = keep, max_size, guard
+        self._now = clock.now
+        self._began = clock.now()
+        self._counter = dropped
+        self._broken: Callable[[str], None] = _nothing
+        self._restored: Callable[[int], None] = _nothing
+        self._queue: deque[Event] = deque()
+        self._lost: Lost | None = None
+        self._lock = threading.Lock()  # of what was lost
+        self._armed = False
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._database: sqlite3.Connection | None = None
+        self._row = 0
+        self._run = 0
+        self._trim_at = 0.0
+
+    def tell(self, broken: Callable[[str], None], restored: Callable[[int], None]) -> None:
+        """Whom to tell of trouble, in the writing thread."""
+        self._broken, self._restored = broken, restored
+
+    def problems(self) -> tuple[str, ...]:
+        return (f"history: {self.problem}",) if self.problem else ()
+
+    def put(self, event: str, fields: Mapping[str, Field]) -> None:
+        """On the event loop. Never raises or waits. The fields are not changed any more."""
+        now = self._now()
+        if len(self._queue) >= MOST:
+            self._note_lost((now, now, 1))
+            self._counter.value += 1
+            return
+        self._queue.append((now, event, fields))
+        if not self._armed:
+            self._armed = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_on, name="history", daemon=True)
+                self._thread.start()
+            self._wake.set()
+
+    def close(self) -> None:
+        """Blocks until the rest is written, for `AT_THE_END` seconds at most. Call in a thread."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(AT_THE_END)
+
+    # ---- in the thread ---------------------------------------------------------------------------
+
+    def _write_on(self) -> None:
+        while not self._stop.is_set():
+            if self.problem:
+                self._stop.wait(AGAIN)
+            elif self._wake.wait(TRIMMED):
+                self._stop.wait(INTERVAL)
+            self._wake.clear()
+            self._armed = False
+            self._write()
+        if self._queue:  # what came while the last was written
+            self._write()
+        if self._database is not None:
+            with contextlib.suppress(Exception):
+                stopped = (self._now(), self._run)
+                self._database.execute("UPDATE run SET ended = ?, stopped = 1 WHERE rowid = ?", stopped)
+                self._database.close()
+
+    def _write(self) -> None:
+        import sqlite3  # noqa: PLC0415 - a relay that has nothing to write does without
+
+        events = list(self._queue)
+        with self._lock:
+            lost, self._lost = self._lost, None
+        try:
+            self._check_space()
+            self._commit(self._database or self._open(), events, lost)
+        except (sqlite3.OperationalError, OSError) as error:
+            self._note_lost(lost)
+            self._fail(f"{self._file} is not written: {getattr(error, 'strerror', None) or error}")
+            return
+        except sqlite3.DatabaseError as error:
+            self._note_lost(lost)
+            self._set_aside(error)
+            return
+        except Exception as error:  # noqa: BLE001 - these events can never be written
+            self._note_lost(lost)
+            self._fail(f"{len(events)} events cannot be written: {type(error).__name__}: {error}")
+            if events:
+                self._note_lost((events[0][0], events[-1][0], len(events)))
+                self._counter.value += len(events)
+            lost = None
+        for _ in events:
+            self._queue.popleft()
+        if self.problem and self._database is not None:
+            self.problem = ""
+            self._restored(lost[2] if lost else 0)
+
+    def _commit(self, database: sqlite3.Connection, events: Sequence[Event], lost: Lost | None) -> None:
+        from zonerelay.history.database import PART, insert, trim  # noqa: PLC0415 - as above
+
+        before = self._row // PART
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            row = insert(database, self._row, events)
+            if lost is not None:
+                why = f"{lost[2]} events were dropped: {self.problem or 'they came too fast'}"
+                database.execute("INSERT INTO gap VALUES (?, ?, ?)", (lost[0], lost[1], why))
+            database.execute("UPDATE run SET ended = ? WHERE rowid = ?", (self._now(), self._run))
+        self._row = row
+        now = self._now()
+        if row // PART != before or now >= self._trim_at:
+            self._trim_at = now + TRIMMED
+            while trim(database, now - self._keep, self._max_size) and not self._stop.is_set():
+                pass
+
+    def _open(self) -> sqlite3.Connection:
+        from zonerelay.history.database import CLEAR, next_row, open_for_writing  # noqa: PLC0415 - as above
+
+        database = open_for_writing(self._file)
+        off = off_mark(self._file)
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            last = database.execute("SELECT ended, stopped FROM run ORDER BY rowid DESC LIMIT 1").fetchone()
+            if last is not None and not last[1]:
+                gap = (last[0], max(last[0], self._began), CRASHED)
+                database.execute("INSERT INTO gap VALUES (?, ?, ?)", gap)
+            if off.exists():
+                gap = (off.stat().st_mtime, self._began, WAS_OFF)
+                database.execute("INSERT INTO gap VALUES (?, ?, ?)", gap)
+            key = self.redactor.fingerprint if self.redactor.enabled else CLEAR
+            run = (self._began, self._now(), 0, key)
+            self._run = database.execute("INSERT INTO run VALUES (?, ?, ?, ?)", run).lastrowid or 0
+            self._row = next_row(database)
+        off.unlink(missing_ok=True)
+        self._database = database
+        return database
+
+    def _check_space(self) -> None:
+        if not self._guard:
+            return
+        place = self._file.parent if self._file.parent.exists() else self._file.parent.parent
+        found = os.statvfs(place)
+        if found.f_bavail * found.f_frsize < self._guard * MARGIN:
+            raise OSError("the disk is nearly full, and mail needs what is left")
+
+    def _fail(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._broken(problem)
+
+    def _set_aside(self, error: Exception) -> None:
+        """The events that wait go into a new file, which says since when."""
+        if self._database is not None:
+            with contextlib.suppress(Exception):
+                self._database.close()
+        self._database = None
+        aside = self._file.with_name(f"{self._file.name}.aside")
+        try:
+            self._file.replace(aside)
+            for end in ("-wal", "-shm"):
+                self._file.with_name(self._file.name + end).unlink(missing_ok=True)
+            database = self._open()
+            why = f"what the file had cannot be read ({error}); it is now {aside.name}"
+            database.execute("INSERT INTO gap VALUES (?, ?, ?)", (0.0, self._now(), why))
+        except Exception as another:  # noqa: BLE001 - tried again
+            self._fail(f"{self._file} cannot be read ({error}), nor be set aside: {another}")
+            return
+        self._broken(f"{self._file} cannot be read ({error}): it is now {aside.name}, and a new one is begun")
+        self._wake.set()
+
+    def _note_lost(self, more: Lost | None) -> None:
+        with self._lock:
+            if more is None or self._lost is None:
+                self._lost = self._lost or more
+            else:
+                first, last, count = self._lost
+                self._lost = (min(first, more[0]), max(last, more[1]), count + more[2])
+
+
+def _nothing(_: object) -> None:
+    """There is nothing to tell yet."""
+
+
+def file_of(home: Path, worker: int) -> Path:
+    """`home` is the parent of the spool."""
+    return home / DIRECTORY / f"{worker:02d}.db"
+
+
+def off_mark(file: Path) -> Path:
+    return file.with_suffix(".off")
+
+
+def note_off(file: Path) -> None:
+    """A relay without a history is starting: the file that is there says later that it was off."""
+    mark = off_mark(file)
+    with contextlib.suppress(OSError):
+        if file.exists() and not mark.exists():
+            mark.touch()
