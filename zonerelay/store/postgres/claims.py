@@ -202,14 +202,17 @@ class PostgresClaims:
         pool = self.claims.zone(zone)
         values = (word(zone), self._keeper.session, limit, words(skip))
         count = 0
-        async with self.exclusive:
-            if pool.more:
+        only_parked = True
+        while pool.more and only_parked:  # behind what was parked there may be older mail than in the pool
+            async with self.exclusive:
                 with _doubting(pool):
                     pool.more = False
                     rows = await self._keeper.ask(sql.CLAIM_FRESH, *values)
                     pool.more = pool.more or len(rows) == limit
                     count += self._keep(pool, rows)
-            if pool.due <= now:
+                    only_parked = all(row[-1] for row in rows)
+        if pool.due <= now:
+            async with self.exclusive:
                 with _doubting(pool):
                     pool.due = NEVER
                     rows = await self._keeper.ask(sql.CLAIM_DUE, *values, now)
