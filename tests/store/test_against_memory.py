@@ -503,7 +503,7 @@ class S3Comparison(Comparison):
         await self.spool.store.close()
         assert self.spool.s3 is not None
         prefix = self.spool.s3.prefix
-        keep = (f"{prefix}nodes/", f"{prefix}mark")
+        keep = (f"{prefix}nodes/", f"{prefix}mark", f"{prefix}format")
         return [key for key in shared_moto().keys(prefix) if not key.startswith(keep)]
 
 

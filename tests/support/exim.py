@@ -43,14 +43,17 @@ class EximSender:
         self._write_script(owner)
 
     @contextmanager
-    def receiving(self, next_hop: Server) -> Iterator[int]:
-        """A daemon on a port of its own, which anybody may use to reach `next_hop`."""
+    def receiving(self, next_hop: Server, *, options: str = "") -> Iterator[int]:
+        """A daemon on a port of its own, which anybody may use to reach `next_hop`.
+
+        `options` are further lines of its configuration.
+        """
         self._configuration.write_text(
             configuration(self._directory, self._script, next_hop) + "\nbegin acl\nall:\n  accept\n"
         )
         head = (
-            "acl_smtp_rcpt = all\nreceived_header_text =\nlog_selector = +smtp_protocol_error +all\n"
-            "dsn_advertise_hosts = *\n"
+            f"{options}acl_smtp_rcpt = all\nreceived_header_text =\n"
+            "log_selector = +smtp_protocol_error +all\n"
         )
         self._configuration.write_text(head + self._configuration.read_text())
         (port,) = free_ports(1)

@@ -28,11 +28,11 @@ BODY = b"Subject: x\r\nFrom: a@example.org\r\n\r\n.dot \xff\r\n" + b"x" * 300 + 
 def spool_of_exim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """It has one message, which is deferred for two of three recipients. Exim was refused, and has ended."""
     directory = tmp_path / "exim"
-    for each in (directory, *list(directory.parents)[:3]):
+    for each in (directory, *list(directory.parents)[:4]):
         each.mkdir(exist_ok=True)
         each.chmod(0o755)
     exim = EximSender(directory)
-    with hop() as port, exim.receiving(Server(port=port)) as own:
+    with hop() as port, exim.receiving(Server(port=port), options="dsn_advertise_hosts = *\n") as own:
         submit(own)
         log = directory / "log" / "main"
         assert wait_until(lambda: log.read_text().count(" == ") == 2, timeout=20), log.read_text()

@@ -41,7 +41,10 @@ Records = dict[str, str]
 
 def unpack_tar(raw: bytes, home: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
-        tar.extractall(home, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later; from 3.14 on it is the default
+            tar.extractall(home, filter="data")
+        else:
+            tar.extractall(home)
 
 
 def pack_tar(home: Path) -> bytes:
