@@ -1,3 +1,3 @@
 """zonerelay: a standalone SMTP relay that never loses what it acknowledged."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
