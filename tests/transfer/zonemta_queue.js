@@ -6,6 +6,10 @@
 // Its default engine, a fork of Basho's LevelDB, builds on no Node of today; leveldown is the other one that it takes.
 'use strict';
 const path = require('path');
+const util = require('util');
+// What it was written for; gone from Node 23 on.
+for (const name of ['isRegExp', 'isDate']) util[name] = util[name] || util.types[name];
+util.isArray = util.isArray || Array.isArray;
 const home = process.argv[2];
 const load = name => require(path.join(home, 'node_modules', name));
 load('npmlog').level = 'silent';

@@ -322,7 +322,9 @@ class Histories:
             yield Gap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
 
     def _is_broken(self, worker: int, error: sqlite3.Error) -> None:
-        self.files = [file for file in self.files if file.worker != worker]
+        for file in [each for each in self.files if each.worker == worker]:
+            file.database.close()
+            self.files.remove(file)
         self.broken.append(Gap(worker=worker, why=f"{worker:02d}.db cannot be read: {error}"))
 
 

@@ -33,7 +33,10 @@ class Tasks:
     async def drain(self) -> None:
         """Waits until no task runs, those included that are started meanwhile."""
         while self._running:
-            await asyncio.gather(*self._running, return_exceptions=True)
+            ended = set(self._running)
+            await asyncio.gather(*ended, return_exceptions=True)
+            # From Python 3.12 on the loop has no turn, and the callbacks with it, when all had ended already.
+            self._running -= ended
 
     async def cancel(self) -> None:
         """Cancels those that run now, and waits for their end."""

@@ -301,7 +301,8 @@ def _error_in(challenge: bytes) -> str:
         found = None
     if not isinstance(found, dict) or not found:
         return "the token was refused"
-    return "the token was refused: " + ", ".join(f"{name} {value}" for name, value in found.items())[:_SHOWN]
+    said = ", ".join(f"{name} {value}" for name, value in found.items() if isinstance(value, str | int))
+    return f"the token was refused: {said[:_SHOWN]}" if said else "the token was refused"
 
 
 def _fields(message: str) -> dict[str, str]:
