@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay import __version__
@@ -21,6 +22,7 @@ from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.messages.answers import RelayStatus, ZoneStatus
 from zonerelay.model.clock import Clock
+from zonerelay.model.outbox import zone_label
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
@@ -76,6 +78,9 @@ class StatusBoard:
         self._clock = clock
         self._started = clock.now()
         self._oldest: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        self.free_space: int | None = None
+        """Octets, when they were last looked at."""
 
     async def close(self) -> None:
         """Call before the store is closed."""
@@ -88,16 +93,21 @@ class StatusBoard:
         operators need the other figures most at that time.
         """
         oldest: dict[str, float] = {}
+        due: dict[str, float] = {}
         now = self._clock.now()
+        self.free_space = await asyncio.to_thread(_free_space, self._settings)
         try:
             for queue in self._store.counts():
                 created = await self._store.oldest(queue, now=now)
                 if created is not None:
                     zone = zone_of(queue)
                     oldest[zone] = min(created, oldest.get(zone, created))
+                first = await self._store.next_due(queue)
+                if first is not None:
+                    due[zone_of(queue)] = min(first, due.get(zone_of(queue), first))
         except StoreError:
             return  # `unhealthy` has the reason, and the store's events have told it
-        self._oldest = oldest
+        self._oldest, self._due = oldest, due
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
@@ -120,7 +130,18 @@ class StatusBoard:
             held=counts.held,
             oldest=0.0 if created is None else max(self._clock.now() - created, 0.0),
             connections=self._connections(zone),
+            overdue=max(self._clock.now() - self._due[zone], 0.0) if zone in self._due else 0.0,
         )
+
+    def destination_states(self) -> Iterable[tuple[tuple[str, str], int]]:
+        """Returns how many destinations of each zone are suspended now, and how many are not."""
+        found: Counter[tuple[str, str]] = Counter()
+        for zone in self._scheduler.snapshot():
+            label = zone_label(zone.zone)
+            troubled = sum(each.suspended_until is not None for each in zone.destinations)
+            found[label, "suspended"] += troubled
+            found[label, "usable"] += len(zone.destinations) - troubled
+        return found.items()
 
     async def status(self) -> RelayStatus:
         await self.refresh()
@@ -144,7 +165,7 @@ class StatusBoard:
             limits=self._limits(),
             counted=self._store.is_counted(),
             every=self._destinations.every,
-            free_space=await asyncio.to_thread(_free_space, self._settings),
+            free_space=self.free_space,
             name_servers=self._name_servers(),
             taken_up=surface.taken_up,
             refused=surface.refused,
