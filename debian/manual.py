@@ -1,9 +1,9 @@
-"""Writes the manual pages and the completion of shells below a directory, both from the parser of the commands.
+"""Writes manual pages and the completion of shells below a directory, from the parser of the commands.
 
     PYTHONPATH=… python3 debian/manual.py ROOT
 
-`zonerelay(1)` lists the commands, `zonerelay-COMMAND(1)` has one with all its verbs. shtab makes the completion.
-Neither the wheel nor the relay needs any of this.
+`zonerelay(1)` lists the commands, `zonerelay-COMMAND(1)` has one with all its verbs. shtab makes the
+completion. Neither the wheel nor the relay needs any of this.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def described(parser: argparse.ArgumentParser, heading: str) -> Iterator[str]:
     formatter = parser._get_formatter()
     yield f"{heading}\n"
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-    yield f".nh\n.ad l\n.B {escaped(parser.prog)}\n{escaped(usage.removeprefix(parser.prog).strip())}\n.ad b\n.hy\n"
+    words = escaped(usage.removeprefix(parser.prog).strip())
+    yield f".nh\n.ad l\n.B {escaped(parser.prog)}\n{words}\n.ad b\n.hy\n"
     if parser.description:
         yield f".PP\n{escaped(parser.description)}\n"
     for group in parser._action_groups:
@@ -100,7 +101,7 @@ def pages(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 
 def say_what_are_files(parser: argparse.ArgumentParser) -> None:
-    """shtab completes the names of files and directories where an action says so."""
+    """Tells shtab which words name files and directories."""
     for action in parser._actions:
         if action.type is Path:
             is_directory = action.metavar == "DIR"
