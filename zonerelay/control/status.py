@@ -93,7 +93,6 @@ class StatusBoard:
         operators need the other figures most at that time.
         """
         oldest: dict[str, float] = {}
-        due: dict[str, float] = {}
         now = self._clock.now()
         self.free_space = await asyncio.to_thread(_free_space, self._settings)
         try:
@@ -102,12 +101,17 @@ class StatusBoard:
                 if created is not None:
                     zone = zone_of(queue)
                     oldest[zone] = min(created, oldest.get(zone, created))
+        except StoreError:
+            return  # `unhealthy` has the reason, and the store's events have told it
+        self._oldest = oldest
+        # A store that cannot hand mail out says no times, but still ages.
+        with contextlib.suppress(StoreError):
+            due: dict[str, float] = {}
+            for queue in self._store.counts():
                 first = await self._store.next_due(queue)
                 if first is not None:
                     due[zone_of(queue)] = min(first, due.get(zone_of(queue), first))
-        except StoreError:
-            return  # `unhealthy` has the reason, and the store's events have told it
-        self._oldest, self._due = oldest, due
+            self._due = due
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
