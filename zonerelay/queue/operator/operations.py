@@ -34,6 +34,7 @@ from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.summary import BOUNDS, KEYS, MAX_KEYS, NEED_MESSAGE, UNKNOWN, Summary, Tally
 from zonerelay.queue.operator.trace import Shown, Step, steps
+from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import DAMAGED, EveryNth, MessageNotFoundError, Store, StoreCorruptError
@@ -180,14 +181,30 @@ class Operations:
 
         return await self._over("bounce", wanted, bounce, progress)
 
+    async def release_orders(self, over: Sequence[Order]) -> int:
+        """Releases what these orders have held, and nothing else; returns how many deliveries."""
+        ids = {order.id for order in over}
+        counts = self._store.counts().values()
+        if self._store.is_counted() and not any(each.held for each in counts):
+            return 0
+
+        def released(delivery: Delivery) -> Delivery:
+            is_theirs = delivery.held and delivery.act in ids
+            return replace(delivery, held=False, act="") if is_theirs else delivery
+
+        return await self._correct(QueueFilter(state=DeliveryState.HELD), released)
+
     async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
         """Apply a change to the deferred deliveries that it alters; returns how many those were."""
+        return await self._correct(QueueFilter(state=DeliveryState.DEFERRED), change)
+
+    async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> int:
         corrected = 0
 
         async def update(keys: Sequence[DeliveryKey]) -> int:
             return await self._store.update(keys, change)
 
-        async with aclosing(self._matching(QueueFilter(state=DeliveryState.DEFERRED), None)) as batches:
+        async with aclosing(self._matching(wanted, None)) as batches:
             async for batch in batches:
                 keys = [delivery.key for delivery, _ in batch if change(delivery) != delivery]
                 if keys:
