@@ -97,6 +97,10 @@ class Orders:
         self._alarm.cancel()
         await self._tasks.cancel()
 
+    def ids(self) -> set[str]:
+        """Of the orders in force."""
+        return {order.id for order in self.table.orders}
+
     def in_force(self) -> dict[str, int]:
         """How many orders there are by effect; one that refuses mail counts as that."""
         effects = Counter("refuse" if each.refuse else each.effect for each in self.table.orders)
