@@ -228,6 +228,55 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     last_attempt: float | None = None
     in_doubt: bool = False
     priority: str = ""
+    order: str = ""
+    """The id of the order that it waits for."""
+
+
+class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
+    """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
+    it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
+    """
+
+    id: str
+    effect: str
+    reason: str
+    who: str
+    since: float
+    until: float | None = None
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+    refuse: bool = False
+    stop_clock: bool = False
+    held: int = 0
+    refused: int = 0
+
+
+class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
+    """The order is in force. `new`: there was none with these selectors. `first_expiry`: no mail that it is
+    about is too old before this; `None`: there is none yet.
+    """
+
+    order: OrderRow
+    new: bool
+    first_expiry: float | None = None
+
+
+class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
+    """These orders are over, none if there was none; so many deliveries that they held were released."""
+
+    orders: tuple[OrderRow, ...] = ()
+    released: int = 0
+
+
+class OrdersInForce(_Frame, frozen=True, kw_only=True, tag="orders"):
+    """The answer to `Orders`, the newest first."""
+
+    orders: tuple[OrderRow, ...] = ()
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -250,6 +299,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     recipients_accepted: int
     headers: tuple[tuple[str, str], ...]
     deliveries: tuple[DeliveryRow, ...]
+    orders: tuple[OrderRow, ...] = ()
+    """Those that some of the deliveries wait for."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
@@ -385,6 +436,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
+    orders: tuple[OrderRow, ...] = ()
+    """Those in force."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -425,6 +478,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     rewritten: tuple[RewritePlan, ...] = ()
     changes: ChangePlan | None = None
     priority: str = ""
+    orders: tuple[OrderRow, ...] = ()
+    """Those for which it would wait, or be refused."""
 
 
 class Families(_Frame, frozen=True, kw_only=True, tag="families"):
@@ -459,6 +514,10 @@ class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
 Frame = (
     Pong
     | DeliveryRow
+    | OrderRow
+    | OrderGiven
+    | OrdersEnded
+    | OrdersInForce
     | MessageDetail
     | TraceStep
     | MessageBody
