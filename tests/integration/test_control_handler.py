@@ -51,6 +51,7 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import ControlServer
+from zonerelay.control.streams import Streams
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
@@ -126,6 +127,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,
         ),
         redactor=REDACTOR,
+        streams=Streams(relay.events, REDACTOR),
         bodies=Bodies(
             relay.store,
             renderer,

@@ -48,9 +48,12 @@ from zonerelay.control.messages.requests import (
     Resolve,
     SpoolAcknowledge,
     Status,
+    Tail,
+    Transcript,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.control.streams import Streams
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -80,12 +83,14 @@ class ControlHandler:
         explainer: Explainer,
         redactor: Redactor,
         bodies: Bodies,
+        streams: Streams,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
         self._acknowledge = acknowledge
         self._part = part
         self._bodies = bodies
+        self._streams = streams
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -114,6 +119,10 @@ class ControlHandler:
                 return End(missing=self._operations.left_out())
             case Resolve():
                 return await self._resolve(request, answer)
+            case Tail():
+                return await self._streams.tail(request, answer)
+            case Transcript():
+                return await self._streams.transcript(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:
