@@ -284,7 +284,7 @@ def _live(commands: Commands) -> None:
     subject.add_argument(
         "--domain", default="", metavar="DOMAIN", help="connections to a domain, an MX host or a next hop"
     )
-    subject.add_argument("--id", type=_message_id, default="", metavar="ID", help="attempts of one message")
+    subject.add_argument("--id", type=_message_id, metavar="ID", help="attempts of one message")
     transcript.add_argument(
         "--for", dest="seconds", type=_age, default=300.0, metavar="TIME", help="ends after it (default: 5m)"
     )

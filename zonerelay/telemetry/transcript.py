@@ -140,7 +140,9 @@ class Transcripts:
         if not to:
             return None
         self._sessions += 1
-        return Record(self._sessions, side, peer, to, self._clock)
+        record = Record(self._sessions, side, peer, to, self._clock)
+        record.note("is recorded from here on")
+        return record
 
 
 class Record:

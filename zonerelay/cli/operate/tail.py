@@ -19,6 +19,9 @@ from zonerelay.cli.terminal.exits import OK, CliError
 from zonerelay.control.messages.answers import MailEvent, Missed, TranscriptLine
 from zonerelay.control.messages.requests import Tail, Transcript
 
+SHORT = 16
+"""Characters of an address where the terminal is narrow."""
+
 _STYLES = {
     "accepted": "cyan",
     "delivered": "green",
@@ -30,6 +33,7 @@ _STYLES = {
     "login-failed": "magenta",
 }
 _LEVELS = {"warning": "yellow", "error": "bold red"}
+_ADDRESSES = ("recipient", "sender", "to", "mailbox", "user", "client")
 _FIRST = ("id", "recipient", "host", "reply")
 """Fields without their names, which lead the line."""
 _ARROWS = {"received": "<", "sent": ">", "note": "*"}
@@ -48,6 +52,7 @@ def tail(arguments: Namespace) -> int:
         message_id=arguments.tail_id,
     )
     console = output.console()
+    wide = console.width >= output.WIDE
     with contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments.config).stream(request):
             if not isinstance(frame, MailEvent | Missed):
@@ -55,21 +60,26 @@ def tail(arguments: Namespace) -> int:
             if arguments.json:
                 output.print_line(frame)
             else:
-                line = _missed(frame) if isinstance(frame, Missed) else event_line(frame)
+                line = _missed(frame) if isinstance(frame, Missed) else event_line(frame, wide=wide)
                 console.print(line, no_wrap=True, overflow="ellipsis", crop=console.is_terminal)
             sys.stdout.flush()
     return OK
 
 
-def event_line(event: MailEvent) -> Text:
-    """Time, worker, event, and the fields: those that an operator looks for first. It ends at the margin."""
+def event_line(event: MailEvent, *, wide: bool) -> Text:
+    """Time, worker, event, and the fields, first those that an operator looks for. It ends at the margin:
+    where that is near, addresses are short, and the host is left to `--json`.
+    """
     worker = "" if event.worker is None else f"{event.worker} "
     line = Text(f"{_clock(event.at)} {worker}", style="")
     line.append(f"{event.event:<9} ", style=_STYLES.get(event.event) or _LEVELS.get(event.level, ""))
     fields = {name: value for name, value in event.fields.items() if value not in ("", None)}
+    if not wide:
+        fields |= {name: _short(str(fields[name])) for name in _ADDRESSES if name in fields}
+        fields.pop("host", None)
     words = [text.clean(str(fields.pop(name))) for name in _FIRST if name in fields]
     if event.event == "accepted":
-        words += [f"{fields.pop('sender', '')} > {fields.pop('to', '')}"]
+        words += [text.clean(f"{fields.pop('sender', '')} > {fields.pop('to', '')}")]
     words += [f"{name}={text.clean(str(value))}" for name, value in fields.items()]
     return line.append(" ".join(words))
 
@@ -78,7 +88,7 @@ def transcript(arguments: Namespace) -> int:
     request = Transcript(
         client=arguments.client,
         domain=arguments.domain,
-        message_id=arguments.id,
+        message_id=arguments.id or "",
         seconds=arguments.seconds,
         octets=arguments.size,
         sessions=arguments.sessions,
@@ -119,6 +129,10 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         yield output.console(stream), stream
     output.chatter().print(f"Written to {arguments.out}.")
+
+
+def _short(address: str) -> str:
+    return address if len(address) <= SHORT else address[: SHORT - 1] + "…"
 
 
 def _missed(frame: Missed) -> Text:
