@@ -20,6 +20,7 @@ from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.messages.answers import RelayStatus, ZoneStatus
+from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
@@ -44,6 +45,7 @@ class Surface:
     """When the configuration in force was taken up (Unix time)."""
     refused: float | None
     """When a reload was refused since then."""
+    history: History | None = None
 
 
 class StatusBoard:
@@ -125,6 +127,7 @@ class StatusBoard:
     async def status(self) -> RelayStatus:
         await self.refresh()
         surface = self._surface()
+        history = surface.history
         destinations = await self._destinations.rows()
         return RelayStatus(
             software=__version__,
@@ -145,6 +148,8 @@ class StatusBoard:
             counted=self._store.is_counted(),
             every=self._destinations.every,
             free_space=await asyncio.to_thread(_free_space, self._settings),
+            history_size=None if history is None else await asyncio.to_thread(history.size),
+            history_since=None if history is None else history.since,
             name_servers=self._name_servers(),
             taken_up=surface.taken_up,
             refused=surface.refused,
