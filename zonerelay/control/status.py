@@ -21,6 +21,7 @@ from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.messages.answers import OrderRow, RelayStatus, ZoneStatus
+from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import zone_label
 from zonerelay.model.priority import zone_of
@@ -46,6 +47,7 @@ class Surface:
     """When the configuration in force was taken up (Unix time)."""
     refused: float | None
     """When a reload was refused since then."""
+    history: History | None = None
 
 
 class StatusBoard:
@@ -152,6 +154,7 @@ class StatusBoard:
     async def status(self) -> RelayStatus:
         await self.refresh()
         surface = self._surface()
+        history = surface.history
         destinations = await self._destinations.rows()
         return RelayStatus(
             software=__version__,
@@ -172,6 +175,8 @@ class StatusBoard:
             counted=self._store.is_counted(),
             every=self._destinations.every,
             free_space=self.free_space,
+            history_size=None if history is None else await asyncio.to_thread(history.size),
+            history_since=None if history is None else history.since,
             name_servers=self._name_servers(),
             taken_up=surface.taken_up,
             refused=surface.refused,

@@ -460,6 +460,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            history=self.history,
             problems=(
                 *self.problems,
                 *([self._left_over] if self._left_over else []),
