@@ -144,11 +144,9 @@ class StatusBoard:
     def destination_states(self) -> Iterable[tuple[tuple[str, str], int]]:
         """Returns how many destinations of each zone are suspended now, and how many are not."""
         found: Counter[tuple[str, str]] = Counter()
-        for zone in self._scheduler.snapshot():
-            label = zone_label(zone.zone)
-            troubled = sum(each.suspended_until is not None for each in zone.destinations)
-            found[label, "suspended"] += troubled
-            found[label, "usable"] += len(zone.destinations) - troubled
+        for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
+            found[zone_label(zone), "suspended"] += suspended
+            found[zone_label(zone), "usable"] += usable
         return found.items()
 
     async def status(self) -> RelayStatus:

@@ -145,6 +145,6 @@ def _send_first_mail(relay: str) -> None:
 async def _interrupted() -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
