@@ -28,7 +28,7 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.sandbox.sink import Sink
 
-MESSAGES, RECIPIENTS = 16, 150
+MESSAGES, RECIPIENTS = 8, 300
 Queue = dict[tuple[str, str], tuple[str, str, float]]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from zonerelay.control.messages.answers import ActRow, Changed
 from zonerelay.control.messages.requests import Acts, Filter, QueueChange, Undo
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.queue.operator.journal import KEPT, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.common.write.batches import ChangeOne
+from zonerelay.store.contract import StoreError
 
 ZONES = (
     ZoneSettings(),
@@ -69,7 +72,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
     await relay.scheduler.start()
     journal = Journal(tmp_path / "acts", relay.clock)
-    operations = Operations(
+    verbs = Operations(
         store=relay.store,
         scheduler=relay.scheduler,
         settler=relay.settler,
@@ -77,7 +80,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         clock=relay.clock,
         journal=journal,
     )
-    yield Desk(relay, OperatorActs(operations, journal, Zones(ZONES, ROUTES), relay.clock))
+    yield Desk(relay, OperatorActs(verbs, journal, Zones(ZONES, ROUTES), relay.clock))
     await relay.close()
 
 
@@ -212,3 +215,33 @@ async def test_reroute_does_not_weaken_tls_nor_guess(desk: Desk) -> None:
     ):
         with pytest.raises(ControlError, match=words):
             await desk.change("reroute", **wrong)
+
+
+async def test_two_operators_at_once_change_each_delivery_once(desk: Desk) -> None:
+    await deferred(desk, *(f"u{number}" for number in range(10)))
+    acts = await asyncio.gather(*(desk.change("hold") for _ in range(3)))
+    held = sum(state == "held" for state in (await desk.states()).values())
+    assert sum(act.changed for act in acts) == held
+    for act in acts:
+        assert (await desk.undo(act)).changed == act.changed
+    assert set((await desk.states()).values()) == {"deferred"}
+
+
+async def test_an_act_that_fails_half_way_is_undone_as_far_as_it_came(desk: Desk) -> None:
+    await deferred(desk, *(f"u{number}" for number in range(6)))
+    whole = desk.relay.store.update
+
+    async def update(keys: Collection[DeliveryKey], change: ChangeOne) -> int:
+        await whole(list(keys)[:4], change)
+        raise StoreError("insufficient disk space")
+
+    desk.relay.store.update = update  # type: ignore[method-assign]  # for one act
+    with pytest.raises(ControlError, match=r"disk space; act \w+ is done in part"):
+        await desk.change("hold")
+    desk.relay.store.update = whole  # type: ignore[method-assign]  # as it was
+    assert Counter((await desk.states()).values()) == {"held": 4, "deferred": 2}
+    (row,) = await desk.rows()
+    assert (row.finished, row.no_undo) == (False, "")
+    undone = await desk.undo(row.act)
+    assert (undone.matched, undone.changed, undone.altered) == (6, 4, 0)
+    assert Counter((await desk.states()).values()) == {"deferred": 6}
