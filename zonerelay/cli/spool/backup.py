@@ -3,7 +3,7 @@
     backup.json           the format, when and where it was made, how much is in it, a checksum of each file
     00.tar, 01.tar …      the mail of each worker's spool, as `spool export` writes it (docs/spool-format.md)
     home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports,
-                          the history
+                          the orders of operators, the history
 
 A backup is made beside a running relay, which waits for nothing: the spools are read from snapshots, all
 taken before the first is read; PostgreSQL in one transaction; Redis and S3 message by message, so that mail
@@ -43,6 +43,7 @@ from zonerelay.history.database import open_for_reading
 from zonerelay.history.writer import DIRECTORY as HISTORY
 from zonerelay.process.setup import REDACT_KEY, redact_key_of
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueView, Store, StoreError
@@ -174,6 +175,7 @@ def _home(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield REGISTER, home / REGISTER
     yield "mta-sts", policy_directory(settings)
     yield "refresh-tokens", token_directory(settings)
+    yield ORDERS, home / ORDERS
     yield HISTORY, home / HISTORY
 
 
