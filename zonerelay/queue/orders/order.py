@@ -56,7 +56,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def about(self) -> str:
         """The selectors in words."""
         given = zip(SELECTORS, self.selectors, strict=True)
-        return " ".join(f"{name}={value}" for name, value in given if value is not None) or "all mail"
+        # Not `name=value`: the log's redaction would take that for an address.
+        return " ".join(f"{name} {value or '<>'}" for name, value in given if value is not None) or "all mail"
 
     @property
     def needs_envelope(self) -> bool:
