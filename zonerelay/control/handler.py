@@ -21,7 +21,6 @@ from zonerelay.control.messages.answers import (
     Count,
     DeliveryRow,
     End,
-    Explanation,
     Families,
     MessageDetail,
     Pong,
@@ -64,6 +63,9 @@ from zonerelay.telemetry.metrics.families import Family
 
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
+
+MAX_EXPLAINED = 20
+"""Zones and domains of one message that are explained."""
 
 DEFAULT_REASON = "given up by the operator"
 
@@ -112,7 +114,7 @@ class ControlHandler:
                 await self._count(request, answer)
             case QueueChange():
                 await answer.send(await self._change(request, answer))
-            case QueueShow() | QueueTrace() | QueueCat():
+            case QueueShow() | QueueTrace() | QueueCat() | Explain():
                 await self._one(request, answer)
             case QueueSummary():
                 await answer.send(await self._summary(request, answer))
@@ -123,7 +125,7 @@ class ControlHandler:
                 return await self._streams.tail(request, answer)
             case Transcript():
                 return await self._streams.transcript(request, answer)
-            case Explain() | Status() | SpoolAcknowledge():
+            case Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:
                 await answer.send(await self._part.metrics())
@@ -133,12 +135,8 @@ class ControlHandler:
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
         return End()
 
-    async def _answer(
-        self, request: Explain | Status | SpoolAcknowledge
-    ) -> Explanation | RelayStatus | Acknowledged:
+    async def _answer(self, request: Status | SpoolAcknowledge) -> RelayStatus | Acknowledged:
         match request:
-            case Explain():
-                return await self._explainer.explain(request)
             case Status():
                 return await self._status()
             case SpoolAcknowledge():
@@ -189,8 +187,12 @@ class ControlHandler:
         )
         return summary(request.by, tally)
 
-    async def _one(self, request: QueueShow | QueueTrace | QueueCat, answer: Answer) -> None:
+    async def _one(self, request: QueueShow | QueueTrace | QueueCat | Explain, answer: Answer) -> None:
         match request:
+            case Explain(message_id=""):
+                await answer.send(await self._explainer.explain(request))
+            case Explain():
+                await self._explain_queued(request, answer)
             case QueueShow():
                 await self._show(request, answer)
             case QueueTrace():
@@ -201,9 +203,25 @@ class ControlHandler:
                         await answer.send(frame)
 
     async def _show(self, request: QueueShow, answer: Answer) -> None:
-        shown = await self._operations.show(MessageId(request.message_id))
-        rows = [delivery_row(delivery, shown.message, state) for delivery, state in shown.deliveries]
-        await answer.send(message_detail(shown.message, rows))
+        await answer.send(message_detail(*await self._rows_of(request.message_id)))
+
+    async def _rows_of(self, message_id: str) -> tuple[Message, list[DeliveryRow]]:
+        shown = await self._operations.show(MessageId(message_id))
+        rows = (delivery_row(delivery, shown.message, state) for delivery, state in shown.deliveries)
+        return shown.message, [self._explainer.compared(shown.message, row) for row in rows]
+
+    async def _explain_queued(self, request: Explain, answer: Answer) -> None:
+        message, rows = await self._rows_of(request.message_id)
+        wanted = request.address.strip("<> ").lower()
+        told: dict[tuple[str, str], DeliveryRow] = {}
+        for row in rows:
+            if not wanted or row.recipient.lower() == wanted:
+                told.setdefault((row.zone, row.domain), row)
+        if not told:
+            to = f" to {request.address}" if wanted else ""
+            raise NotFoundError(f"message {request.message_id} has no open delivery{to}")
+        for row in list(told.values())[:MAX_EXPLAINED]:
+            await answer.send(await self._explainer.explain_queued(message, row))
 
     async def _trace(self, request: QueueTrace, answer: Answer) -> None:
         for step in await self._operations.trace(MessageId(request.message_id)):

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
+from zonerelay.cli.operate.explain import zone_of
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
@@ -178,7 +179,7 @@ def _delivery_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.
     yield "to", text.clean(row.recipient)
     yield "state", output.state(row.state)
     yield "release", _held_back(row, now)
-    yield "zone", row.zone
+    yield "zone", zone_of(row)
     if row.priority not in ("", "normal"):
         yield "priority", row.priority
     yield "attempts", str(row.attempts)

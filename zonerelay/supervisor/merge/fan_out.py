@@ -81,12 +81,12 @@ class FanOut:
                 await self._summary(request, asked, answer)
             case QueueChange():
                 await self._change(request, asked, answer)
-            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge():
+            case Explain() if not request.message_id:
+                await self._explain(request, asked, answer)
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain():
                 await self._find(request, asked, answer)
             case Tail() | Transcript():
                 return await LiveStream(self._relay, request, answer.caller).run(answer)
-            case Explain():
-                await self._explain(request, asked, answer)
             case _:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
@@ -156,7 +156,7 @@ class FanOut:
 
     async def _find(
         self,
-        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | Explain,
         asked: WorkerAnswers,
         answer: Answer,
     ) -> None:
