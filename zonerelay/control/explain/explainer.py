@@ -135,8 +135,10 @@ class Explainer:
         mark = f"zone={row.zone} "
         notes = [note.removeprefix(mark) for note in message.trace if note.startswith(mark)]
         routed = next((note for note in notes if row.recipient in note), notes[0] if notes else "")
+        if sum(note.startswith("zone=") for note in message.trace) > 1:
+            routed = routed.rpartition(": ")[0] or routed  # without its recipients (`zones.zone_notes`)
         row = msgspec.structs.replace(row, routed=routed)
-        if routed == BY_HEADER or routed.startswith(f"{BY_HEADER}:") or is_mailbox_zone(row.zone):
+        if routed == BY_HEADER or is_mailbox_zone(row.zone):
             return row  # the header is not kept, and an outbox has zones of its own
         chosen = self._zones.choose(message.envelope, headers=message.headers, size=message.size)
         now = chosen(Mailbox(row.recipient))
