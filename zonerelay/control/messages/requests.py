@@ -256,14 +256,11 @@ Request = (
     | QueueCat
     | QueueSummary
     | QueueChange
-<<<<<<< HEAD
     | Suspend
     | Resume
     | Orders
-=======
     | Undo
     | Acts
->>>>>>> acts
     | Explain
     | Resolve
     | SpoolAcknowledge
