@@ -16,6 +16,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
@@ -24,6 +25,7 @@ from zonerelay.config.settings import Settings, space_guard
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
+from zonerelay.inbound.drop_directory import DropDirectory, hand_over
 from zonerelay.inbound.listen.listener import ListenError
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.state.rewriting import Rewriting
@@ -99,6 +101,7 @@ class Worker:
         self._ids: MessageIdSource | None = None
         self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
+        self._drop: DropDirectory | None = None
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
@@ -167,6 +170,18 @@ class Worker:
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
             await listeners.start(self.settings)
+            if self.identity.index == 0:
+                self._drop = self._build_drop_directory()
+                self._drop.start()
+
+    def _build_drop_directory(self) -> DropDirectory:
+        return DropDirectory(
+            self.settings.sendmail.drop,
+            partial(hand_over, self.settings.listener),
+            max_size=max(each.max_message_size for each in self.settings.listener),
+            hostname=self.hostname,
+            events=self.events,
+        )
 
     def _number(self, store: Store) -> int:
         """In message ids: those that share a store have it from there."""
@@ -331,6 +346,8 @@ class Worker:
         timeout = self.settings.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout
         self.events.lifecycle("stopping")
+        if self._drop is not None:
+            await self._drop.stop()
         if self._listeners is not None:
             async with self._reloads:
                 self._listeners.stop_accepting()
@@ -413,6 +430,7 @@ class Worker:
                 *self.problems,
                 *([self._left_over] if self._left_over else []),
                 *(() if listeners is None else listeners.problems),
+                *(() if self._drop is None else self._drop.problems()),
                 *(
                     text
                     for part in (self._sending, self._queue, self._scheduler, self.store, self.history)
