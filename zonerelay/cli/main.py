@@ -18,6 +18,8 @@ from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, C
 from zonerelay.control.socket.errors import ControlError
 
 COMMANDS = {
+    "acts": ("operate.acts", "acts"),
+    "undo": ("operate.acts", "undo"),
     "status": ("operate.status", "status"),
     "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
