@@ -9,6 +9,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 
+import msgspec
+
 from zonerelay import __version__
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies
@@ -46,10 +48,13 @@ from zonerelay.control.messages.requests import (
     Resolve,
     SpoolAcknowledge,
     Status,
+    Tail,
+    Transcript,
     Undo,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.control.streams import Streams
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -78,6 +83,7 @@ class ControlHandler:
         redactor: Redactor,
         bodies: Bodies,
         acts: OperatorActs,
+        streams: Streams,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
@@ -85,6 +91,7 @@ class ControlHandler:
         self._part = part
         self._bodies = bodies
         self._acts = acts
+        self._streams = streams
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -113,6 +120,10 @@ class ControlHandler:
                 return End(missing=self._operations.left_out())
             case Resolve():
                 return await self._resolve(request, answer)
+            case Tail():
+                return await self._streams.tail(request, answer)
+            case Transcript():
+                return await self._streams.transcript(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:

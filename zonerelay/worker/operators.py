@@ -17,6 +17,7 @@ from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.handler import ControlHandler, PartAnswers
 from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.control.streams import Streams
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.clock import Clock
 from zonerelay.queue.operator.journal import DIRECTORY, Journal
@@ -97,6 +98,7 @@ def build_handler(
         redactor=parts.redactor,
         bodies=_build_bodies(parts),
         acts=acts,
+        streams=Streams(parts.events, parts.redactor),
         acknowledge=parts.queue.acknowledge,
         part=answers,
     )

@@ -210,8 +210,8 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
 
 class Tail(_Request, frozen=True, kw_only=True, tag="tail"):
     """Stream mail events as they happen, until the client leaves. Everything given must match; `*` matches
-    any text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in clear,
-    or as the log has them. `address` is any of them, a Message-ID too.
+    any text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in
+    clear, or as the log has them. `address` is any of them, a Message-ID too.
     """
 
     address: str = ""

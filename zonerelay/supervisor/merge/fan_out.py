@@ -45,13 +45,15 @@ from zonerelay.control.messages.requests import (
     Resolve,
     SpoolAcknowledge,
     Status,
+    Tail,
+    Transcript,
     Undo,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import is_outbox
-from zonerelay.model.priority import Priority, queue_of, queues_of
+from zonerelay.model.priority import queues_of
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import (
     merge_act,
@@ -60,6 +62,7 @@ from zonerelay.supervisor.merge.merging import (
     merge_status,
     merge_summaries,
 )
+from zonerelay.supervisor.merge.streams import LiveStream
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -91,13 +94,10 @@ class FanOut:
                 await self._summary(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case QueueShow() | QueueTrace():
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case QueueCat():
-                request = msgspec.structs.replace(request, who=answer.caller)
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case SpoolAcknowledge():
-                await self._find(request, asked, answer, first=0)
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge():
+                await self._find(request, asked, answer)
+            case Tail() | Transcript():
+                return await LiveStream(self._relay, request, answer.caller).run(answer)
             case Explain():
                 await self._explain(request, asked, answer)
             case _:
@@ -218,10 +218,11 @@ class FanOut:
         request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
         asked: WorkerAnswers,
         answer: Answer,
-        *,
-        first: int,
     ) -> None:
         """Sends the answer of the one worker that has the message or the loss."""
+        first = 0 if isinstance(request, SpoolAcknowledge) else int(request.message_id[-2:], 16)
+        if isinstance(request, QueueCat):
+            request = msgspec.structs.replace(request, who=answer.caller)
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
@@ -283,6 +284,5 @@ def _order(row: DeliveryRow, zone: str | None) -> tuple[object, ...]:
     """The order in which each worker lists: queue by queue, the oldest message first, the outbox last. Pages
     depend on it. The queues of one `zone` come in the order of urgency.
     """
-    queue = queue_of(row.zone, Priority(row.priority))
-    place = 0 if zone is None else queues_of(zone).index(queue)
-    return place, is_outbox(MessageId(row.message_id)), queue, row.message_id, row.recipient
+    place = 0 if zone is None else queues_of(zone).index(row.queue)
+    return place, is_outbox(MessageId(row.message_id)), row.queue, row.message_id, row.recipient
