@@ -94,6 +94,7 @@ def build() -> argparse.ArgumentParser:
     status.add_argument("--watch", action="store_true", help="look again every 2 seconds, until q or Ctrl-C")
     _json(status)
     _queue(commands)
+    _orders(commands)
     _explain(commands)
     _log(commands)
     _acts(commands)
@@ -211,6 +212,36 @@ def _filters(parser: argparse.ArgumentParser, zone: str = "--zone") -> None:
     group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
     group.add_argument("--younger-than", type=_age, metavar="AGE")
     group.add_argument("--reply", metavar="TEXT", help="the last reply contains this text")
+
+
+def _orders(commands: Commands) -> None:
+    suspend = _command(commands, "suspend", "keep mail from being sent, also mail to come, until resumed")
+    _selectors(suspend)
+    suspend.add_argument("--hold", action="store_true", help="as a hold rule: each can be released by itself")
+    suspend.add_argument("--for", dest="seconds", type=_age, metavar="AGE", help="ends by itself, e.g. 2h")
+    suspend.add_argument("--refuse", action="store_true", help="clients get 421 instead: they try again")
+    suspend.add_argument("--stop-clock", action="store_true", help="the mail gets no older meanwhile")
+    suspend.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for other operators")
+    suspend.add_argument("--list", action="store_true", help="show the orders in force")
+    _json(suspend)
+    resume = _command(commands, "resume", "end orders, and let go what they held")
+    resume.add_argument(
+        "order", nargs="?", default="", metavar="ORDER", help="id, as suspend --list shows it"
+    )
+    _selectors(resume)
+    resume.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for the log")
+    _json(resume)
+
+
+def _selectors(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which mail", _FILTER_HELP)
+    group.add_argument("--zone")
+    group.add_argument("--destination", metavar="NAME", help="a destination or host, as status shows it")
+    group.add_argument("--domain", help="recipient domain")
+    group.add_argument("--sender", metavar="ADDRESS", help="envelope sender; <> for the null sender")
+    group.add_argument("--user", metavar="NAME", help="user who had logged in")
+    group.add_argument("--recipient", metavar="ADDRESS")
+    group.add_argument("--all", action="store_true", help="all mail, instead")
 
 
 def _configuration(commands: Commands) -> None:

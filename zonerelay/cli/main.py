@@ -32,6 +32,8 @@ COMMANDS = {
     "queue show": ("operate.read", "show"),
     "queue summary": ("operate.read", "summary"),
     "queue trace": ("operate.read", "trace"),
+    "suspend": ("operate.orders", "suspend"),
+    "resume": ("operate.orders", "resume"),
     "log find": ("operate.log", "find"),
     "log forget": ("operate.log", "forget_address"),
     "log show": ("operate.log", "show"),

@@ -323,6 +323,32 @@ class Events:
         """An operator asked for a change over HTTP, or a token was refused."""
         self._emit("warning", "http-request", {**fields})
 
+    def order(
+        self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
+    ) -> None:
+        """An operator's order was given, changed or ended, or has expired."""
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            found: dict[str, Field] = {
+                "order": order,
+                "effect": effect,
+                "about": redact.text(about),
+                "by": who,
+                "reason": redact.text(reason),
+            }
+            return found if until is None else found | {"until": round(until, 3)}
+
+        self._tell("warning", event, fields)
+
+    def held(self, key: DeliveryKey, order: str) -> None:
+        """A delivery was held under an order when it would have been attempted."""
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            recipient = redact.mailbox(key.recipient)
+            return {"id": key.message_id, "recipient": recipient, "order": order}
+
+        self._tell("info", "held", fields)
+
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
         """A person has read a message, as `zone` sends it, or as received ("")."""
         self._emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
