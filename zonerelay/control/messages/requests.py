@@ -50,10 +50,13 @@ class Status(_Request, frozen=True, kw_only=True, tag="status"):
 
 
 class QueueList(_Request, frozen=True, kw_only=True, tag="queue-list"):
-    """Stream matching deliveries, oldest message first; `limit` 0 means all."""
+    """Stream matching deliveries, oldest message first; `limit` 0 means all. `after`, the next page: only
+    those behind this delivery, in words queue, message id and recipient.
+    """
 
     filter: Filter = Filter()
     limit: int = 0
+    after: tuple[str, str, str] | None = None
 
 
 class QueueCount(_Request, frozen=True, kw_only=True, tag="queue-count"):
@@ -259,11 +262,11 @@ Request = (
     | QueueCat
     | QueueSummary
     | QueueChange
-    | Undo
-    | Acts
     | Suspend
     | Resume
     | Orders
+    | Undo
+    | Acts
     | Explain
     | Resolve
     | SpoolAcknowledge

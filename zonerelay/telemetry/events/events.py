@@ -9,7 +9,7 @@ label except zone names, outcomes and reasons from our own fixed lists. Never ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
@@ -322,6 +322,10 @@ class Events:
             return found
 
         self._tell("warning", "operated", fields)
+
+    def requested(self, fields: Mapping[str, str]) -> None:
+        """An operator asked for a change over HTTP, or a token was refused."""
+        self._emit("warning", "http-request", {**fields})
 
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
