@@ -397,6 +397,41 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     priority: str = ""
 
 
+class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
+    """An event, with the fields of its line in the log: addresses are pseudonyms there unless
+    `[log] redact = false`. `worker` is set where there are several.
+    """
+
+    at: float
+    event: str
+    level: str = "info"
+    fields: dict[str, str | int | float | bool | None] = {}
+    worker: int | None = None
+
+
+class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
+    """Of a stream, so many frames are missing here, because the reader is slow; or `why`, in words."""
+
+    count: int = 0
+    why: str = ""
+    worker: int | None = None
+
+
+class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
+    """A line of a session, without its line end. `direction` is "received" or "sent" by the relay, or "note"
+    for what is no line: the octets of a body, a handshake, what was left out. `session` counts from 1 at
+    each worker; `side` is "inbound" or "outbound", `peer` the address at the other end.
+    """
+
+    at: float
+    session: int
+    side: str
+    peer: str
+    direction: str
+    text: str
+    worker: int | None = None
+
+
 class Families(_Frame, frozen=True, kw_only=True, tag="families"):
     """The metrics of a worker, for its supervisor. Never printed, so no outside contract."""
 
@@ -441,6 +476,9 @@ Frame = (
     | Address
     | RelayStatus
     | Explanation
+    | MailEvent
+    | Missed
+    | TranscriptLine
     | Families
     | Reasons
     | End
