@@ -228,6 +228,49 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     last_attempt: float | None = None
     in_doubt: bool = False
     priority: str = ""
+    order: str = ""
+    """The id of the order that it waits for."""
+
+
+class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
+    """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
+    it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
+    """
+
+    id: str
+    effect: str
+    reason: str
+    who: str
+    since: float
+    until: float | None = None
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+    refuse: bool = False
+    stop_clock: bool = False
+    held: int = 0
+    refused: int = 0
+
+
+class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
+    """The order is in force. `new`: there was none with these selectors. `first_expiry`: no mail that it is
+    about is too old before this; `None`: there is none yet.
+    """
+
+    order: OrderRow
+    new: bool
+    first_expiry: float | None = None
+
+
+class OrderEnded(_Frame, frozen=True, kw_only=True, tag="order-ended"):
+    """An order is over; so many deliveries that it held were released."""
+
+    order: OrderRow
+    released: int = 0
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -250,6 +293,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     recipients_accepted: int
     headers: tuple[tuple[str, str], ...]
     deliveries: tuple[DeliveryRow, ...]
+    orders: tuple[OrderRow, ...] = ()
+    """Those that some of the deliveries wait for."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
@@ -355,6 +400,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
+    orders: tuple[OrderRow, ...] = ()
+    """Those in force."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -395,6 +442,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     rewritten: tuple[RewritePlan, ...] = ()
     changes: ChangePlan | None = None
     priority: str = ""
+    orders: tuple[OrderRow, ...] = ()
+    """Those for which it would wait, or be refused."""
 
 
 class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
@@ -464,6 +513,9 @@ class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
 Frame = (
     Pong
     | DeliveryRow
+    | OrderRow
+    | OrderGiven
+    | OrderEnded
     | MessageDetail
     | TraceStep
     | MessageBody

@@ -14,6 +14,7 @@ VERSION = 1
 MAX_REQUEST = 64 * 1024
 
 SummaryBy = Literal["domain", "site", "sender", "zone", "user", "reply", "priority"]
+OrderEffect = Literal["suspend", "hold"]
 ChangeVerb = Literal["retry", "hold", "release", "bounce", "drop"]
 
 
@@ -102,6 +103,50 @@ class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
     everything: bool = False
 
 
+class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which mail an order is about, that which comes later too. Everything given must match; `*` in the text
+    of addresses and domains matches any text. `destination` is one as `status` has it: a domain or next hop,
+    or a host of it. `everything` is all mail, so that no slip stops a relay.
+    """
+
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+
+
+class Suspend(_Request, frozen=True, kw_only=True, tag="suspend"):
+    """Give an order, for so many `seconds` if that is not 0. There is one order for the same selectors and
+    `effect`: it takes what is new. `refuse`: clients get 421 for such mail. A supervisor says `who` asks, and
+    the `id` that a new order has.
+    """
+
+    about: Selectors
+    effect: OrderEffect = "suspend"
+    seconds: float = 0.0
+    refuse: bool = False
+    stop_clock: bool = False
+    reason: str = ""
+    id: str = ""
+    who: str = ""
+
+
+class Resume(_Request, frozen=True, kw_only=True, tag="resume"):
+    """End the orders, of any effect, that have exactly these selectors, or the one with this `id`."""
+
+    about: Selectors = Selectors()
+    id: str = ""
+    reason: str = ""
+    who: str = ""
+
+
+class Orders(_Request, frozen=True, kw_only=True, tag="orders"):
+    """Asks for the orders in force."""
+
+
 class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
     """Where mail for an address would go. Nothing is sent. What is not given is unknown, as `size` `None` is.
 
@@ -182,6 +227,9 @@ Request = (
     | QueueCat
     | QueueSummary
     | QueueChange
+    | Suspend
+    | Resume
+    | Orders
     | Explain
     | Resolve
     | SpoolAcknowledge
