@@ -348,12 +348,42 @@ class Count(_Frame, frozen=True, kw_only=True, tag="count"):
 
 
 class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
-    """`busy` deliveries are on their way at this moment, so they were left alone."""
+    """`busy` deliveries are on their way at this moment, so they were left alone.
+
+    `act` is the id of this act. `no_undo`: why it cannot be undone, "" if it can. `undoes` is the act that
+    this one has undone: of its deliveries, `gone` have left the queue and `altered` were changed since by
+    something else. `note` says the rest in words: where the mail goes now, when it is due.
+    """
 
     action: str
     matched: int
     changed: int
     busy: int
+    act: str = ""
+    no_undo: str = ""
+    undoes: str = ""
+    gone: int = 0
+    altered: int = 0
+    note: str = ""
+
+
+class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):
+    """An act of an operator. `what` is its filter in words, `until` how long it can be undone. `no_undo`: why
+    it cannot, "" if it can. `finished` false: it runs, or a crash has ended it.
+    """
+
+    act: str
+    at: float
+    action: str
+    who: str
+    what: str
+    reason: str
+    changed: int
+    until: float
+    finished: bool = True
+    no_undo: str = ""
+    undoes: str = ""
+    undone_by: str = ""
 
 
 class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
@@ -524,6 +554,7 @@ Frame = (
     | Progress
     | Count
     | Changed
+    | ActRow
     | Acknowledged
     | Address
     | RelayStatus

@@ -15,7 +15,7 @@ MAX_REQUEST = 64 * 1024
 
 SummaryBy = Literal["domain", "site", "sender", "zone", "user", "reply", "priority"]
 OrderEffect = Literal["suspend", "hold"]
-ChangeVerb = Literal["retry", "hold", "release", "bounce", "drop"]
+ChangeVerb = Literal["retry", "hold", "release", "reroute", "bounce", "drop"]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -95,12 +95,41 @@ class QueueSummary(_Request, frozen=True, kw_only=True, tag="queue-summary"):
 
 
 class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
-    """Do `action` to every match. An empty filter needs `everything`, so that no slip empties a queue."""
+    """Do `action` to every match. An empty filter needs `everything`, so that no slip empties a queue.
+
+    `at`: `retry` makes the matches due then. `reroute` has one of `to_zone`, `next_hop` (a host, with a port
+    if not 25, that a zone of the configuration names) and `ask_again` (the zone that the routes choose now).
+    `act` is the id of the act, "" for a new one; several requests with the same id are one act. `who`: a
+    supervisor, or the HTTP API, says on whose behalf it asks. `from_http`: the request came in over HTTP.
+    """
 
     action: ChangeVerb
     filter: Filter = Filter()
     reason: str = ""
     everything: bool = False
+    at: float | None = None
+    to_zone: str = ""
+    next_hop: str = ""
+    ask_again: bool = False
+    act: str = ""
+    who: str = ""
+    from_http: bool = False
+
+
+class Undo(_Request, frozen=True, kw_only=True, tag="undo"):
+    """Revert what the act `undoes` changed; answered with `Changed`. `act` and `who` as of QueueChange."""
+
+    undoes: str
+    reason: str = ""
+    act: str = ""
+    who: str = ""
+
+
+class Acts(_Request, frozen=True, kw_only=True, tag="acts"):
+    """List the acts of the last 24 hours, the last one first; at most `limit`. `act`: that one alone."""
+
+    act: str = ""
+    limit: int = 100
 
 
 class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -230,6 +259,8 @@ Request = (
     | Suspend
     | Resume
     | Orders
+    | Undo
+    | Acts
     | Explain
     | Resolve
     | SpoolAcknowledge

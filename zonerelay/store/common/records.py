@@ -144,6 +144,7 @@ class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
     notify: int = 0
     orcpt: str = ""
     last: Attempt | None = None
+    act: str = ""
 
 
 class DeliveryStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -236,6 +237,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
         int(delivery.notify),
         delivery.orcpt,
         delivery.last,
+        delivery.act,
     )
     raw = encoded(f"delivery {delivery.message_id}", record)
     return b"%b,%b" % (raw[:-1], delivery.unknown[1:]) if delivery.unknown else raw
@@ -276,6 +278,7 @@ def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") 
         notify=_NOTIFY[record.notify & _NOTIFY_MASK],
         orcpt=record.orcpt,
         last=record.last,
+        act=record.act,
         unknown=unknown,
     )
 
