@@ -1,6 +1,6 @@
 """The sessions of operators on the page: kept in memory, few, and never for long.
 
-A session begins with a token and has its name and its scopes. It ends `IDLE` seconds after the last page that
+A session begins with a token and has its name and its scope. It ends `IDLE` seconds after the last page that
 the operator asked for, `LONGEST` seconds after the log-in, when the operator ends it, when its token is no
 longer one, and with the process. The cookie holds a secret, of which the memory has the hash alone.
 """
@@ -11,6 +11,8 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from zonerelay.config.credentials.identities import Scope, Token
 
 IDLE = 3600.0
 LONGEST = 12 * 3600.0
@@ -23,31 +25,38 @@ class Session:
     """`number` names it in the list of sessions; `check` goes into every form."""
 
     number: int
-    who: str
-    scopes: frozenset[str]
+    token: Token
     address: str
     began: float
     used: float
     check: str = field(default_factory=lambda: secrets.token_urlsafe(18))
 
+    @property
+    def who(self) -> str:
+        return self.token.name
+
+    @property
+    def scope(self) -> Scope:
+        return self.token.scope
+
 
 class Sessions:
-    """`now` is a monotonic clock; `is_valid` says whether the token of a name still has these scopes."""
+    """`now` is a monotonic clock; `is_valid` says whether a token is still one."""
 
-    def __init__(self, now: Callable[[], float], is_valid: Callable[[str, frozenset[str]], bool]) -> None:
+    def __init__(self, now: Callable[[], float], is_valid: Callable[[Token], bool]) -> None:
         self._now = now
         self._is_valid = is_valid
         self._sessions: dict[bytes, Session] = {}
         self._begun = 0
 
-    def begin(self, who: str, scopes: frozenset[str], address: str) -> str:
+    def begin(self, token: Token, address: str) -> str:
         """Returns the secret for the cookie."""
         self._expire()
         if len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].used)]
         secret, now = secrets.token_urlsafe(32), self._now()
         self._begun += 1
-        self._sessions[_hashed(secret)] = Session(self._begun, who, scopes, address, now, now)
+        self._sessions[_hashed(secret)] = Session(self._begun, token, address, now, now)
         return secret
 
     def find(self, secret: str, *, by_itself: bool) -> Session | None:
@@ -75,7 +84,7 @@ class Sessions:
             for key, each in self._sessions.items()
             if now - each.used < IDLE
             and now - each.began < LONGEST
-            and self._is_valid(each.who, each.scopes)
+            and self._is_valid(each.token)
         }
 
 

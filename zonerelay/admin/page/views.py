@@ -1,0 +1,235 @@
+"""What the page shows: the overview, destinations, the queue, one message, the history, the configuration, the
+live tail. Views ask the relay and change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import aclosing
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from zonerelay.admin.operators import BusyError
+from zonerelay.admin.page import search
+from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
+from zonerelay.admin.page.flow import flow_of, mail_of
+from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
+from zonerelay.config import toml_text
+from zonerelay.config.problems import Report
+from zonerelay.control.messages.answers import (
+    BodyPiece,
+    DestinationStatus,
+    DeliveryRow,
+    End,
+    MailEvent,
+    MessageBody,
+    MessageDetail,
+    Missed,
+    RelayStatus,
+    TraceStep,
+)
+from zonerelay.control.messages.requests import (
+    Filter,
+    QueueCat,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    Status,
+    Tail,
+)
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.model.message_id import is_message_id
+
+ROWS = 50
+"""Deliveries on one page of the queue."""
+HURTING = 15
+MOST = 500
+"""Destinations, recipients and steps that a page shows at most."""
+FOUND = 200
+MAX_BODY = 256 * 1024
+"""Octets of a body that are shown."""
+BEAT = 15.0
+VERBS = ("retry", "hold", "release", "reroute", "bounce", "drop")
+EVENTS = (
+    "accepted", "delivered", "deferred", "bounced", "expired", "dropped", "refused", "login-failed", "dsn",
+)  # fmt: skip
+
+
+async def overview(visitor: Visitor) -> web.StreamResponse:
+    status = await visitor.one(Status(), RelayStatus)
+    return await visitor.page(
+        "overview.html",
+        status=status,
+        hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
+        flow=flow_of(status),
+        history=await asyncio.to_thread(search.state, visitor.operators.settings(), visitor.now),
+    )
+
+
+async def destinations(visitor: Visitor) -> web.StreamResponse:
+    status = await visitor.one(Status(), RelayStatus)
+    name, is_all = visitor.given("name"), bool(visitor.given("all"))
+    wanted = [
+        row
+        for row in status.destinations
+        if (is_all or _matters(row)) and name.lower() in f"{row.destination} {row.hosts}".lower()
+    ]
+    rows = _with_filters(visitor, wanted[:MOST])
+    return await visitor.page("destinations.html", status=status, rows=rows, name=name, all=is_all)
+
+
+def _matters(row: DestinationStatus) -> bool:
+    return bool(mail_of(row) or row.waiting) or row.suspended_until is not None
+
+
+def _with_filters(
+    visitor: Visitor, rows: list[DestinationStatus]
+) -> list[tuple[DestinationStatus, str]]:
+    """Each destination with the filter of its mail: a next hop is not the domain of any recipient."""
+    by_next_hop = {zone.name for zone in visitor.operators.settings().zone if zone.next_hop}
+    return [
+        (row, term("zone", row.zone) + ("" if row.zone in by_next_hop else f" {term('to', '@' + row.destination)}"))
+        for row in rows
+    ]
+
+
+async def queue(visitor: Visitor) -> web.StreamResponse:
+    q = visitor.given("q")
+    try:
+        wanted = parse(q)
+    except FilterTextError as error:
+        return await visitor.page("queue.html", status=400, q=q, problem=error)
+    rows, end = list[DeliveryRow](), End()
+    async with aclosing(visitor.frames(QueueList(filter=wanted, limit=ROWS))) as frames:
+        async for frame in frames:
+            if isinstance(frame, DeliveryRow):
+                rows.append(frame)
+            elif isinstance(frame, End):
+                end = frame
+    return await visitor.page(
+        "queue.html",
+        q=q,
+        problem="",
+        deliveries=rows,
+        more=end.more,
+        missing=end.missing,
+        next="",
+        page=ROWS,
+        verbs=VERBS,
+        command=command("list", wanted),
+    )
+
+
+def message_id_of(visitor: Visitor) -> str:
+    found = visitor.request.match_info["id"]
+    if not is_message_id(found):
+        raise PageError(404, "Not found", f"{found} is no message id")
+    return found
+
+
+async def message(visitor: Visitor) -> web.StreamResponse:
+    message_id = message_id_of(visitor)
+    detail, absent, queued = None, "", list[TraceStep]()
+    try:
+        detail = await visitor.one(QueueShow(message_id=message_id), MessageDetail)
+        async with aclosing(visitor.frames(QueueTrace(message_id=message_id))) as frames:
+            queued = [frame async for frame in frames if isinstance(frame, TraceStep)]
+    except (NotFoundError, ControlError) as error:
+        absent = str(error)
+    settings = visitor.operators.settings()
+    steps, gaps = await asyncio.to_thread(search.time_line, settings, visitor.now, message_id, queued)
+    return await visitor.page(
+        "message.html",
+        status=200 if detail or steps else 404,
+        message_id=message_id,
+        detail=detail,
+        absent=absent,
+        steps=steps,
+        gaps=gaps,
+        most=MOST,
+        verbs=VERBS,
+    )
+
+
+async def body(visitor: Visitor) -> web.StreamResponse:
+    """As text, whatever it is; the relay's log names the reader."""
+    message_id, as_sent = message_id_of(visitor), visitor.given("as") == "sent"
+    found, octets = None, bytearray()
+    request = QueueCat(message_id=message_id, as_sent=as_sent, who=visitor.caller)
+    async with aclosing(visitor.frames(request)) as frames:
+        async for frame in frames:
+            if isinstance(frame, MessageBody):
+                found = frame
+            elif isinstance(frame, BodyPiece):
+                octets += frame.octets
+            if len(octets) > MAX_BODY:
+                break
+    return await visitor.page(
+        "body.html",
+        message_id=message_id,
+        found=found,
+        text=octets[:MAX_BODY].decode("utf-8", "replace"),
+        is_cut=len(octets) > MAX_BODY,
+        most=MAX_BODY,
+        command=f"zonerelay queue cat {message_id}{' --as-sent' if as_sent else ''}",
+    )
+
+
+async def history(visitor: Visitor) -> web.StreamResponse:
+    given = {name: visitor.given(name) for name in ("value", "since", "outcome", "reply")}
+    common = {"given": given, "outcomes": search.OUTCOMES, "asked": any(given.values())}
+    if not common["asked"]:
+        return await visitor.page("history.html", problem="", **common)
+    try:
+        answer = await asyncio.to_thread(search.find, visitor.operators.settings(), visitor.now, given, FOUND)
+    except search.SearchError as error:
+        return await visitor.page("history.html", status=400, problem=error, **common)
+    return await visitor.page("history.html", problem="", **common, **answer)
+
+
+async def configuration(visitor: Visitor) -> web.StreamResponse:
+    changed = bool(visitor.given("changed"))
+    shown = toml_text.changed if changed else toml_text.effective
+    text = await asyncio.to_thread(shown, visitor.operators.settings(), Report())
+    return await visitor.page("configuration.html", text=text, changed=changed)
+
+
+async def tail(visitor: Visitor) -> web.StreamResponse:
+    given = {name: visitor.given(name) for name in ("address", "event", "zone")}
+    words = [f"--{name} {value}" for name, value in given.items() if value and name != "address"]
+    return await visitor.page(
+        "tail.html",
+        given=given,
+        events=EVENTS,
+        stream=f"/tail/events?{urlencode(given)}",
+        command=" ".join(filter(None, ["zonerelay tail", given["address"], *words])),
+    )
+
+
+async def tail_events(visitor: Visitor) -> web.StreamResponse:
+    """Server-sent events, until the operator leaves or his session ends."""
+    wanted = Tail(**{name: visitor.given(name) for name in ("address", "event", "zone")})
+    response = web.StreamResponse(headers={**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+    try:
+        with visitor.operators.streams.one_more():
+            await response.prepare(visitor.request)
+            await response.write(b": it begins\n\n")
+            async with aclosing(visitor.frames(wanted, beat=BEAT)) as frames:
+                async for frame in frames:
+                    if not visitor.is_open():
+                        break
+                    cells = _cells(frame)
+                    line = f"data: {msgspec.json.encode(cells).decode()}" if cells else ": beat"
+                    await response.write(f"{line}\n\n".encode())
+    except BusyError as error:
+        raise PageError(503, "Busy", str(error)) from error
+    except ConnectionError:
+        pass
+    return response
+
+
+def _cells(frame: object) -> list[dict[str, str]]:
+    raise NotImplementedError
