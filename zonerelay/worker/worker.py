@@ -278,7 +278,8 @@ class Worker:
         )
         operations = build_operations(parts)
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
-        await endpoints.open(build_handler(lambda: self.settings, parts, operations, board, endpoints.part))
+        handler = build_handler(lambda: self.settings, parts, operations, board, endpoints.part)
+        await endpoints.open(handler, lambda: self.settings)
 
     # ---- reload -----------------------------------------------------------------------------------
 

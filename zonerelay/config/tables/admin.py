@@ -15,12 +15,14 @@ from zonerelay.config.options.options import (
     YEAR,
     choice,
     duration,
+    networks,
     optional_path,
     size,
     switch,
     text,
     texts,
 )
+from zonerelay.config.tables.inbound.listener import Network
 
 
 class LogFormat(enum.StrEnum):
@@ -74,14 +76,30 @@ class AdminSettings:
     """[admin]. `address` empty: no HTTP at all. `socket` empty: `control.sock` beside the spool."""
 
     address: str = text("127.0.0.1:8025", form=forms.listen, optional=True)
-    """HTTP: /metrics, /healthz, /readyz. Empty: none at all."""
+    """HTTP: /metrics, /healthz, /readyz for monitoring, /v1/ for programs with a token (zonerelay token), the
+    page. Empty: none at all.
+    """
+    page: bool = switch(False)
+    """Serve the operators' page at /. Off loopback it needs a certificate or a proxy of proxy_networks."""
+    certificate: Path | None = optional_path()
+    """A PEM file with the certificate and its chain: everything is then served over TLS. Read again when it
+    is renewed.
+    """
+    key: Path | None = optional_path()
+    """Its private key. Empty: it is in the same file."""
+    proxy_networks: tuple[Network, ...] = networks(())
+    """Reverse proxies whose X-Forwarded-For and X-Forwarded-Proto are believed. Off loopback the API and the
+    page are served over TLS or to such a proxy only.
+    """
     hosts: tuple[str, ...] = texts((), form=forms.domain)
     """Names by which HTTP may be asked for besides localhost and addresses ("*.example.org": every name below
     it), so that no web page comes here under a name of its own. On another address than loopback /metrics,
     /healthz and /readyz answer to every name.
     """
     token_file: Path | None = optional_path()
-    """A file with the bearer token for writes over HTTP. There are none yet: nothing reads it."""
+    """A file with one token more, of scope operate: a line of 32 characters at least. zonerelay token add
+    makes better ones, with a name, a scope and an end.
+    """
     socket: Path | None = optional_path()
     """The Unix socket that the command line talks to; its file rights decide who may. Empty: control.sock
     beside the spool.

@@ -9,7 +9,7 @@ label except zone names, outcomes and reasons from our own fixed lists. Never ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
@@ -285,6 +285,10 @@ class Events:
     def operated(self, verb: str, count: int, *, detail: str = "") -> None:
         """An operator changed the queue."""
         self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})
+
+    def requested(self, fields: Mapping[str, str]) -> None:
+        """An operator asked for a change over HTTP, or a token was refused."""
+        self._emit("warning", "http-request", {**fields})
 
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
         """A person has read a message, as `zone` sends it, or as received ("")."""
