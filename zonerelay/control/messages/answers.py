@@ -266,11 +266,17 @@ class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
     first_expiry: float | None = None
 
 
-class OrderEnded(_Frame, frozen=True, kw_only=True, tag="order-ended"):
-    """An order is over; so many deliveries that it held were released."""
+class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
+    """These orders are over, none if there was none; so many deliveries that they held were released."""
 
-    order: OrderRow
+    orders: tuple[OrderRow, ...] = ()
     released: int = 0
+
+
+class OrdersInForce(_Frame, frozen=True, kw_only=True, tag="orders"):
+    """The answer to `Orders`, the newest first."""
+
+    orders: tuple[OrderRow, ...] = ()
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -545,7 +551,8 @@ Frame = (
     | DeliveryRow
     | OrderRow
     | OrderGiven
-    | OrderEnded
+    | OrdersEnded
+    | OrdersInForce
     | MessageDetail
     | TraceStep
     | MessageBody
