@@ -334,7 +334,9 @@ class QueueOperations(Protocol):
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
     ) -> int:
-        """Rewrite deliveries in durable writes; `change` returns the new state, or `None` to remove it.
+        """Rewrite deliveries in durable writes; `change` returns the new state, or `None` to remove it. A
+        state with another `queue` moves the delivery there, in one atomic write: it is never in both or in
+        neither.
 
         What another relay has claimed on a shared store is left alone. `change` may be asked again about a
         delivery that changed meanwhile.

@@ -202,7 +202,9 @@ class ChangePlan:
         return None if state is None else self._open.get(state.id, state.deliveries).get(key)
 
     def change(self, key: DeliveryKey, new: Delivery | None) -> None:
-        """A delivery's new state, `None` if it leaves. Ignored when it does not exist (any more)."""
+        """A delivery's new state, perhaps in another queue, `None` if it leaves. Ignored when it does not
+        exist (any more).
+        """
         old = self.current(key)
         if old is None:
             return
@@ -213,12 +215,16 @@ class ChangePlan:
             self._encoded[state.id] = state.encoded()
             self.states[state.id] = state
         deliveries = self._open[state.id]
-        if new is None or record is None:
+        moved = new is not None and new.key != key
+        if new is None or moved:
             del deliveries[key], self._encoded[state.id][key]
-        else:
-            deliveries[key], self._encoded[state.id][key] = new, record
+        if new is not None and record is not None:
+            deliveries[new.key], self._encoded[state.id][new.key] = new, record
         before = self.transitions.get(key)
-        self.transitions[key] = (old if before is None else before[0], new)
+        self.transitions[key] = (old if before is None else before[0], None if moved else new)
+        if new is not None and moved:
+            self.transitions[new.key] = (None, new)
+            state.known = (*state.known, new.key)
 
     def seal(self, states: States) -> None:
         """Complete the operations and let the states run ahead. They are handed to the committer at once."""

@@ -191,13 +191,18 @@ class MemoryStore:
         if key not in self._deliveries:
             return
         self._passed_over.discard(key)
-        if new is not None:
+        if new is not None and new.key == key:
             self._write(lambda: [delivery_op(new)])
             self._deliveries[key] = new
             return
         del self._deliveries[key]
         self._claimed.discard(key)
-        self._write(lambda: [(records.delivery_key(key), None)])
+        gone: Op = (records.delivery_key(key), None)
+        if new is not None:
+            self._deliveries[new.key] = new
+            self._write(lambda: [gone, delivery_op(new)])
+            return
+        self._write(lambda: [gone])
         if not any(other.message_id == key.message_id for other in self._deliveries):
             message, chunks = self._messages.pop(key.message_id)
             self._write(lambda: removal_ops(message.id, len(chunks)))

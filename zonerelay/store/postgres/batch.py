@@ -288,7 +288,7 @@ async def change_deliveries(
         found.steps[old.key] = (old, new)
         if new is None:
             removed.append(row)
-        elif row[6] == session and keeps(old.key):
+        elif row[6] == session and new.key == old.key and keeps(old.key):
             found.kept.add(old.key)
     await _remove(fetch, removed)
     await _rewrite(fetch, found, session)
@@ -306,15 +306,17 @@ async def _remove(fetch: Fetch, rows: Sequence[Columns]) -> None:
 
 
 async def _rewrite(fetch: Fetch, found: Changed, session: int) -> None:
+    keys = [key for key, (_, new) in found.steps.items() if new is not None]
     states = [new for _, new in found.steps.values() if new is not None]
     if states:
         await fetch(
             sql.REWRITE,
-            *key_columns([state.key for state in states]),
+            *key_columns(keys),
             [max(state.next_attempt, 0.0) for state in states],
             [state.held for state in states],
             [records.encode_delivery(state) for state in states],
-            [session if state.key in found.kept else None for state in states],
+            [session if key in found.kept else None for key in keys],
+            [word(state.queue) for state in states],
         )
 
 

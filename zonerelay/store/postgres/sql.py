@@ -191,9 +191,10 @@ DELETE FROM chunk WHERE message_id = ANY($1::bigint[])
 REWRITE = f"""
 UPDATE delivery d
 SET next_attempt = k.next_attempt, held = k.held, record = k.record, claimed_by = k.claimed_by,
-    parked = false
-FROM unnest($1::text[], $2::bigint[], $3::text[], $4::float8[], $5::bool[], $6::bytea[], $7::bigint[])
-    AS k (zone, message_id, recipient, next_attempt, held, record, claimed_by)
+    parked = false, zone = k.goes
+FROM unnest(
+    $1::text[], $2::bigint[], $3::text[], $4::float8[], $5::bool[], $6::bytea[], $7::bigint[], $8::text[]
+) AS k (zone, message_id, recipient, next_attempt, held, record, claimed_by, goes)
 WHERE {_SAME}
 """
 

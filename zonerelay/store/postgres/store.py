@@ -344,10 +344,14 @@ class PostgresStore(BatchedUpdate):
 
     def _land_update(self, key: DeliveryKey, old: Delivery, new: Delivery | None, *, kept: bool) -> None:
         claims = self._claims
-        self._counter.move(key.queue, old, new)
+        self._counter.move(key.queue, old, new if new is None or new.key == key else None)
         claims.zone(key.queue).doubt()
         let_go = claims.let_go.pop(key, None)
-        if new is None:
+        if new is not None and new.key != key:
+            claims.drop(key)
+            self._counter.move(new.queue, None, new)
+            claims.zone(new.queue).doubt()
+        elif new is None:
             claims.drop(key)
             self._forget_message(key.message_id)
         elif key in claims.handed:

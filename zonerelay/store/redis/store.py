@@ -232,7 +232,9 @@ class RedisStore(BatchedUpdate):
             if new == old:
                 unchanged += 1
                 continue
+            goes = new is not None and new.queue != old.queue
             arguments += (*place, raw, b"" if new is None else rows.encode(new))
+            arguments.append(rows.zone_field(new.queue) if new is not None and goes else b"")
             asked.append(key)
         if not asked:
             return unchanged, []
