@@ -58,16 +58,20 @@ def parse(text: str) -> Filter:
         raise FilterTextError(f"a filter has at most {MAX_TEXT} characters")
     found: dict[str, str | float] = {}
     for name, value in _TERM.findall(text.strip()):
-        if value.startswith('"') and value.endswith('"') and len(value) > 1:
-            value = re.sub(r"\\(.)", r"\1", value[1:-1])
-        field, given = _term(name.lower(), value)
+        field, given = _term(name.lower(), _unquoted(value))
         if field in found:
             raise FilterTextError(f"{name or field}: is given twice; everything given must match at once")
         found[field] = given
     return msgspec.convert(found, Filter)
 
 
-def _term(name: str, value: str) -> tuple[str, str | float]:
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value.startswith('"') and value.endswith('"'):
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value
+
+
+def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - a case for each word
     """The field of the filter, and its value."""
     match name:
         case "":
@@ -104,15 +108,19 @@ def term(name: str, value: str) -> str:
     return f"{name}:{value}" if plain else '{}:"{}"'.format(name, re.sub(r'(["\\])', r"\\\1", value))
 
 
-def command(verb: str, wanted: Filter, *, reason: str = "") -> str:
-    """The command line that does the same to the same deliveries."""
+def command(verb: str, wanted: Filter, *, reason: str = "", target: str = "") -> str:
+    """The command line that does the same to the same deliveries; `target` is the zone of a reroute."""
     words = ["zonerelay", "queue", verb]
     if wanted.message_id is not None:
         words.append(wanted.message_id)
+    words += [f"--zone={target}"] if verb == "reroute" else []
     for field, option in _OPTIONS:
         value = getattr(wanted, field)
         if value is not None:
-            words += [option, format_duration(value) if isinstance(value, float) else value]
+            words += [
+                "--from-zone" if (verb, field) == ("reroute", "zone") else option,
+                format_duration(value) if isinstance(value, float) else value,
+            ]
     if verb != "list":
         words += ["--all"] if wanted.is_everything else []
         words += [f"--reason={reason}"] if reason else []

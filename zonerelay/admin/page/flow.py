@@ -66,7 +66,9 @@ def flow_of(status: RelayStatus) -> Flow:
     nodes, bands, left_y, right_y = list[Node](), list[Band](), 20.0, 20.0
     for zone, rows in zones.items():
         height = sum(thick[id(row)] for row in rows)
-        nodes.append(Node(zone, f"{totals.get(zone, 0):,}", "", LEFT, round(left_y, 1), round(height, 1), True))
+        nodes.append(
+            Node(zone, f"{totals.get(zone, 0):,}", "", LEFT, round(left_y, 1), round(height, 1), True)
+        )
         for row in rows:
             width = thick[id(row)]
             here, there = left_y + width / 2, right_y + width / 2

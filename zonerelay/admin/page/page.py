@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -20,7 +20,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, see_other
-from zonerelay.admin.visit import visit_of
+from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 
@@ -76,7 +76,7 @@ class Page:
                 if session is None:
                     return self._to_log_in(request)
                 given = await _given(request)
-                visitor = Visitor(request, self._operators, await self._load(), session, given)
+                visitor = await self._visitor(request, session, given)
                 try:
                     if request.method == "POST" and not hmac.compare_digest(
                         given.get("check", "").encode(), session.check.encode()
@@ -95,13 +95,18 @@ class Page:
 
         return with_session
 
+    async def _visitor(
+        self, request: web.Request, session: Session | None, given: Mapping[str, str]
+    ) -> Visitor:
+        return Visitor(request, self._operators, await self._load(), session, given, self._sessions.is_open)
+
     # --- sessions ---------------------------------------------------------------------------------------
 
     def _session(self, request: web.Request) -> Session | None:
         secret = request.cookies.get(_cookie(request), "")
         by_itself = "X-By-Itself" in request.headers or request.path == "/tail/events"
         session = self._sessions.find(secret, by_itself=by_itself) if secret else None
-        visit_of(request).identified |= session is not None
+        VISIT.get().identified |= session is not None
         return session
 
     def _is_valid(self, token: Token) -> bool:
@@ -123,13 +128,13 @@ class Page:
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
         given = await _given(request)
-        visitor = Visitor(request, self._operators, await self._load(), None, given)
+        visitor = await self._visitor(request, None, given)
         to = given.get("to", "/")
         if not to.startswith("/") or to[1:2] in ("/", "\\"):
             to = "/"
-        if not visit_of(request).private:
+        if not VISIT.get().private:
             problem = "a token would cross the network in clear: use https, or come from this machine"
-            return await visitor.page("login.html", status=403, to=to, problem=problem)
+            return await visitor.page("login.html", 403, to=to, problem=problem)
         if request.method == "GET":
             return await visitor.page("login.html", to=to, problem="")
         return await self._identified(request, visitor, given.get("token", "").strip(), to)
@@ -137,7 +142,30 @@ class Page:
     async def _identified(
         self, request: web.Request, visitor: Visitor, text: str, to: str
     ) -> web.StreamResponse:
-        raise NotImplementedError
+        try:
+            token = self._operators.identities.identify(text)
+        except IdentitiesError as error:
+            return await visitor.page("login.html", 503, to=to, problem=error)
+        if token is None or token.scope == "submit":
+            problem = (
+                "its scope is submit, which is for programs" if token else "that is no token of this relay"
+            )
+            self._operators.audit("page-login-failed", {"client": VISIT.get().client, "reason": problem})
+            return await visitor.page("login.html", 401, to=to, problem=problem)
+        secret = self._sessions.begin(token, VISIT.get().client)
+        self._operators.audit("page-login", {"client": VISIT.get().client, "who": f"token {token.name}"})
+        response = see_other(to)
+        is_secure = VISIT.get().secure
+        response.set_cookie(
+            _cookie(request),
+            secret,
+            max_age=int(LONGEST),
+            path="/",
+            secure=is_secure,
+            httponly=True,
+            samesite="Strict",
+        )
+        return response
 
     async def _log_out(self, visitor: Visitor) -> web.StreamResponse:
         assert visitor.session is not None
@@ -156,7 +184,9 @@ class Page:
         assert mine is not None
         if which != str(mine.number):
             visitor.need("operate")
-        self._sessions.end(*(each.number for each in self._sessions.open() if which in ("all", str(each.number))))
+        self._sessions.end(
+            *(each.number for each in self._sessions.open() if which in ("all", str(each.number)))
+        )
         return see_other("/sessions")
 
     # --- files ------------------------------------------------------------------------------------------
@@ -188,10 +218,10 @@ async def _given(request: web.Request) -> dict[str, str]:
 
 
 async def _failed(visitor: Visitor, status: int, heading: str, text: str) -> web.Response:
-    return await visitor.page("error.html", status=status, heading=heading, text=text)
+    return await visitor.page("error.html", status, heading=heading, text=text)
 
 
 def _cookie(request: web.Request) -> str:
     """Cookies do not know ports: two relays on one machine have one each."""
-    prefix = "__Host-" if visit_of(request).secure else ""
+    prefix = "__Host-" if VISIT.get().secure else ""
     return f"{prefix}zonerelay-{request.url.port}"

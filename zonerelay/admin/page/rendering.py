@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from zonerelay.admin.page import filter_text
+from zonerelay.admin.page.text import size, span, when
 from zonerelay.telemetry.logs.redact import printable
 
 HOME = Path(__file__).parent
@@ -32,7 +33,6 @@ MENU = (
 )
 
 _CLASSES = {"2": "delivered", "4": "temporary", "5": "permanent"}
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 class Renderer:
@@ -76,30 +76,6 @@ def _path(sender: str | None) -> Markup:
     return _shown("?" if sender is None else sender or "<>")
 
 
-def span(seconds: float) -> str:
-    """The two largest units: `3s`, `12m`, `3h20m`, `2d4h`."""
-    left = max(int(seconds), 0)
-    for index, (name, length) in enumerate(_UNITS[:-1]):
-        if left >= length:
-            following, short = _UNITS[index + 1]
-            rest = left % length // short
-            return f"{left // length}{name}" + (f"{rest}{following}" if rest and following != "s" else "")
-    return f"{left}s"
-
-
-def when(then: float) -> str:
-    return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _size(octets: int) -> str:
-    value = float(octets)
-    for unit in ("B", "KB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GB"
-
-
 def _sampled(count: int, every: int) -> str:
     """Where a sample was looked at, none found is not none."""
     if count or every == 1:
@@ -116,7 +92,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "until": lambda then, now: "now" if then <= now else f"in {span(then - now)}",
     "when": when,
     "iso": lambda then: datetime.fromtimestamp(then).astimezone().isoformat(timespec="milliseconds"),
-    "size": _size,
+    "size": size,
     "number": lambda count: f"{count:,}",
     "sampled": _sampled,
     "digit": lambda text: text if text in _CLASSES else "0",

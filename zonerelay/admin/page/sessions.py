@@ -67,24 +67,23 @@ class Sessions:
             session.used = self._now()
         return session
 
+    def is_open(self, session: Session) -> bool:
+        return session in self.open()
+
     def open(self) -> list[Session]:
         """Those of all operators, the latest used first."""
         self._expire()
         return sorted(self._sessions.values(), key=lambda each: -each.used)
 
     def end(self, *numbers: int) -> None:
-        self._sessions = {
-            key: each for key, each in self._sessions.items() if each.number not in numbers
-        }
+        self._sessions = {key: each for key, each in self._sessions.items() if each.number not in numbers}
 
     def _expire(self) -> None:
         now = self._now()
         self._sessions = {
             key: each
             for key, each in self._sessions.items()
-            if now - each.used < IDLE
-            and now - each.began < LONGEST
-            and self._is_valid(each.token)
+            if now - each.used < IDLE and now - each.began < LONGEST and self._is_valid(each.token)
         }
 
 

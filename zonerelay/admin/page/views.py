@@ -1,11 +1,10 @@
-"""What the page shows: the overview, destinations, the queue, one message, the history, the configuration, the
-live tail. Views ask the relay and change nothing.
+"""What the page shows: the overview, destinations, the queue, one message, the history, the configuration,
+the live tail. Views ask the relay and change nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from contextlib import aclosing
 from urllib.parse import urlencode
 
@@ -16,14 +15,16 @@ from zonerelay.admin.operators import BusyError
 from zonerelay.admin.page import search
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
 from zonerelay.admin.page.flow import flow_of, mail_of
+from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
 from zonerelay.control.messages.answers import (
     BodyPiece,
-    DestinationStatus,
     DeliveryRow,
+    DestinationStatus,
     End,
+    Frame,
     MailEvent,
     MessageBody,
     MessageDetail,
@@ -32,7 +33,6 @@ from zonerelay.control.messages.answers import (
     TraceStep,
 )
 from zonerelay.control.messages.requests import (
-    Filter,
     QueueCat,
     QueueList,
     QueueShow,
@@ -42,6 +42,7 @@ from zonerelay.control.messages.requests import (
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.model.message_id import is_message_id
+from zonerelay.telemetry.logs.redact import printable
 
 ROWS = 50
 """Deliveries on one page of the queue."""
@@ -62,7 +63,7 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
     status = await visitor.one(Status(), RelayStatus)
     return await visitor.page(
         "overview.html",
-        status=status,
+        status,
         hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
         flow=flow_of(status),
         history=await asyncio.to_thread(search.state, visitor.operators.settings(), visitor.now),
@@ -78,20 +79,22 @@ async def destinations(visitor: Visitor) -> web.StreamResponse:
         if (is_all or _matters(row)) and name.lower() in f"{row.destination} {row.hosts}".lower()
     ]
     rows = _with_filters(visitor, wanted[:MOST])
-    return await visitor.page("destinations.html", status=status, rows=rows, name=name, all=is_all)
+    return await visitor.page("destinations.html", status, rows=rows, name=name, all=is_all)
 
 
 def _matters(row: DestinationStatus) -> bool:
     return bool(mail_of(row) or row.waiting) or row.suspended_until is not None
 
 
-def _with_filters(
-    visitor: Visitor, rows: list[DestinationStatus]
-) -> list[tuple[DestinationStatus, str]]:
+def _with_filters(visitor: Visitor, rows: list[DestinationStatus]) -> list[tuple[DestinationStatus, str]]:
     """Each destination with the filter of its mail: a next hop is not the domain of any recipient."""
     by_next_hop = {zone.name for zone in visitor.operators.settings().zone if zone.next_hop}
     return [
-        (row, term("zone", row.zone) + ("" if row.zone in by_next_hop else f" {term('to', '@' + row.destination)}"))
+        (
+            row,
+            term("zone", row.zone)
+            + ("" if row.zone in by_next_hop else f" {term('to', '@' + row.destination)}"),
+        )
         for row in rows
     ]
 
@@ -101,7 +104,7 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
     try:
         wanted = parse(q)
     except FilterTextError as error:
-        return await visitor.page("queue.html", status=400, q=q, problem=error)
+        return await visitor.page("queue.html", 400, q=q, problem=error)
     rows, end = list[DeliveryRow](), End()
     async with aclosing(visitor.frames(QueueList(filter=wanted, limit=ROWS))) as frames:
         async for frame in frames:
@@ -143,7 +146,7 @@ async def message(visitor: Visitor) -> web.StreamResponse:
     steps, gaps = await asyncio.to_thread(search.time_line, settings, visitor.now, message_id, queued)
     return await visitor.page(
         "message.html",
-        status=200 if detail or steps else 404,
+        200 if detail or steps else 404,
         message_id=message_id,
         detail=detail,
         absent=absent,
@@ -186,14 +189,14 @@ async def history(visitor: Visitor) -> web.StreamResponse:
     try:
         answer = await asyncio.to_thread(search.find, visitor.operators.settings(), visitor.now, given, FOUND)
     except search.SearchError as error:
-        return await visitor.page("history.html", status=400, problem=error, **common)
+        return await visitor.page("history.html", 400, problem=error, **common)
     return await visitor.page("history.html", problem="", **common, **answer)
 
 
 async def configuration(visitor: Visitor) -> web.StreamResponse:
     changed = bool(visitor.given("changed"))
     shown = toml_text.changed if changed else toml_text.effective
-    text = await asyncio.to_thread(shown, visitor.operators.settings(), Report())
+    text = await asyncio.to_thread(shown, visitor.operators.settings(), Report({}))
     return await visitor.page("configuration.html", text=text, changed=changed)
 
 
@@ -211,15 +214,17 @@ async def tail(visitor: Visitor) -> web.StreamResponse:
 
 async def tail_events(visitor: Visitor) -> web.StreamResponse:
     """Server-sent events, until the operator leaves or his session ends."""
-    wanted = Tail(**{name: visitor.given(name) for name in ("address", "event", "zone")})
-    response = web.StreamResponse(headers={**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+    wanted = Tail(address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone"))
+    response = web.StreamResponse(
+        headers={**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+    )
     try:
         with visitor.operators.streams.one_more():
             await response.prepare(visitor.request)
             await response.write(b": it begins\n\n")
             async with aclosing(visitor.frames(wanted, beat=BEAT)) as frames:
                 async for frame in frames:
-                    if not visitor.is_open():
+                    if not visitor.is_open:
                         break
                     cells = _cells(frame)
                     line = f"data: {msgspec.json.encode(cells).decode()}" if cells else ": beat"
@@ -231,5 +236,22 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
     return response
 
 
-def _cells(frame: object) -> list[dict[str, str]]:
-    raise NotImplementedError
+def _cells(frame: Frame) -> list[dict[str, str]]:
+    """The cells of a row, as page.js makes them: text, perhaps with a link or a kind."""
+    match frame:
+        case MailEvent():
+            fields = {name: value for name, value in frame.fields.items() if value not in ("", None)}
+            message_id = str(fields.pop("id", ""))
+            link = {"link": f"/message/{message_id}"} if is_message_id(message_id) else {}
+            what = " ".join(f"{name}={value}" for name, value in fields.items())
+            cells = [{"text": when(frame.at)}, {"text": frame.event}, {"text": message_id, **link}]
+            return [*cells, {"text": printable(what), "kind": "reply"}]
+        case Missed():
+            text = frame.why or f"{frame.count:,} events are missing here: they came too fast"
+            return [
+                {"text": ""},
+                {"text": "missed"},
+                {"text": ""},
+                {"text": printable(text), "kind": "reply"},
+            ]
+    return []

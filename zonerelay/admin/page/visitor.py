@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
@@ -51,6 +51,7 @@ class Visitor:
         renderer: Renderer,
         session: Session | None,
         given: Mapping[str, str],
+        is_open: Callable[[Session], bool],
     ) -> None:
         self.request = request
         self.operators = operators
@@ -58,6 +59,7 @@ class Visitor:
         self.now = operators.clock.now()
         self._renderer = renderer
         self._given = given
+        self._is_open = is_open
 
     def given(self, name: str) -> str:
         """Raises PageError."""
@@ -74,6 +76,11 @@ class Visitor:
     def operates(self) -> bool:
         return self.session is not None and self.session.scope == "operate"
 
+    @property
+    def is_open(self) -> bool:
+        """The session has not ended since the request came."""
+        return self.session is not None and self._is_open(self.session)
+
     def need(self, scope: Scope) -> None:
         """Raises PageError."""
         if scope == "operate" and not self.operates:
@@ -86,7 +93,7 @@ class Visitor:
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
         return self.operators.asking.frames(request, self.caller, beat=beat)
 
-    async def page(self, template: str, *, status: int = 200, **values: object) -> web.Response:
+    async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:
         """Rendered in a thread where there is much to render: mail goes on meanwhile."""
         common = {
             "session": self.session,
@@ -99,7 +106,7 @@ class Visitor:
         if self.session is None:
             fields["X-Log-In"] = "yes"
         body = text.encode("utf-8", "replace")
-        return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers=fields)
+        return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=fields)
 
 
 def see_other(path: str) -> web.Response:

@@ -65,3 +65,11 @@ if (events && events.dataset.from) {
   });
   addEventListener("pagehide", () => source.close());
 }
+
+// `zonerelay sandbox` prints an address with its token behind the #, which no server sees.
+const token = document.getElementById("token");
+if (token && location.hash.startsWith("#zrt_")) {
+  token.value = location.hash.slice(1);
+  history.replaceState(null, "", location.pathname);
+  token.form.requestSubmit();
+}
