@@ -205,7 +205,11 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Of the API, and of the page if it is on."""
-    return []
+    if not operators.settings().admin.page:
+        return []
+    from zonerelay.admin.page.page import Page  # noqa: PLC0415 - most relays have none
+
+    return Page(operators).routes()
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:

@@ -22,6 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
 from zonerelay.config.settings import (
     AdminSettings,
     BounceSettings,
@@ -70,7 +71,7 @@ async def _play(console: Console, directory: Path) -> int:
     )
     try:
         await worker.start()
-        _introduce(console, worker, sink)
+        _introduce(console, worker, sink, _token(directory, clock.now()))
         await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
         await _interrupted()
         console.print("\nStopping.", style="dim")
@@ -87,8 +88,15 @@ def _settings(directory: Path, sink_port: int) -> Settings:
         zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink_port}"),),
         retry=RetrySettings(schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0),
         bounce=replace(BounceSettings(), delay_warning=30.0),
-        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}"),
+        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
     )
+
+
+def _token(directory: Path, now: float) -> str:
+    """For the page, as long as the sandbox runs: loopback is other users' of this machine, too."""
+    text = make_token()
+    add(identities_file(directory), token_of(text, "sandbox", "operate", created=now, expires=0.0, user=""))
+    return text
 
 
 def _free(port: int) -> int:
@@ -103,9 +111,11 @@ def _free(port: int) -> int:
         return number
 
 
-def _introduce(console: Console, worker: Worker, sink: Sink) -> None:
+def _introduce(console: Console, worker: Worker, sink: Sink, token: str) -> None:
     smtp = worker.addresses()[0]
     console.print(f"[bold]A relay listens on {smtp}[/], a sink behind it on {_LOOPBACK}:{sink.port}.")
+    page = f"http://{_LOOPBACK}:{worker.http_port}/login#{token}"
+    console.print(f"The page, logged in: {page}", soft_wrap=True)
     console.print(f"Metrics: http://{_LOOPBACK}:{worker.http_port}/metrics   Stop: Ctrl-C\n")
     console.print("Send it something; all mail goes to the sink, whatever the domain:\n")
     example = f"    swaks --server {smtp} --from you@example.org --to someone@example.com\n"

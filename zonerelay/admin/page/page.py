@@ -98,7 +98,14 @@ class Page:
     async def _visitor(
         self, request: web.Request, session: Session | None, given: Mapping[str, str]
     ) -> Visitor:
-        return Visitor(request, self._operators, await self._load(), session, given, self._sessions.is_open)
+        return Visitor(
+            request,
+            self._operators,
+            renderer=await self._load(),
+            session=session,
+            given=given,
+            is_open=self._sessions.is_open,
+        )
 
     # --- sessions ---------------------------------------------------------------------------------------
 
@@ -150,10 +157,10 @@ class Page:
             problem = (
                 "its scope is submit, which is for programs" if token else "that is no token of this relay"
             )
-            self._operators.audit("page-login-failed", {"client": VISIT.get().client, "reason": problem})
+            self._operators.audit({"client": VISIT.get().client, "reason": problem})
             return await visitor.page("login.html", 401, to=to, problem=problem)
         secret = self._sessions.begin(token, VISIT.get().client)
-        self._operators.audit("page-login", {"client": VISIT.get().client, "who": f"token {token.name}"})
+        self._operators.audit({"client": VISIT.get().client, "who": f"token {token.name}"})
         response = see_other(to)
         is_secure = VISIT.get().secure
         response.set_cookie(

@@ -1,4 +1,4 @@
-"""Searches the history for the page. Blocks: call in a thread. Gaps of the history are said with its answers."""
+"""Searches the history for the page. Blocks: call in a thread. Each answer tells the gaps of the history."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
     status = await visitor.one(Status(), RelayStatus)
     return await visitor.page(
         "overview.html",
-        status,
+        status=status,
         hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
         flow=flow_of(status),
         history=await asyncio.to_thread(search.state, visitor.operators.settings(), visitor.now),
@@ -79,7 +79,7 @@ async def destinations(visitor: Visitor) -> web.StreamResponse:
         if (is_all or _matters(row)) and name.lower() in f"{row.destination} {row.hosts}".lower()
     ]
     rows = _with_filters(visitor, wanted[:MOST])
-    return await visitor.page("destinations.html", status, rows=rows, name=name, all=is_all)
+    return await visitor.page("destinations.html", status=status, rows=rows, name=name, all=is_all)
 
 
 def _matters(row: DestinationStatus) -> bool:

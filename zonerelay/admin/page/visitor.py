@@ -48,6 +48,7 @@ class Visitor:
         self,
         request: web.Request,
         operators: Operators,
+        *,
         renderer: Renderer,
         session: Session | None,
         given: Mapping[str, str],
