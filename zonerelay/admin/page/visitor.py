@@ -25,7 +25,7 @@ POLICY = (
 )
 FIELDS = {
     "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with "no-referrer" a form of ours would come from the origin "null"
     "X-Frame-Options": "DENY",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
