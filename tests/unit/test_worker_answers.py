@@ -187,14 +187,14 @@ def test_the_status_says_once_from_where_limits_are_leased_and_who_cannot_reach_
 
 
 def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:
-    def part(matched: int, changed: int, busy: int) -> Changed:
-        return Changed(action="x", matched=matched, changed=changed, busy=busy)
+    def part(verb: str, matched: int, changed: int, busy: int) -> Changed:
+        return Changed(action=verb, matched=matched, changed=changed, busy=busy)
 
-    private = merge_changed("drop", [part(5, 4, 1), part(3, 3, 0)], shared=False)
+    private = merge_changed([part("drop", 5, 4, 1), part("drop", 3, 3, 0)], shared=False)
     assert (private.matched, private.changed, private.busy) == (8, 7, 1)
-    dropped = merge_changed("drop", [part(10, 8, 2), part(2, 2, 0)], shared=True)
+    dropped = merge_changed([part("drop", 10, 8, 2), part("drop", 2, 2, 0)], shared=True)
     assert (dropped.matched, dropped.changed, dropped.busy) == (10, 10, 0)
-    held = merge_changed("hold", [part(10, 8, 2), part(10, 10, 0)], shared=True)
+    held = merge_changed([part("hold", 10, 8, 2), part("hold", 10, 10, 0)], shared=True)
     assert (held.matched, held.changed, held.busy) == (10, 10, 0)
 
 

@@ -9,15 +9,13 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 
-import msgspec
-
 from zonerelay import __version__
+from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.messages.answers import (
     Acknowledged,
     Address,
-    Changed,
     Count,
     DeliveryRow,
     End,
@@ -32,8 +30,8 @@ from zonerelay.control.messages.answers import (
     TraceStep,
 )
 from zonerelay.control.messages.requests import (
+    Acts,
     Explain,
-    Filter,
     PartMetrics,
     PartReadiness,
     Ping,
@@ -48,6 +46,7 @@ from zonerelay.control.messages.requests import (
     Resolve,
     SpoolAcknowledge,
     Status,
+    Undo,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
@@ -61,8 +60,6 @@ from zonerelay.telemetry.metrics.families import Family
 
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
-
-DEFAULT_REASON = "given up by the operator"
 
 
 async def _nothing_lost(_loss: str) -> bool:
@@ -80,12 +77,14 @@ class ControlHandler:
         explainer: Explainer,
         redactor: Redactor,
         bodies: Bodies,
+        acts: OperatorActs,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
         self._acknowledge = acknowledge
         self._part = part
         self._bodies = bodies
+        self._acts = acts
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -105,8 +104,8 @@ class ControlHandler:
                 return await self._list(request, answer)
             case QueueCount():
                 await self._count(request, answer)
-            case QueueChange():
-                await answer.send(await self._change(request, answer))
+            case QueueChange() | Undo() | Acts():
+                await self._act(request, answer)
             case QueueShow() | QueueTrace() | QueueCat():
                 await self._one(request, answer)
             case QueueSummary():
@@ -156,23 +155,15 @@ class ControlHandler:
                 await answer.send(delivery_row(delivery, message, state))
         await answer.send(Count(matched=await self._operations.count(wanted, answer)))
 
-    async def _change(self, request: QueueChange, answer: Answer) -> Changed:
-        if request.filter.is_everything and not request.everything:
-            raise ControlError("no filter, and not everything either: which deliveries?")
-        wanted = queue_filter(request.filter)
-        verbs = {
-            "retry": self._operations.retry,
-            "hold": self._operations.hold,
-            "release": self._operations.release,
-            "drop": self._operations.drop,
-        }
-        if request.action == "bounce":
-            result = await self._operations.bounce(wanted, request.reason or DEFAULT_REASON, answer)
-        else:
-            result = await verbs[request.action](wanted, answer)
-        return Changed(
-            action=request.action, matched=result.matched, changed=result.changed, busy=result.busy
-        )
+    async def _act(self, request: QueueChange | Undo | Acts, answer: Answer) -> None:
+        match request:
+            case QueueChange():
+                await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
+            case Undo():
+                await answer.send(await self._acts.undo(request, request.who or answer.caller, answer))
+            case Acts():
+                for row in await self._acts.rows(request):
+                    await answer.send(row)
 
     async def _summary(self, request: QueueSummary, answer: Answer) -> Summary:
         tally = await self._operations.summary(
@@ -218,10 +209,6 @@ class ControlHandler:
                     seen.add(mailbox)
                     await answer.send(Address(address=mailbox, role=role, message_id=delivery.message_id))
         return End(count=len(seen), missing=self._operations.left_out())
-
-
-def queue_filter(wanted: Filter) -> QueueFilter:
-    return msgspec.convert(wanted, QueueFilter, from_attributes=True)
 
 
 def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zonerelay.config.settings import Settings, ZoneSettings
+from zonerelay.control.acts import OperatorActs
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer
@@ -18,10 +19,12 @@ from zonerelay.control.handler import ControlHandler, PartAnswers
 from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.clock import Clock
+from zonerelay.queue.operator.journal import DIRECTORY, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.spool_paths import name_of
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.outbound import Sending
@@ -61,13 +64,19 @@ def build_board(settings: Settings, parts: Parts, surface: Callable[[], Surface]
     )
 
 
-def build_operations(parts: Parts) -> Operations:
+def build_journal(settings: Settings, worker: int, clock: Clock) -> Journal:
+    """The journal of acts is beside the spool, as the history is."""
+    return Journal(settings.spool.path.parent / DIRECTORY / name_of(worker), clock)
+
+
+def build_operations(parts: Parts, journal: Journal) -> Operations:
     return Operations(
         store=parts.queue.store,
         scheduler=parts.scheduler,
         settler=parts.settler,
         events=parts.events,
         clock=parts.clock,
+        journal=journal,
     )
 
 
@@ -75,7 +84,9 @@ def build_handler(
     settings: Callable[[], Settings],
     parts: Parts,
     operations: Operations,
+    acts: OperatorActs,
     board: StatusBoard,
+    *,
     answers: PartAnswers,
 ) -> ControlHandler:
     explainer = _build_explainer(settings, parts, board)
@@ -85,6 +96,7 @@ def build_handler(
         explainer=explainer,
         redactor=parts.redactor,
         bodies=_build_bodies(parts),
+        acts=acts,
         acknowledge=parts.queue.acknowledge,
         part=answers,
     )

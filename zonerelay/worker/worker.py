@@ -21,6 +21,7 @@ from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.settings import Settings, space_guard
+from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
@@ -47,7 +48,7 @@ from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
+from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
 
@@ -276,9 +277,11 @@ class Worker:
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
         )
-        operations = build_operations(parts)
+        journal = build_journal(self.settings, self.identity.index, self.clock)
+        operations = build_operations(parts, journal)
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
-        handler = build_handler(lambda: self.settings, parts, operations, board, endpoints.part)
+        acts = OperatorActs(operations, journal, parts.zones, self.clock)
+        handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
         await endpoints.open(handler, lambda: self.settings)
 
     # ---- reload -----------------------------------------------------------------------------------

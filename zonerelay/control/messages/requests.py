@@ -100,7 +100,7 @@ class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
     `at`: `retry` makes the matches due then. `reroute` has one of `to_zone`, `next_hop` (a host, with a port
     if not 25, that a zone of the configuration names) and `ask_again` (the zone that the routes choose now).
     `act` is the id of the act, "" for a new one; several requests with the same id are one act. `who`: a
-    supervisor, or the HTTP API, says on whose behalf it asks. `from_http`: the request came in over HTTP.
+    supervisor says on whose behalf it asks.
     """
 
     action: ChangeVerb
@@ -113,7 +113,6 @@ class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
     ask_again: bool = False
     act: str = ""
     who: str = ""
-    from_http: bool = False
 
 
 class Undo(_Request, frozen=True, kw_only=True, tag="undo"):

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from zonerelay.control.messages import answers as messages
 from zonerelay.control.messages.answers import End, Failure, Frame, Progress
-from zonerelay.control.messages.requests import MAX_REQUEST, QueueChange, Request
+from zonerelay.control.messages.requests import MAX_REQUEST, QueueChange, Request, Undo
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.socket_file import bind, identity
 
@@ -207,7 +207,7 @@ class ControlServer:
         try:
             while not (await asyncio.wait({work}, timeout=HEARTBEAT))[0]:
                 answer.heartbeat()
-                if answer.unheard and not isinstance(request, QueueChange):
+                if answer.unheard and not isinstance(request, QueueChange | Undo):
                     raise ClientGone
         finally:
             work.cancel()

@@ -26,6 +26,7 @@ import re
 import struct
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,12 @@ class State(NamedTuple):
     @classmethod
     def of(cls, delivery: Delivery) -> State:
         return cls(delivery.queue, delivery.held, delivery.next_attempt, delivery.attempts, delivery.act)
+
+    def restored(self, delivery: Delivery) -> Delivery:
+        """The delivery in this state again; its attempts are what they are."""
+        return replace(
+            delivery, queue=self.queue, held=self.held, next_attempt=self.next_attempt, act=self.act
+        )
 
 
 class Entry(NamedTuple):
@@ -97,7 +104,8 @@ class Journal:
         self._directory = directory
         self._clock = clock
         self._problems: dict[str, str] = {}
-        self._own: set[str] = set()
+        self._own: dict[str, float] = {}
+        self._running: set[str] = set()
         self._size = 0
 
     async def begin(self, act: Act) -> None:
@@ -106,11 +114,17 @@ class Journal:
         """
         if _ID.fullmatch(act.id) is None:
             raise JournalError(f"{act.id!r} is no id of an act: those have 8 hexadecimal digits")
+        if act.id in self._running:
+            raise JournalError(f"act {act.id} still runs")
+        if act.id not in self._own and await asyncio.to_thread(self._json(act.id).exists):
+            raise JournalError(f"act {act.id} exists already")
+        self._running.add(act.id)
         if act.id in self._own:
             return
-        if await asyncio.to_thread(self._json(act.id).exists):
-            raise JournalError(f"act {act.id} exists already")
-        self._own.add(act.id)
+        self._own[act.id] = act.at
+        for old in [each for each, at in self._own.items() if at < act.at - KEPT]:
+            del self._own[old]
+            self._problems.pop(old, None)
         try:
             await asyncio.to_thread(self._begin, act)
         except OSError as error:
@@ -126,6 +140,9 @@ class Journal:
                 await asyncio.to_thread(self._forget_entries, act_id)
         return act_id not in self._problems
 
+    def is_running(self, act_id: str) -> bool:
+        return act_id in self._running
+
     def problem_of(self, act_id: str) -> str:
         return self._problems.get(act_id, "")
 
@@ -134,6 +151,7 @@ class Journal:
         `problem_of` goes before the `problem` that the act has.
         """
         act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
+        self._running.discard(act.id)
         try:
             return await asyncio.to_thread(self._finish, act)
         except OSError:

@@ -16,7 +16,9 @@ from contextlib import AsyncExitStack, aclosing
 import msgspec
 
 from zonerelay import __version__
+from zonerelay.control.acts import MAX_ROWS, new_act
 from zonerelay.control.messages.answers import (
+    ActRow,
     Address,
     Changed,
     Count,
@@ -29,6 +31,7 @@ from zonerelay.control.messages.answers import (
     Summary,
 )
 from zonerelay.control.messages.requests import (
+    Acts,
     Explain,
     Ping,
     QueueCat,
@@ -42,11 +45,18 @@ from zonerelay.control.messages.requests import (
     Resolve,
     SpoolAcknowledge,
     Status,
+    Undo,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
-from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status, merge_summaries
+from zonerelay.supervisor.merge.merging import (
+    merge_act,
+    merge_changed,
+    merge_explained,
+    merge_status,
+    merge_summaries,
+)
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -76,8 +86,8 @@ class FanOut:
                 await self._count(request, asked, answer)
             case QueueSummary():
                 await self._summary(request, asked, answer)
-            case QueueChange():
-                await self._change(request, asked, answer)
+            case QueueChange() | Undo() | Acts():
+                await self._act(request, asked, answer)
             case QueueShow() | QueueTrace():
                 await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
             case QueueCat():
@@ -146,13 +156,59 @@ class FanOut:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
         await answer.send(merge_summaries(found))
 
+    async def _act(self, request: QueueChange | Undo | Acts, asked: WorkerAnswers, answer: Answer) -> None:
+        if isinstance(request, Acts):
+            await self._acts(request, asked, answer)
+            return
+        request = msgspec.structs.replace(request, act=request.act or new_act(), who=answer.caller)
+        if isinstance(request, Undo):
+            await self._undo(request, asked, answer)
+        else:
+            await self._change(request, asked, answer)
+
     async def _change(self, request: QueueChange, asked: WorkerAnswers, answer: Answer) -> None:
         # Of a shared queue one worker after the other: each changes what the others do not attempt.
         put = asked.one_by_one if self._relay.shared else asked.all
         found = await put(request, Changed)
         if not found:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
-        await answer.send(merge_changed(request.action, list(found.values()), shared=self._relay.shared))
+        await answer.send(merge_changed(list(found.values()), shared=self._relay.shared))
+
+    async def _undo(self, request: Undo, asked: WorkerAnswers, answer: Answer) -> None:
+        """Each worker undoes what it has changed itself, also in a shared queue."""
+        not_found: NotFoundError | None = None
+
+        async def undo(worker: int) -> Changed | None:
+            nonlocal not_found
+            try:
+                return await asked.one(worker, request, Changed)
+            except NotFoundError as error:  # it did not run then
+                not_found = error
+                return None
+
+        found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
+        if not found:
+            if asked.missing or not_found is None:
+                raise ControlError(
+                    f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}"
+                )
+            raise not_found
+        await answer.send(merge_changed(found, shared=False))
+
+    async def _acts(self, request: Acts, asked: WorkerAnswers, answer: Answer) -> None:
+        found: dict[str, ActRow] = {}
+
+        async def ask(worker: int) -> None:
+            async with aclosing(asked.of(worker, request)) as answered:
+                async for frame in answered:
+                    if isinstance(frame, ActRow):
+                        before = found.get(frame.act)
+                        found[frame.act] = frame if before is None else merge_act(before, frame)
+
+        await asyncio.gather(*map(ask, asked.workers()))
+        rows = sorted(found.values(), key=lambda row: row.at, reverse=True)
+        for row in rows[: request.limit or MAX_ROWS]:
+            await answer.send(row)
 
     async def _find(
         self,

@@ -282,9 +282,18 @@ class Events:
     def source_back(self, source: str, address: str) -> None:
         self._emit("info", "source-back", {"source": source, "address": address})
 
-    def operated(self, verb: str, count: int, *, detail: str = "") -> None:
-        """An operator changed the queue."""
-        self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})
+    def operated(
+        self, verb: str, count: int, *, detail: str = "", act: str = "", who: str = "", reason: str = ""
+    ) -> None:
+        """An operator changed the queue: the act with this id, in this worker's part of it."""
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            found: dict[str, Field] = {"verb": verb, "count": count, "detail": redact.text(detail)}
+            if act:
+                found |= {"act": act, "by": who, "reason": redact.text(reason)}
+            return found
+
+        self._tell("warning", "operated", fields)
 
     def requested(self, fields: Mapping[str, str]) -> None:
         """An operator asked for a change over HTTP, or a token was refused."""
