@@ -96,7 +96,6 @@ async def change(visitor: Visitor) -> web.StreamResponse:
         everything=wanted.is_everything,
         to_zone=target,
         who=visitor.caller,
-        from_http=True,
     )
     same = command(verb, wanted, reason=reason, target=target)
     return await _carry_out(visitor, request, verb, same, back=f"/queue?{urlencode({'q': q})}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -32,6 +33,9 @@ from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor, load_key
 __all__ = ["OUTCOMES", "SearchError", "find", "state", "time_line"]
 
 MAX_GAPS = 5
+MAX_KNOWN = 1000
+
+_PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
 
 
 def find(settings: Settings, now: float, given: Mapping[str, str], limit: int) -> dict[str, object]:
@@ -72,9 +76,11 @@ def find(settings: Settings, now: float, given: Mapping[str, str], limit: int) -
 
 
 def time_line(
-    settings: Settings, now: float, message_id: str, queued: Sequence[TraceStep]
+    settings: Settings, now: float, message_id: str, queued: Sequence[TraceStep], known: Sequence[str]
 ) -> tuple[list[TraceStep], list[str]]:
-    """Everything that is known of one message, what its queue says of the future at the end; and the gaps."""
+    """Everything that is known of one message, the future at the end, which its queue knows; and the gaps. The
+    `known` addresses, which the queue shows, are shown in what the history has, too.
+    """
     try:
         with _histories(settings, now) as histories:
             records = histories.records(message_id)
@@ -85,13 +91,12 @@ def time_line(
     told = _in_words(gaps, settings)
     if not any(record.name in ("accepted", "dsn") for record in records):
         return list(queued), told  # a gap: the queue knows the acceptance and the last attempt
-    names = {redactor.mailbox(Mailbox(each.recipient)): each.recipient for each in queued} if redactor else {}
-    line = [
-        TraceStep(
-            at=each.at, event=each.event, recipient=names.get(each.recipient, each.recipient), text=each.text
-        )
-        for each in steps(records, message_id)
-    ]
+    names = {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in known[:MAX_KNOWN]}
+    line = []
+    for each in steps(records, message_id):
+        text = _PSEUDONYM.sub(lambda found: names.get(found[0], found[0]), each.text)
+        recipient = names.get(each.recipient, each.recipient)
+        line.append(TraceStep(at=each.at, event=each.event, recipient=recipient, text=text))
     return line + [each for each in queued if each.event not in ("accepted", "settled", "attempt")], told
 
 

@@ -142,8 +142,9 @@ async def message(visitor: Visitor) -> web.StreamResponse:
             queued = [frame async for frame in frames if isinstance(frame, TraceStep)]
     except (NotFoundError, ControlError) as error:
         absent = str(error)
+    known = [] if detail is None else [detail.sender, *(row.recipient for row in detail.deliveries)]
     settings = visitor.operators.settings()
-    steps, gaps = await asyncio.to_thread(search.time_line, settings, visitor.now, message_id, queued)
+    steps, gaps = await asyncio.to_thread(search.time_line, settings, visitor.now, message_id, queued, known)
     return await visitor.page(
         "message.html",
         200 if detail or steps else 404,
@@ -196,7 +197,9 @@ async def history(visitor: Visitor) -> web.StreamResponse:
 async def configuration(visitor: Visitor) -> web.StreamResponse:
     changed = bool(visitor.given("changed"))
     shown = toml_text.changed if changed else toml_text.effective
+    # Without the file's lines every value would be one that follows from others.
     text = await asyncio.to_thread(shown, visitor.operators.settings(), Report({}))
+    text = text.replace(f"  # {toml_text.DERIVED}", "")
     return await visitor.page("configuration.html", text=text, changed=changed)
 
 
