@@ -205,11 +205,30 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Of the API, and of the page if it is on."""
+    api = web.route("*", "/v1/{path:.*}", _Api(operators))
     if not operators.settings().admin.page:
-        return []
+        return [api]
     from zonerelay.admin.page.page import Page  # noqa: PLC0415 - most relays have none
 
-    return Page(operators).routes()
+    return [api, *Page(operators).routes()]
+
+
+class _Api:
+    """The API, loaded with the first request to it: a relay that is only scraped has no use for it."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._serve: Handler | None = None
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if self._serve is None:
+            self._serve = await asyncio.to_thread(self._load)
+        return await self._serve(request)
+
+    def _load(self) -> Handler:
+        from zonerelay.admin.api.routes import Api  # noqa: PLC0415
+
+        return Api(self._operators).serve
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, identities_file
 from zonerelay.config.settings import Settings
 from zonerelay.control.asking import Asking
@@ -47,6 +48,7 @@ class Operators:
 
     asking: Asking
     identities: Identities
+    access: Access
     settings: Callable[[], Settings]
     trouble: Trouble
     audit: Audit
@@ -57,9 +59,14 @@ class Operators:
 def build_operators(
     handler: Handler, settings: Callable[[], Settings], *, trouble: Trouble, audit: Audit, clock: Clock
 ) -> Operators:
+    start = settings()
+    identities = Identities(
+        identities_file(start.spool.path.parent), clock.now, token_file=start.admin.token_file
+    )
     return Operators(
         asking=Asking(handler, trouble),
-        identities=Identities(identities_file(settings().spool.path.parent), clock.now),
+        identities=identities,
+        access=Access(identities, clock, audit),
         settings=settings,
         trouble=trouble,
         audit=audit,

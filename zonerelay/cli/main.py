@@ -18,6 +18,8 @@ from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, C
 from zonerelay.control.socket.errors import ControlError
 
 COMMANDS = {
+    "acts": ("operate.acts", "acts"),
+    "undo": ("operate.acts", "undo"),
     "status": ("operate.status", "status"),
     "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
@@ -43,6 +45,7 @@ COMMANDS = {
     "spool repair": ("spool.repair", "repair"),
     "spool restore": ("spool.backup", "restore"),
     "init": ("setup.init", "init"),
+    "token": ("setup.token", "token"),
     "user": ("setup.user", "user"),
     "cert": ("setup.certificates", "self_signed"),
     "dkim": ("setup.dkim", "dkim"),

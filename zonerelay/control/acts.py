@@ -16,7 +16,7 @@ from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.model.clock import Clock
 from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
 from zonerelay.queue.operator.operations import Operations, QueueFilter, Result, VerbProgress, described
-from zonerelay.queue.operator.rerouting import RerouteError, Rerouting
+from zonerelay.queue.operator.reroute import RerouteError, Rerouting
 from zonerelay.routing.zones.zones import Zones
 
 DEFAULT_REASON = "given up by the operator"

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from zonerelay.control.messages.answers import End, Frame, Progress
-from zonerelay.control.messages.requests import QueueChange, Request
+from zonerelay.control.messages.requests import QueueChange, Request, Resume, Suspend, Undo
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.server import Answer, ClientGone, Handler, Trouble
 
@@ -21,11 +21,18 @@ MAX_ASKED = 96
 WINDOW = 64
 """Frames that wait for the asker."""
 
+_TO_THE_END = QueueChange | Undo | Suspend | Resume
+"""Half of a bulk verb is worse than either."""
+
 F = TypeVar("F")
 
 
 class UnexpectedError(ControlError):
     """The handler failed in a way that it has no words for; `trouble` has heard of it."""
+
+
+class BusyAskingError(ControlError):
+    """As many requests are being answered as may be."""
 
 
 class _Frames(Answer):
@@ -71,7 +78,7 @@ class Asking:
         comes after so many seconds without another. Raises ControlError.
         """
         if len(self._running) >= MAX_ASKED:
-            raise ControlError(f"{MAX_ASKED} other requests are being answered: try again")
+            raise BusyAskingError(f"{MAX_ASKED} other requests are being answered: try again")
         answer = _Frames(caller)
         work = asyncio.create_task(self._run(request, answer))
         self._running.add(work)
@@ -90,7 +97,7 @@ class Asking:
                     return
         finally:
             answer.leave()
-            if not isinstance(request, QueueChange):
+            if not isinstance(request, _TO_THE_END):
                 work.cancel()
                 await asyncio.wait({work})
 

@@ -50,7 +50,7 @@ from zonerelay.control.messages.requests import (
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
-from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
@@ -140,7 +140,9 @@ class ControlHandler:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
-        async with aclosing(self._operations.select(queue_filter(request.filter), limit, answer)) as found:
+        wanted = queue_filter(request.filter)
+        after = None if request.after is None else msgspec.convert(request.after, DeliveryKey)
+        async with aclosing(self._operations.select(wanted, limit, answer, after=after)) as found:
             async for delivery, message, state in found:
                 if request.limit and rows == request.limit:
                     return End(count=rows, more=True)

@@ -8,7 +8,9 @@ history has them; where rows with addresses in clear are there too, they are fou
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import ipaddress
 import re
 import sqlite3
 import time
@@ -22,6 +24,7 @@ import msgspec
 from zonerelay.history.database import CLEAR, MORE, decode, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
 from zonerelay.model.address import Mailbox
+from zonerelay.model.message_id import is_message_id
 from zonerelay.telemetry.logs.redact import Redactor
 
 Field = str | int | float | bool | None
@@ -106,12 +109,14 @@ class Form:
 
 
 def form_of(text: str, redactor: Redactor | None, *, clear: bool) -> Form:
-    """Of an address, a client, a user or a Message-ID, or of a domain as `@example.com`. `redactor` is
-    `None` without a key; `clear`: addresses are kept as they are. Raises SearchError.
+    """Of an address, a client, a user, a Message-ID or a message id, or of a domain as `@example.com`.
+    `redactor` is `None` without a key; `clear`: addresses are kept as they are. Raises SearchError.
     """
+    with contextlib.suppress(ValueError):
+        text = str(ipaddress.ip_address(text))
     lower = text.strip().lower()
     lower = "<>" if lower == "<>" else lower.strip("<>")
-    if _PSEUDONYM.fullmatch(lower):
+    if _PSEUDONYM.fullmatch(lower) or is_message_id(lower):
         return Form(frozenset({lower}))
     if _DOMAIN.fullmatch(lower):
         return Form(ends=(f"@{lower}",))

@@ -317,9 +317,12 @@ class EveryNth:
 class QueueOperations(Protocol):
     """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
 
-    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         """Every delivery, zone by zone in MSGID order, claimed ones included. Those whose recipients are not
-        `wanted` may be left out: where recipients are in the keys that saves reading most of a queue.
+        `wanted` may be left out: where recipients are in the keys that saves reading most of a queue. `after`
+        is the key of a delivery, of `zone` if that is given: those up to it are left out, and it may be gone.
 
         Private stores show one moment; shared ones a page at a time, each as it is then, and nothing that
         comes in behind the last delivery that was there at the start.
@@ -349,7 +352,9 @@ class QueueOperations(Protocol):
 class QueueView(Protocol):
     """The verbs with which a backup or an export reads a queue: those of `Store`."""
 
-    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]: ...
+    def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]: ...
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]: ...
 

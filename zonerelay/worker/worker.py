@@ -16,6 +16,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
@@ -25,6 +26,7 @@ from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
+from zonerelay.inbound.drop_directory import DropDirectory, hand_over
 from zonerelay.inbound.listen.listener import ListenError
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.state.rewriting import Rewriting
@@ -100,6 +102,7 @@ class Worker:
         self._ids: MessageIdSource | None = None
         self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
+        self._drop: DropDirectory | None = None
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
@@ -168,6 +171,18 @@ class Worker:
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
             await listeners.start(self.settings)
+            if self.identity.index == 0:
+                self._drop = self._build_drop_directory()
+                self._drop.start()
+
+    def _build_drop_directory(self) -> DropDirectory:
+        return DropDirectory(
+            self.settings.sendmail.drop,
+            partial(hand_over, self.settings.listener),
+            max_size=max(each.max_message_size for each in self.settings.listener),
+            hostname=self.hostname,
+            events=self.events,
+        )
 
     def _number(self, store: Store) -> int:
         """In message ids: those that share a store have it from there."""
@@ -281,7 +296,9 @@ class Worker:
         operations = build_operations(parts, journal)
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
         acts = OperatorActs(operations, journal, parts.zones, self.clock)
-        handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
+        handler = build_handler(
+            lambda: self.settings, parts, operations, acts, board, answers=endpoints.part
+        )
         await endpoints.open(handler, lambda: self.settings)
 
     # ---- reload -----------------------------------------------------------------------------------
@@ -334,6 +351,8 @@ class Worker:
         timeout = self.settings.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout
         self.events.lifecycle("stopping")
+        if self._drop is not None:
+            await self._drop.stop()
         if self._listeners is not None:
             async with self._reloads:
                 self._listeners.stop_accepting()
@@ -416,6 +435,7 @@ class Worker:
                 *self.problems,
                 *([self._left_over] if self._left_over else []),
                 *(() if listeners is None else listeners.problems),
+                *(() if self._drop is None else self._drop.problems()),
                 *(
                     text
                     for part in (self._sending, self._queue, self._scheduler, self.store, self.history)

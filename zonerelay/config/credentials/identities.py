@@ -26,6 +26,9 @@ FILE_NAME = "identities.json"
 PREFIX = "zrt_"
 MAX_FILE = 1024 * 1024
 MAX_TOKENS = 1000
+MIN_TOKEN = 32
+TOKEN_FILE = "token_file"  # noqa: S105 - a name
+"""The name of the token of `[admin] token_file`; `token add` does not take it."""
 VERSION = 1
 
 Scope = Literal["read", "operate", "submit"]
@@ -81,11 +84,12 @@ def is_token(text: str) -> bool:
 
 
 class Identities:
-    """The running relay's view of the file. `now` is Unix time."""
+    """The running relay's view of the file. `now` is Unix time. `token_file` is that of the configuration."""
 
-    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+    def __init__(self, path: Path, now: Callable[[], float], *, token_file: Path | None = None) -> None:
         self._path = path
         self._now = now
+        self._token_file = token_file
         self._seen: tuple[int, ...] | None = None
         self._tokens: tuple[Token, ...] = ()
 
@@ -93,7 +97,7 @@ class Identities:
         """Returns the token whose text it is and that has not expired. Raises IdentitiesError."""
         tokens = self._current()
         if not is_token(text):
-            return None
+            return None if self._token_file is None else _of_token_file(self._token_file, text)
         digest = _digest(text)
         found = None
         for token in tokens:  # all of them, so that the time tells nothing
@@ -108,6 +112,8 @@ class Identities:
 
         Raises IdentitiesError.
         """
+        if name == TOKEN_FILE and self._token_file is not None:
+            return Token(name=name, scope="operate", sha256="", created=0.0)
         found = next((each for each in self._current() if each.name == name), None)
         return None if found is None or 0 < found.expires <= self._now() else found
 
@@ -124,6 +130,24 @@ class Identities:
             self._tokens = read(self._path)
             self._seen = seen
         return self._tokens
+
+
+def read_token_file(path: Path) -> str:
+    """Returns the token that `[admin] token_file` holds. Raises IdentitiesError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(4096).strip()
+    except OSError as error:
+        raise IdentitiesError(f"{path}: {error.strerror or error}") from error
+    if not (len(text) >= MIN_TOKEN and text.isascii() and len(text.split()) == 1):
+        raise IdentitiesError(f"{path} holds no token: a line of at least {MIN_TOKEN} characters")
+    return text.decode("ascii")
+
+
+def _of_token_file(path: Path, text: str) -> Token | None:
+    if not hmac.compare_digest(_digest(read_token_file(path)), _digest(text)):
+        return None
+    return Token(name=TOKEN_FILE, scope="operate", sha256="", created=0.0)
 
 
 def read(path: Path) -> tuple[Token, ...]:

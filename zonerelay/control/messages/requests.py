@@ -50,10 +50,13 @@ class Status(_Request, frozen=True, kw_only=True, tag="status"):
 
 
 class QueueList(_Request, frozen=True, kw_only=True, tag="queue-list"):
-    """Stream matching deliveries, oldest message first; `limit` 0 means all."""
+    """Stream matching deliveries, oldest message first; `limit` 0 means all. `after`, the next page: only
+    those behind this delivery, in words queue, message id and recipient.
+    """
 
     filter: Filter = Filter()
     limit: int = 0
+    after: tuple[str, str, str] | None = None
 
 
 class QueueCount(_Request, frozen=True, kw_only=True, tag="queue-count"):
@@ -206,9 +209,9 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
 
 
 class Tail(_Request, frozen=True, kw_only=True, tag="tail"):
-    """Stream mail events as they happen, until the client leaves. Everything given must match; `*` matches any
-    text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in clear, or
-    as the log has them. `address` is any of them, a Message-ID too.
+    """Stream mail events as they happen, until the client leaves. Everything given must match; `*` matches
+    any text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in clear,
+    or as the log has them. `address` is any of them, a Message-ID too.
     """
 
     address: str = ""

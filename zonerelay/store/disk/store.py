@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from typing import NamedTuple
 
@@ -221,9 +222,13 @@ class DiskStore(LocalStore[ChangePlan]):
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()
         keys = self._index.sorted_keys(zone)
+        if after is not None:
+            keys = keys[bisect_right(keys, after) :]
         if wanted is not everybody:
             keys = [key for key in keys if wanted(key.recipient)]
         walk = Walk(self._keeper, keys)

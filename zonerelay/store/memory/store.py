@@ -231,9 +231,13 @@ class MemoryStore:
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         self.check_writable()
         for key, delivery in sorted(self._deliveries.items()):
+            if after is not None and key <= after:
+                continue
             if (zone is None or key.queue == zone) and wanted(key.recipient):
                 yield delivery
 

@@ -49,6 +49,9 @@ from zonerelay.control.messages.requests import (
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import is_outbox
+from zonerelay.model.priority import Priority, queue_of, queues_of
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import (
     merge_act,
@@ -113,13 +116,13 @@ class FanOut:
             heads: dict[int, DeliveryRow] = {}
             streams: dict[int, Rows] = {}
             for worker in self._readers(asked):
-                rows = asked.rows(worker, QueueList(filter=request.filter, limit=limit))
+                rows = asked.rows(worker, msgspec.structs.replace(request, limit=limit))
                 streams[worker] = await stack.enter_async_context(aclosing(rows))
             await _begin(streams, heads)
             while heads:
                 if request.limit and answer.done == request.limit:
                     return End(count=answer.done, more=True, missing=asked.missing)
-                worker = min(heads, key=lambda each: _order(heads[each]))
+                worker = min(heads, key=lambda each: _order(heads[each], request.filter.zone))
                 await answer.send(heads.pop(worker))
                 answer.done += 1
                 await _advance(worker, streams, heads)
@@ -138,7 +141,7 @@ class FanOut:
                         counts.append(frame.matched)
 
         await asyncio.gather(*map(count, self._readers(asked)))
-        for row in sorted(rows, key=_order)[: request.sample]:
+        for row in sorted(rows, key=lambda row: _order(row, request.filter.zone))[: request.sample]:
             await answer.send(row)
         await answer.send(Count(matched=sum(counts)))
 
@@ -276,6 +279,10 @@ async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, Deliv
         heads[worker] = row
 
 
-def _order(row: DeliveryRow) -> tuple[str, str, str]:
-    """The order in which each worker lists: zone by zone, the oldest message first."""
-    return row.zone, row.message_id, row.recipient
+def _order(row: DeliveryRow, zone: str | None) -> tuple[object, ...]:
+    """The order in which each worker lists: queue by queue, the oldest message first, the outbox last. Pages
+    depend on it. The queues of one `zone` come in the order of urgency.
+    """
+    queue = queue_of(row.zone, Priority(row.priority))
+    place = 0 if zone is None else queues_of(zone).index(queue)
+    return place, is_outbox(MessageId(row.message_id)), queue, row.message_id, row.recipient
