@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,11 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-def judged(page: Page, axe: str) -> list[dict[str, Any]]:
-    """What axe-core, whose script is `axe`, finds serious or critical."""
+def judged(page: Page, axe: str, rules: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What axe-core, whose script is `axe`, finds serious or critical; by some `rules` or by all."""
     page.evaluate(axe)
-    found: dict[str, Any] = page.evaluate("axe.run()")
+    only = {"runOnly": {"type": "rule", "values": list(rules)}} if rules else {}
+    found: dict[str, Any] = page.evaluate("only => axe.run({...only, resultTypes: ['violations']})", only)
     return [
         {"rule": each["id"], "at": [node["html"] for node in each["nodes"]]}
         for each in found["violations"]

@@ -9,6 +9,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 
+import msgspec
+
 from zonerelay import __version__
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies

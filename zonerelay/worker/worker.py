@@ -296,9 +296,7 @@ class Worker:
         operations = build_operations(parts, journal)
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
         acts = OperatorActs(operations, journal, parts.zones, self.clock)
-        handler = build_handler(
-            lambda: self.settings, parts, operations, acts, board, answers=endpoints.part
-        )
+        handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
         await endpoints.open(handler, lambda: self.settings)
 
     # ---- reload -----------------------------------------------------------------------------------

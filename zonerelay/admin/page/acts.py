@@ -183,7 +183,8 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
         raise PageError(400, "For how long?", str(error)) from error
     reason, refuse = _reason(visitor), bool(visitor.given("refuse"))
     stop = bool(visitor.given("stop_clock"))
-    words = ["zonerelay", effect, *(f"--{each}={about[each]}" for each in about if each != "everything")]
+    words = ["zonerelay", "suspend", *(f"--{each}={about[each]}" for each in about if each != "everything")]
+    words += ["--hold"] if effect == "hold" else []
     words += ["--all"] if what == "everything" else []
     words += [f"--for={visitor.given('for')}"] if seconds else []
     words += ["--refuse"] if refuse else []

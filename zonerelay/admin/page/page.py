@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
+from zonerelay.admin.access import DeniedError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
@@ -149,18 +150,20 @@ class Page:
     async def _identified(
         self, request: web.Request, visitor: Visitor, text: str, to: str
     ) -> web.StreamResponse:
+        client = VISIT.get().client
         try:
-            token = self._operators.identities.identify(text)
+            token = self._operators.access.admit(text, client)
+        except DeniedError as error:
+            return await visitor.page("login.html", 429 if error.retry_after else 401, to=to, problem=error)
         except IdentitiesError as error:
-            return await visitor.page("login.html", 503, to=to, problem=error)
-        if token is None or token.scope == "submit":
-            problem = (
-                "its scope is submit, which is for programs" if token else "that is no token of this relay"
-            )
-            self._operators.audit({"client": VISIT.get().client, "reason": problem})
-            return await visitor.page("login.html", 401, to=to, problem=problem)
-        secret = self._sessions.begin(token, VISIT.get().client)
-        self._operators.audit({"client": VISIT.get().client, "who": f"token {token.name}"})
+            self._operators.trouble("identities", error)
+            problem = "tokens cannot be read; the relay's log says why"
+            return await visitor.page("login.html", 503, to=to, problem=problem)
+        if not token.may("read"):
+            problem = "the scope of this token is submit, which is for programs"
+            return await visitor.page("login.html", 403, to=to, problem=problem)
+        secret = self._sessions.begin(token, client)
+        self._operators.audit({"by": f"token {token.name}", "request": f"log-in to the page from {client}"})
         response = see_other(to)
         is_secure = VISIT.get().secure
         response.set_cookie(

@@ -41,7 +41,9 @@ from zonerelay.control.messages.requests import (
     Tail,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.telemetry.logs.redact import printable
 
 ROWS = 50
@@ -49,7 +51,6 @@ ROWS = 50
 HURTING = 15
 MOST = 500
 """Destinations, recipients and steps that a page shows at most."""
-FOUND = 200
 MAX_BODY = 256 * 1024
 """Octets of a body that are shown."""
 BEAT = 15.0
@@ -66,7 +67,7 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
         status=status,
         hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
         flow=flow_of(status),
-        history=await asyncio.to_thread(search.state, visitor.operators.settings(), visitor.now),
+        history=await search.state(visitor.operators.settings(), visitor.now),
     )
 
 
@@ -106,7 +107,8 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
     except FilterTextError as error:
         return await visitor.page("queue.html", 400, q=q, problem=error)
     rows, end = list[DeliveryRow](), End()
-    async with aclosing(visitor.frames(QueueList(filter=wanted, limit=ROWS))) as frames:
+    after = _place(visitor)
+    async with aclosing(visitor.frames(QueueList(filter=wanted, limit=ROWS, after=after))) as frames:
         async for frame in frames:
             if isinstance(frame, DeliveryRow):
                 rows.append(frame)
@@ -119,11 +121,27 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
         deliveries=rows,
         more=end.more,
         missing=end.missing,
-        next="",
-        page=ROWS,
+        is_first=after is None,
+        next=f"/queue?{urlencode({'q': q, 'after': _behind(rows[-1])})}" if end.more else "",
         verbs=VERBS,
         command=command("list", wanted),
     )
+
+
+def _behind(row: DeliveryRow) -> str:
+    """The place of the next page in the address."""
+    return msgspec.json.encode(
+        [queue_of(row.zone, Priority(row.priority)), row.message_id, row.recipient]
+    ).decode()
+
+
+def _place(visitor: Visitor) -> tuple[str, str, str] | None:
+    """Raises PageError."""
+    text = visitor.given("after")
+    try:
+        return msgspec.json.decode(text, type=tuple[str, str, str]) if text else None
+    except msgspec.DecodeError as error:
+        raise PageError(400, "No such page", "the address names no place in the queue") from error
 
 
 def message_id_of(visitor: Visitor) -> str:
@@ -144,7 +162,7 @@ async def message(visitor: Visitor) -> web.StreamResponse:
         absent = str(error)
     known = [] if detail is None else [detail.sender, *(row.recipient for row in detail.deliveries)]
     settings = visitor.operators.settings()
-    steps, gaps = await asyncio.to_thread(search.time_line, settings, visitor.now, message_id, queued, known)
+    steps, gaps = await search.time_line(settings, visitor.now, message_id, queued, known)
     return await visitor.page(
         "message.html",
         200 if detail or steps else 404,
@@ -184,11 +202,11 @@ async def body(visitor: Visitor) -> web.StreamResponse:
 
 async def history(visitor: Visitor) -> web.StreamResponse:
     given = {name: visitor.given(name) for name in ("value", "since", "outcome", "reply")}
-    common = {"given": given, "outcomes": search.OUTCOMES, "asked": any(given.values())}
+    common = {"given": given, "outcomes": OUTCOMES, "asked": any(given.values())}
     if not common["asked"]:
         return await visitor.page("history.html", problem="", **common)
     try:
-        answer = await asyncio.to_thread(search.find, visitor.operators.settings(), visitor.now, given, FOUND)
+        answer = await search.find(visitor.operators.settings(), visitor.now, given)
     except search.SearchError as error:
         return await visitor.page("history.html", 400, problem=error, **common)
     return await visitor.page("history.html", problem="", **common, **answer)
