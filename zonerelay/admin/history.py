@@ -9,10 +9,11 @@ import msgspec
 
 from zonerelay.config.settings import HistoryAddresses, Settings
 from zonerelay.control.messages.answers import TraceStep
-from zonerelay.history.reader import Entry, Form, Gap, Histories, Query, SearchError, form_of, steps
+from zonerelay.history.reader import Entry, Gap, Histories, Query, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.process.setup import redact_key_of
 from zonerelay.store.spool_paths import is_shared
+from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
 from zonerelay.telemetry.logs.redact import Redactor, load_key
 
 __all__ = ["Found", "SearchError", "TimeLine", "Wanted", "search", "time_line"]

@@ -34,6 +34,7 @@ from zonerelay.control.messages.answers import (
 from zonerelay.control.messages.requests import (
     Acts,
     Explain,
+    Orders,
     PartMetrics,
     PartReadiness,
     Ping,
@@ -46,12 +47,18 @@ from zonerelay.control.messages.requests import (
     QueueTrace,
     Request,
     Resolve,
+    Resume,
     SpoolAcknowledge,
     Status,
+    Suspend,
+    Tail,
+    Transcript,
     Undo,
 )
+from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.control.streams import Streams
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -77,9 +84,11 @@ class ControlHandler:
         *,
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
+        orders: OrderAnswers,
         redactor: Redactor,
         bodies: Bodies,
         acts: OperatorActs,
+        streams: Streams,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
@@ -87,9 +96,11 @@ class ControlHandler:
         self._part = part
         self._bodies = bodies
         self._acts = acts
+        self._streams = streams
         self._operations = operations
         self._status = status
         self._explainer = explainer
+        self._orders = orders
         self._redactor = redactor
 
     async def handle(self, request: Request, answer: Answer) -> End:
@@ -113,8 +124,12 @@ class ControlHandler:
             case QueueSummary():
                 await answer.send(await self._summary(request, answer))
                 return End(missing=self._operations.left_out())
+            case Suspend() | Resume() | Orders():
+                await answer.send(await self._orders.answer(request, answer.caller))
             case Resolve():
                 return await self._resolve(request, answer)
+            case Tail() | Transcript():
+                return await self._stream(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:
@@ -138,6 +153,11 @@ class ControlHandler:
                     raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
                 return Acknowledged(loss=request.loss)
 
+    async def _stream(self, request: Tail | Transcript, answer: Answer) -> End:
+        if isinstance(request, Tail):
+            return await self._streams.tail(request, answer)
+        return await self._streams.transcript(request, answer)
+
     async def _list(self, request: QueueList, answer: Answer) -> End:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
@@ -148,7 +168,7 @@ class ControlHandler:
             async for delivery, message, state in found:
                 if request.limit and rows == request.limit:
                     return End(count=rows, more=True)
-                await answer.send(delivery_row(delivery, message, state))
+                await answer.send(self._row(delivery, message, state))
                 rows += 1
         return End(count=rows, missing=self._operations.left_out())
 
@@ -156,7 +176,7 @@ class ControlHandler:
         wanted = queue_filter(request.filter)
         async with aclosing(self._operations.select(wanted, request.sample)) as found:
             async for delivery, message, state in found:
-                await answer.send(delivery_row(delivery, message, state))
+                await answer.send(self._row(delivery, message, state))
         await answer.send(Count(matched=await self._operations.count(wanted, answer)))
 
     async def _act(self, request: QueueChange | Undo | Acts, answer: Answer) -> None:
@@ -188,8 +208,14 @@ class ControlHandler:
 
     async def _show(self, request: QueueShow, answer: Answer) -> None:
         shown = await self._operations.show(MessageId(request.message_id))
-        rows = [delivery_row(delivery, shown.message, state) for delivery, state in shown.deliveries]
-        await answer.send(message_detail(shown.message, rows))
+        rows = [self._row(delivery, shown.message, state) for delivery, state in shown.deliveries]
+        detail = message_detail(shown.message, rows)
+        await answer.send(msgspec.structs.replace(detail, orders=self._orders.named_in(rows)))
+
+    def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:
+        row = delivery_row(delivery, message, state)
+        order = self._orders.of(delivery, message)
+        return msgspec.structs.replace(row, order=order) if order else row
 
     async def _trace(self, request: QueueTrace, answer: Answer) -> None:
         for step in await self._operations.trace(MessageId(request.message_id)):

@@ -19,7 +19,7 @@ from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
-from zonerelay.control.messages.answers import RelayStatus, ZoneStatus
+from zonerelay.control.messages.answers import OrderRow, RelayStatus, ZoneStatus
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
@@ -73,6 +73,8 @@ class StatusBoard:
         self._name_servers = name_servers
         self._destinations = Destinations(store, scheduler, clock)
         self._surface = surface
+        self.orders: Callable[[], tuple[OrderRow, ...]] = tuple
+        """Returns the orders of operators in force."""
         self._clock = clock
         self._started = clock.now()
         self._oldest: dict[str, float] = {}
@@ -148,6 +150,7 @@ class StatusBoard:
             name_servers=self._name_servers(),
             taken_up=surface.taken_up,
             refused=surface.refused,
+            orders=self.orders(),
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:

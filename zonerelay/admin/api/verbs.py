@@ -71,7 +71,7 @@ from zonerelay.control.messages.requests import (
 )
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.priority import Priority
 
 MAX_PAGE = 1000
 BEAT = 0.25
@@ -329,7 +329,7 @@ async def _list(call: Call) -> Answer:
 
 
 def _cursor(row: DeliveryRow) -> str:
-    place = (queue_of(row.zone, Priority(row.priority)), row.message_id, row.recipient)
+    place = (row.queue, row.message_id, row.recipient)
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode("ascii").rstrip("=")
 
 
@@ -408,7 +408,6 @@ def _change(action: ChangeVerb) -> Callable[[Call], Awaitable[Answer]]:
             everything=body.everything,
             reason=body.reason,
             who=call.caller,
-            from_http=True,
             **more,
         )
         return await _changed(call, request)

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from zonerelay.cli.operate.orders import orders_table
 from zonerelay.cli.relay import config_path, connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
@@ -60,6 +61,11 @@ def _watched(client: ControlClient, config: Path, *, is_all: bool) -> Group:
 def _parts(found: RelayStatus, config: Path, *, is_all: bool, wide: bool) -> Iterator[Table | Text]:
     now = time.time()
     yield output.facts(_facts(found, config, now))
+    if found.orders:
+        yield Text()
+        yield orders_table(found.orders[:MAX_SHOWN], now)
+        if len(found.orders) > MAX_SHOWN:
+            yield Text(f"… and {len(found.orders) - MAX_SHOWN:,} more orders (zonerelay suspend --list)")
     yield Text()
     yield _zones(found.zones)
     if found.workers:

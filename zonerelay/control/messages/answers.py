@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from zonerelay.control.messages.requests import VERSION, Request
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -230,6 +231,11 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     priority: str = ""
     order: str = ""
     """The id of the order that it waits for."""
+
+    @property
+    def queue(self) -> str:
+        """As stores name it."""
+        return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
 
 
 class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):

@@ -150,14 +150,15 @@ class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class Suspend(_Request, frozen=True, kw_only=True, tag="suspend"):
-    """Give an order, for so many `seconds` if that is not 0. There is one order for the same selectors and
-    `effect`: it takes what is new. `refuse`: clients get 421 for such mail. A supervisor says `who` asks, and
-    the `id` that a new order has.
+    """Give an order, for so many `seconds` or `until` then, if one is given. There is one order for the same
+    selectors and `effect`: it takes what is new. `refuse`: clients get 421 for such mail. A supervisor says
+    `who` asks, and the `id` that a new order has.
     """
 
     about: Selectors
     effect: OrderEffect = "suspend"
-    seconds: float = 0.0
+    seconds: float | None = None
+    until: float | None = None
     refuse: bool = False
     stop_clock: bool = False
     reason: str = ""
@@ -210,8 +211,8 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
 
 class Tail(_Request, frozen=True, kw_only=True, tag="tail"):
     """Stream mail events as they happen, until the client leaves. Everything given must match; `*` matches
-    any text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in clear,
-    or as the log has them. `address` is any of them, a Message-ID too.
+    any text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in
+    clear, or as the log has them. `address` is any of them, a Message-ID too.
     """
 
     address: str = ""

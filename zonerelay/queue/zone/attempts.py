@@ -20,11 +20,14 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import format_size
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.destination.destinations import Work
+from zonerelay.queue.orders.order import Order, Subject
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.selection.turn import BatchTurns
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
@@ -51,6 +54,7 @@ class Attempts:
         self._zone = zone
         self._store = parts.store
         self._courier = parts.courier
+        self._orders = parts.orders
         self._settler = parts.settler
         self._events = parts.events
         self._clock = parts.clock
@@ -110,12 +114,40 @@ class Attempts:
             except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
                 self._unreadable(work, error)
                 return ()
+            if self._orders is not None and self._orders.table.by_envelope:
+                self._hold(work, message, self._orders)
+                if not work.deliveries:
+                    return ()
             if self._zone.max_message_size and message.size > self._zone.max_message_size:
                 return self._return(work, message)
             return await self._deliver(work, message)
         except asyncio.CancelledError:
             self._release(work)
             raise
+
+    def _hold(self, work: Work, message: Message, orders: Orders) -> None:
+        """What orders are about leaves the batch, and is held under the id of its order."""
+        left: list[Delivery] = []
+        by_order: dict[Order, list[Delivery]] = {}
+        for delivery in work.deliveries:
+            order = orders.table.holding(
+                Subject(
+                    delivery.zone,
+                    delivery.recipient,
+                    message.envelope.sender,
+                    message.envelope.origin.user,
+                    work.route.name,
+                    work.destination.label,
+                ),
+                delivery.act,
+            )
+            if order is None:
+                left.append(delivery)
+            else:
+                by_order.setdefault(order, []).append(delivery)
+        work.deliveries = tuple(left)
+        for order, deliveries in by_order.items():
+            orders.hold(deliveries, order)
 
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
         started = self._clock.monotonic()

@@ -12,6 +12,7 @@ from zonerelay.control.messages.answers import (
     Changed,
     DestinationStatus,
     Explanation,
+    OrderRow,
     RelayStatus,
     SourcePenalty,
     Summary,
@@ -48,7 +49,23 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         every=0 if not all(part.every for part in answers) else max((p.every for p in answers), default=1),
         free_space=min((p.free_space for p in answers if p.free_space is not None), default=None),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
+        orders=merge_orders(part.orders for part in answers),
     )
+
+
+def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
+    """All workers have the same ones, and each counts what it did for them."""
+    found: dict[str, OrderRow] = {}
+    for row in (row for part in parts for row in part):
+        before = found.get(row.id)
+        found[row.id] = (
+            row
+            if before is None
+            else msgspec.structs.replace(
+                row, held=row.held + before.held, refused=row.refused + before.refused
+            )
+        )
+    return tuple(sorted(found.values(), key=lambda row: -row.since))
 
 
 def _usual(parts: Mapping[int, str]) -> str:

@@ -52,7 +52,8 @@ TLS_RESULTS = tuple(
 )
 TROUBLES = (
     "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock",
-    "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.read_message", "queue.report",
+    "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.orders", "queue.read_message",
+    "queue.report",
     "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload", "retry.backoff",
     "store.claim", "store.probe", "store.settle", "systemd",
 )  # fmt: skip
@@ -238,6 +239,17 @@ class Metrics:
                 "When a listener's certificate expires, Unix time.",
                 first,
                 "name",
+            )
+        )
+
+    def attach_orders(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """`read` returns how many orders of operators are in force, by effect."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_orders",
+                "Orders of operators in force, by their effect.",
+                lambda: (((effect,), count) for effect, count in read().items()),
+                "effect",
             )
         )
 
