@@ -208,9 +208,9 @@ def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     api = web.route("*", "/v1/{path:.*}", _Api(operators))
     if not operators.settings().admin.page:
         return [api]
-    from zonerelay.admin.page.page import Page  # noqa: PLC0415 - most relays have none
+    from zonerelay.admin.page.page import PageRoutes  # noqa: PLC0415 - most relays have none
 
-    return [api, *Page(operators).routes()]
+    return [api, *PageRoutes(operators).routes()]
 
 
 class _Api:

@@ -110,17 +110,16 @@ def term(name: str, value: str) -> str:
 
 def command(verb: str, wanted: Filter, *, reason: str = "", target: str = "") -> str:
     """The command line that does the same to the same deliveries; `target` is the zone of a reroute."""
-    words = ["zonerelay", "queue", verb]
-    if wanted.message_id is not None:
-        words.append(wanted.message_id)
+    if verb == "list" and wanted.message_id is not None:
+        return f"zonerelay queue show {wanted.message_id}"
+    words = ["zonerelay", "queue", verb, *([wanted.message_id] if wanted.message_id else [])]
     words += [f"--zone={target}"] if verb == "reroute" else []
     for field, option in _OPTIONS:
         value = getattr(wanted, field)
         if value is not None:
-            words += [
-                "--from-zone" if (verb, field) == ("reroute", "zone") else option,
-                format_duration(value) if isinstance(value, float) else value,
-            ]
+            text = format_duration(value) if isinstance(value, float) else value
+            name = "--from-zone" if (verb, field) == ("reroute", "zone") else option
+            words += [f"{name}={text}"] if text.startswith("-") else [name, text]
     if verb != "list":
         words += ["--all"] if wanted.is_everything else []
         words += [f"--reason={reason}"] if reason else []

@@ -34,7 +34,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 FOR_GOOD = "public, max-age=31536000, immutable"
 
 
-class Page:
+class PageRoutes:
     """One per process that serves HTTP."""
 
     def __init__(self, operators: Operators) -> None:
