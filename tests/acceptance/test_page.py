@@ -215,6 +215,21 @@ def test_filter_hold_ten_thousand_and_undo(operator: Operator, relay: Served) ->
     assert page.get_by_text("a test's").count() >= 1
 
 
+def test_suspend_and_resume_a_domain(operator: Operator, relay: Served) -> None:
+    page = operator.page
+    operator.log_in(relay, "/suspensions?what=domain&value=example.net")
+    assert page.get_by_label("Name").input_value() == "example.net"
+    operator.write(page.get_by_label("Reason"), "the customer asks for it")
+    operator.press(operator.button("Give the order"))
+    operator.text("is in force, for mail of now and to come")
+    command = page.locator(".same code").first.inner_text()
+    assert command == "zonerelay suspend --domain=example.net '--reason=the customer asks for it'"
+    operator.press(page.get_by_role("link", name="Back"))
+    operator.text("the customer asks for it")
+    operator.press(page.get_by_role("button", name="Resume order"))
+    operator.text("The order is over.")
+
+
 def test_a_delivered_message_is_found_in_the_history(operator: Operator, sandbox: Served) -> None:
     page = operator.page
     operator.log_in(sandbox)

@@ -178,7 +178,7 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
     zone = visitor.given("zone")
     about = {what: True if what == "everything" else value, **({"zone": zone} if zone else {})}
     try:
-        seconds = parse_duration(visitor.given("for")) if visitor.given("for") else 0.0
+        seconds = parse_duration(visitor.given("for")) if visitor.given("for") else None
     except ValueError as error:
         raise PageError(400, "For how long?", str(error)) from error
     reason, refuse = _reason(visitor), bool(visitor.given("refuse"))
