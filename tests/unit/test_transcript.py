@@ -14,11 +14,11 @@ from zonerelay.telemetry.transcript import MAX_SHOWN, MAX_TRANSCRIPTS, Line, Tra
 SECRET = base64.b64encode(b"\0app\0correct horse").decode()
 
 
-def running(**bounds: int) -> tuple[Transcripts, Stream[Line]]:
+def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, Stream[Line]]:
     transcripts, stream = Transcripts(ManualClock()), Stream[Line](100)
-    given = {"octets": 10_000, "sessions": 3} | bounds
     networks = (ip_network("192.0.2.0/24"),)
-    assert transcripts.start(Transcript(stream, networks=networks, domain="example.com", **given))
+    transcript = Transcript(stream, networks=networks, domain="example.com", octets=octets, sessions=sessions)
+    assert transcripts.start(transcript)
     return transcripts, stream
 
 
