@@ -17,9 +17,8 @@ SECRET = base64.b64encode(b"\0app\0correct horse").decode()
 def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, Stream[Line]]:
     transcripts, stream = Transcripts(ManualClock()), Stream[Line](100)
     networks = (ip_network("192.0.2.0/24"),)
-    assert transcripts.start(
-        Transcript(stream, networks=networks, domain="example.com", octets=octets, sessions=sessions)
-    )
+    transcript = Transcript(stream, networks=networks, domain="example.com", octets=octets, sessions=sessions)
+    assert transcripts.start(transcript)
     return transcripts, stream
 
 

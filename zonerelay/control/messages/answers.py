@@ -519,7 +519,9 @@ class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
 
 
 class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
-    """Of a stream, so many frames are missing here, because the reader is slow; or `why`, in words."""
+    """Of a stream, so many are missing here, because the reader is slow: events before they are filtered, or
+    lines. Or `why` there is a gap or an end, in words.
+    """
 
     count: int = 0
     why: str = ""
