@@ -49,9 +49,11 @@ from zonerelay.control.messages.requests import (
     Resolve,
     Status,
 )
+from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import ControlServer
+from zonerelay.control.streams import Streams
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
@@ -60,6 +62,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.operator import operations
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.dns.hosts import Hosts
@@ -130,8 +133,24 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             hostname="relay.example.org",
             suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,
         ),
+        orders=OrderAnswers(
+            Orders(
+                tmp_path,
+                settler=relay.settler,
+                zone_of=Zones(ZONES, ROUTES).known_before,
+                events=relay.events,
+                clock=relay.clock,
+            ),
+            verbs,
+            store=relay.store,
+            scheduler=relay.scheduler,
+            first_expiry=relay.settler.first_expiry,
+            zones=lambda: ["default"],
+            clock=relay.clock,
+        ),
         redactor=REDACTOR,
         acts=OperatorActs(verbs, journal, zones, relay.clock),
+        streams=Streams(relay.events, REDACTOR),
         bodies=Bodies(
             relay.store,
             renderer,

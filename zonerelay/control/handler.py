@@ -9,6 +9,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 
+import msgspec
+
 from zonerelay import __version__
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies
@@ -32,6 +34,7 @@ from zonerelay.control.messages.answers import (
 from zonerelay.control.messages.requests import (
     Acts,
     Explain,
+    Orders,
     PartMetrics,
     PartReadiness,
     Ping,
@@ -44,12 +47,18 @@ from zonerelay.control.messages.requests import (
     QueueTrace,
     Request,
     Resolve,
+    Resume,
     SpoolAcknowledge,
     Status,
+    Suspend,
+    Tail,
+    Transcript,
     Undo,
 )
+from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.control.streams import Streams
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -75,9 +84,11 @@ class ControlHandler:
         *,
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
+        orders: OrderAnswers,
         redactor: Redactor,
         bodies: Bodies,
         acts: OperatorActs,
+        streams: Streams,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
@@ -85,9 +96,11 @@ class ControlHandler:
         self._part = part
         self._bodies = bodies
         self._acts = acts
+        self._streams = streams
         self._operations = operations
         self._status = status
         self._explainer = explainer
+        self._orders = orders
         self._redactor = redactor
 
     async def handle(self, request: Request, answer: Answer) -> End:
@@ -111,8 +124,12 @@ class ControlHandler:
             case QueueSummary():
                 await answer.send(await self._summary(request, answer))
                 return End(missing=self._operations.left_out())
+            case Suspend() | Resume() | Orders():
+                await answer.send(await self._orders.answer(request, answer.caller))
             case Resolve():
                 return await self._resolve(request, answer)
+            case Tail() | Transcript():
+                return await self._streams.answer(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:
@@ -144,7 +161,7 @@ class ControlHandler:
             async for delivery, message, state in found:
                 if request.limit and rows == request.limit:
                     return End(count=rows, more=True)
-                await answer.send(delivery_row(delivery, message, state))
+                await answer.send(self._row(delivery, message, state))
                 rows += 1
         return End(count=rows, missing=self._operations.left_out())
 
@@ -152,7 +169,7 @@ class ControlHandler:
         wanted = queue_filter(request.filter)
         async with aclosing(self._operations.select(wanted, request.sample)) as found:
             async for delivery, message, state in found:
-                await answer.send(delivery_row(delivery, message, state))
+                await answer.send(self._row(delivery, message, state))
         await answer.send(Count(matched=await self._operations.count(wanted, answer)))
 
     async def _act(self, request: QueueChange | Undo | Acts, answer: Answer) -> None:
@@ -184,8 +201,14 @@ class ControlHandler:
 
     async def _show(self, request: QueueShow, answer: Answer) -> None:
         shown = await self._operations.show(MessageId(request.message_id))
-        rows = [delivery_row(delivery, shown.message, state) for delivery, state in shown.deliveries]
-        await answer.send(message_detail(shown.message, rows))
+        rows = [self._row(delivery, shown.message, state) for delivery, state in shown.deliveries]
+        detail = message_detail(shown.message, rows)
+        await answer.send(msgspec.structs.replace(detail, orders=self._orders.named_in(rows)))
+
+    def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:
+        row = delivery_row(delivery, message, state)
+        order = self._orders.of(delivery, message)
+        return msgspec.structs.replace(row, order=order) if order else row
 
     async def _trace(self, request: QueueTrace, answer: Answer) -> None:
         for step in await self._operations.trace(MessageId(request.message_id)):

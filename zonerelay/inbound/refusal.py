@@ -44,6 +44,7 @@ class Reason(enum.StrEnum):
     SRS_GUESSES = "srs-guesses"
     STORE = "store"
     STORE_FULL = "store-full"
+    SUSPENDED = "suspended"
     SYNTAX = "syntax"
     TLS = "tls"
     TLS_NEEDED = "tls-needed"

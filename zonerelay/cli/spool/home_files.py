@@ -22,6 +22,7 @@ from zonerelay.history.database import open_for_reading
 from zonerelay.history.writer import DIRECTORY as HISTORY
 from zonerelay.process.setup import REDACT_KEY, redact_key_of
 from zonerelay.queue.operator.journal import DIRECTORY as ACTS
+from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.store.check import Fault, Findings
 from zonerelay.transfer.register import FILE as REGISTER
@@ -39,6 +40,7 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield "refresh-tokens", token_directory(settings)
     yield HISTORY, home / HISTORY
     yield ACTS, home / ACTS
+    yield ORDERS, home / ORDERS
 
 
 def save(settings: Settings, target: Path) -> None:

@@ -39,6 +39,9 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+
+    `reply_class` is what the last reply means, of the list in docs/replies.md. `per_minute` transactions have
+    begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
     """
 
     zone: str
@@ -49,6 +52,10 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    reply_class: str = ""
+    per_minute: int = 0
+    max_rate: str = ""
+    max_connections: int = 0
     ready: int = 0
     deferred: int = 0
     held: int = 0
@@ -228,6 +235,55 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     last_attempt: float | None = None
     in_doubt: bool = False
     priority: str = ""
+    order: str = ""
+    """The id of the order that it waits for."""
+
+
+class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
+    """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
+    it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
+    """
+
+    id: str
+    effect: str
+    reason: str
+    who: str
+    since: float
+    until: float | None = None
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+    refuse: bool = False
+    stop_clock: bool = False
+    held: int = 0
+    refused: int = 0
+
+
+class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
+    """The order is in force. `new`: there was none with these selectors. `first_expiry`: no mail that it is
+    about is too old before this; `None`: there is none yet.
+    """
+
+    order: OrderRow
+    new: bool
+    first_expiry: float | None = None
+
+
+class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
+    """These orders are over, none if there was none; so many deliveries that they held were released."""
+
+    orders: tuple[OrderRow, ...] = ()
+    released: int = 0
+
+
+class OrdersInForce(_Frame, frozen=True, kw_only=True, tag="orders"):
+    """The answer to `Orders`, the newest first."""
+
+    orders: tuple[OrderRow, ...] = ()
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -250,6 +306,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     recipients_accepted: int
     headers: tuple[tuple[str, str], ...]
     deliveries: tuple[DeliveryRow, ...]
+    orders: tuple[OrderRow, ...] = ()
+    """Those that some of the deliveries wait for."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
@@ -381,10 +439,16 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """Octets where the spool is, the least of several places. None: the queue is elsewhere."""
     name_servers: str = ""
     """In words, with the outage if there is one."""
+    history_size: int | None = None
+    """Octets, of all workers. None: no history is kept."""
+    history_since: float | None = None
+    """When its oldest event was, as far as is known."""
     taken_up: float = 0.0
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
+    orders: tuple[OrderRow, ...] = ()
+    """Those in force."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -425,6 +489,43 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     rewritten: tuple[RewritePlan, ...] = ()
     changes: ChangePlan | None = None
     priority: str = ""
+    orders: tuple[OrderRow, ...] = ()
+    """Those for which it would wait, or be refused."""
+
+
+class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
+    """An event, with the fields of its line in the log: addresses are pseudonyms there unless
+    `[log] redact = false`. `worker` is set where there are several.
+    """
+
+    at: float
+    event: str
+    level: str = "info"
+    fields: dict[str, str | int | float | bool | None] = {}
+    worker: int | None = None
+
+
+class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
+    """Of a stream, so many frames are missing here, because the reader is slow; or `why`, in words."""
+
+    count: int = 0
+    why: str = ""
+    worker: int | None = None
+
+
+class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
+    """A line of a session, without its line end. `direction` is "received" or "sent" by the relay, or "note"
+    for what is no line: the octets of a body, a handshake, what was left out. `session` counts from 1 at
+    each worker; `side` is "inbound" or "outbound", `peer` the address at the other end.
+    """
+
+    at: float
+    session: int
+    side: str
+    peer: str
+    direction: str
+    text: str
+    worker: int | None = None
 
 
 class Families(_Frame, frozen=True, kw_only=True, tag="families"):
@@ -459,6 +560,10 @@ class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
 Frame = (
     Pong
     | DeliveryRow
+    | OrderRow
+    | OrderGiven
+    | OrdersEnded
+    | OrdersInForce
     | MessageDetail
     | TraceStep
     | MessageBody
@@ -472,6 +577,9 @@ Frame = (
     | Address
     | RelayStatus
     | Explanation
+    | MailEvent
+    | Missed
+    | TranscriptLine
     | Families
     | Reasons
     | End

@@ -14,6 +14,7 @@ VERSION = 1
 MAX_REQUEST = 64 * 1024
 
 SummaryBy = Literal["domain", "site", "sender", "zone", "user", "reply", "priority"]
+OrderEffect = Literal["suspend", "hold"]
 ChangeVerb = Literal["retry", "hold", "release", "reroute", "bounce", "drop"]
 
 
@@ -130,6 +131,51 @@ class Acts(_Request, frozen=True, kw_only=True, tag="acts"):
     limit: int = 100
 
 
+class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which mail an order is about, that which comes later too. Everything given must match; `*` in the text
+    of addresses and domains matches any text. `destination` is one as `status` has it: a domain or next hop,
+    or a host of it. `everything` is all mail, so that no slip stops a relay.
+    """
+
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+
+
+class Suspend(_Request, frozen=True, kw_only=True, tag="suspend"):
+    """Give an order, for so many `seconds` or `until` then, if one is given. There is one order for the same
+    selectors and `effect`: it takes what is new. `refuse`: clients get 421 for such mail. A supervisor says
+    `who` asks, and the `id` that a new order has.
+    """
+
+    about: Selectors
+    effect: OrderEffect = "suspend"
+    seconds: float | None = None
+    until: float | None = None
+    refuse: bool = False
+    stop_clock: bool = False
+    reason: str = ""
+    id: str = ""
+    who: str = ""
+
+
+class Resume(_Request, frozen=True, kw_only=True, tag="resume"):
+    """End the orders, of any effect, that have exactly these selectors, or the one with this `id`."""
+
+    about: Selectors = Selectors()
+    id: str = ""
+    reason: str = ""
+    who: str = ""
+
+
+class Orders(_Request, frozen=True, kw_only=True, tag="orders"):
+    """Asks for the orders in force."""
+
+
 class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
     """Where mail for an address would go. Nothing is sent. What is not given is unknown, as `size` `None` is.
 
@@ -160,6 +206,38 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
     pseudonym: str
 
 
+class Tail(_Request, frozen=True, kw_only=True, tag="tail"):
+    """Stream mail events as they happen, until the client leaves. Everything given must match; `*` matches
+    any text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in
+    clear, or as the log has them. `address` is any of them, a Message-ID too.
+    """
+
+    address: str = ""
+    sender: str = ""
+    recipient: str = ""
+    domain: str = ""
+    zone: str = ""
+    user: str = ""
+    client: str = ""
+    event: str = ""
+    message_id: str = ""
+
+
+class Transcript(_Request, frozen=True, kw_only=True, tag="transcript"):
+    """Stream the protocol lines of sessions as they happen: those of one `client` (an address or a network),
+    of connections to one `domain` (a recipient domain, an MX host or a next hop), or of one message. It ends
+    after `seconds`, `octets` or `sessions`, whichever comes first. A supervisor says `who` asks.
+    """
+
+    client: str = ""
+    domain: str = ""
+    message_id: str = ""
+    seconds: float = 300.0
+    octets: int = 10_000_000
+    sessions: int = 100
+    who: str = ""
+
+
 class PartMetrics(_Request, frozen=True, kw_only=True, tag="part-metrics"):
     """A supervisor asks for every metric of this worker. Never printed, so no outside contract."""
 
@@ -180,9 +258,14 @@ Request = (
     | QueueChange
     | Undo
     | Acts
+    | Suspend
+    | Resume
+    | Orders
     | Explain
     | Resolve
     | SpoolAcknowledge
+    | Tail
+    | Transcript
     | PartMetrics
     | PartReadiness
 )

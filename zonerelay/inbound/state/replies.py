@@ -58,6 +58,7 @@ _OURS = frozenset(
         Reason.SHUTDOWN,
         Reason.STORE,
         Reason.STORE_FULL,
+        Reason.SUSPENDED,
         Reason.TROUBLE,
     }
 )
@@ -204,6 +205,7 @@ TOO_MANY_ERRORS = _bye(421, "7.0", "Too many errors", Reason.ERRORS)
 IDLE = _bye(421, "4.2", "Timeout waiting for the client", Reason.IDLE)
 TRANSACTION_TIME = _bye(421, "4.2", "Transaction took too long", Reason.TRANSACTION_TIME)
 DATA_RATE = _bye(421, "4.2", "Data comes too slowly", Reason.DATA_RATE)
+SUSPENDED = _bye(421, "3.2", "Service not available, try again later", Reason.SUSPENDED)
 SHUTTING_DOWN = _bye(421, "3.2", "Shutting down", Reason.SHUTDOWN)
 
 # Not sent: the log shows it for a client that left inside DATA.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -41,6 +41,7 @@ from zonerelay.queue.operator.journal import Act, Entry, Journal, State
 from zonerelay.queue.operator.reroute import Rerouting
 from zonerelay.queue.operator.summary import BOUNDS, KEYS, MAX_KEYS, NEED_MESSAGE, UNKNOWN, Summary, Tally
 from zonerelay.queue.operator.trace import Shown, Step, steps
+from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import DAMAGED, EveryNth, MessageNotFoundError, Store, StoreCorruptError
@@ -57,6 +58,8 @@ SUMMED = 250
 """Deliveries that a summary counts without a pause of the event loop."""
 SAMPLE = 10_000
 """Deliveries from which a summary is estimated."""
+AGAIN = 0.5
+"""Seconds after which deliveries are released that another change had withdrawn."""
 TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
@@ -120,6 +123,8 @@ class Operations:
         self._settler = settler
         self._events = events
         self._clock = clock
+        self.orders_in_force: Callable[[], Collection[str]] = tuple
+        """Returns the ids of operators' orders that may hold mail."""
 
     # Looking
 
@@ -203,7 +208,14 @@ class Operations:
     async def hold(
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
     ) -> Result:
-        return await self._change("hold", wanted, _held, progress, act)
+        orders = self.orders_in_force()
+
+        def held(delivery: Delivery) -> Delivery:
+            # What an order holds is the operator's from now on, or the order's end would release it.
+            by_order = delivery.act in orders
+            return replace(delivery, held=True, act="" if by_order else delivery.act)
+
+        return await self._change("hold", wanted, held, progress, act)
 
     async def release(
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
@@ -273,18 +285,40 @@ class Operations:
             self._tell("undo", result, act.what, act)
         return result
 
+    async def release_orders(self, over: Sequence[Order]) -> int:
+        """Releases what these orders have held, and nothing else; returns how many deliveries."""
+        ids = {order.id for order in over}
+        counts = self._store.counts().values()
+        if self._store.is_counted() and not any(each.held for each in counts):
+            return 0
+
+        def released(delivery: Delivery) -> Delivery:
+            is_theirs = delivery.held and delivery.act in ids
+            return replace(delivery, held=False, act="") if is_theirs else delivery
+
+        result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
+        count = result.changed
+        while result.busy:  # another change has its hands on some
+            await asyncio.sleep(AGAIN)
+            result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
+            count += result.changed
+        return count
+
     async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
         """Apply a change to the deferred deliveries that it alters; returns how many those were."""
-        corrected = 0
+        return (await self._correct(QueueFilter(state=DeliveryState.DEFERRED), change)).changed
+
+    async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> Result:
+        corrected = Result()
 
         async def update(deliveries: Sequence[Delivery]) -> int:
             return await self._store.update(_keys(deliveries), change)
 
-        async with aclosing(self._matching(QueueFilter(state=DeliveryState.DEFERRED), None)) as batches:
+        async with aclosing(self._matching(wanted, None)) as batches:
             async for batch in batches:
                 some = [delivery for delivery, _ in batch if change(delivery) != delivery]
                 if some:
-                    corrected += (await self._one_batch(some, update)).changed
+                    corrected += await self._one_batch(some, update)
         return corrected
 
     async def _change(
@@ -541,10 +575,6 @@ def _keys(deliveries: Sequence[Delivery]) -> list[DeliveryKey]:
 
 def _retried(delivery: Delivery, at: float) -> Delivery:
     return delivery if delivery.held else replace(delivery, next_attempt=at)
-
-
-def _held(delivery: Delivery) -> Delivery:
-    return delivery if delivery.held else replace(delivery, held=True)
 
 
 def _released(delivery: Delivery, now: float) -> Delivery:

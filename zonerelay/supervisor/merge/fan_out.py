@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
@@ -25,6 +27,9 @@ from zonerelay.control.messages.answers import (
     DeliveryRow,
     End,
     Explanation,
+    OrderGiven,
+    OrdersEnded,
+    OrdersInForce,
     Pong,
     Progress,
     RelayStatus,
@@ -33,6 +38,7 @@ from zonerelay.control.messages.answers import (
 from zonerelay.control.messages.requests import (
     Acts,
     Explain,
+    Orders,
     Ping,
     QueueCat,
     QueueChange,
@@ -43,8 +49,12 @@ from zonerelay.control.messages.requests import (
     QueueTrace,
     Request,
     Resolve,
+    Resume,
     SpoolAcknowledge,
     Status,
+    Suspend,
+    Tail,
+    Transcript,
     Undo,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
@@ -54,9 +64,11 @@ from zonerelay.supervisor.merge.merging import (
     merge_act,
     merge_changed,
     merge_explained,
+    merge_orders,
     merge_status,
     merge_summaries,
 )
+from zonerelay.supervisor.merge.streams import LiveStream
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -88,15 +100,12 @@ class FanOut:
                 await self._summary(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case QueueShow() | QueueTrace():
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case QueueCat():
-                request = msgspec.structs.replace(request, who=answer.caller)
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case SpoolAcknowledge():
-                await self._find(request, asked, answer, first=0)
-            case Explain():
-                await self._explain(request, asked, answer)
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge():
+                await self._find(request, asked, answer)
+            case Tail() | Transcript():
+                return await LiveStream(self._relay, request, answer.caller).run(answer)
+            case Explain() | Suspend() | Resume() | Orders():
+                await answer.send(await self._answer(request, asked, answer.caller))
             case _:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
@@ -216,10 +225,11 @@ class FanOut:
         request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
         asked: WorkerAnswers,
         answer: Answer,
-        *,
-        first: int,
     ) -> None:
         """Sends the answer of the one worker that has the message or the loss."""
+        first = 0 if isinstance(request, SpoolAcknowledge) else int(request.message_id[-2:], 16)
+        if isinstance(request, QueueCat):
+            request = msgspec.structs.replace(request, who=answer.caller)
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
@@ -236,11 +246,40 @@ class FanOut:
             raise ControlError(f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}")
         raise not_found
 
-    async def _explain(self, request: Explain, asked: WorkerAnswers, answer: Answer) -> None:
-        found = await asked.all(request, Explanation)
-        if not found:
-            raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
-        await answer.send(merge_explained(list(found.values())))
+    async def _answer(
+        self, request: Explain | Suspend | Resume | Orders, asked: WorkerAnswers, caller: str
+    ) -> Explanation | OrderGiven | OrdersEnded | OrdersInForce:
+        if isinstance(request, Explain):
+            found = await asked.all(request, Explanation)
+            if not found:
+                raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+            return merge_explained(list(found.values()))
+        return await self._orders(request, asked, caller)
+
+    async def _orders(
+        self, request: Suspend | Resume | Orders, asked: WorkerAnswers, caller: str
+    ) -> OrderGiven | OrdersEnded | OrdersInForce:
+        match request:
+            case Suspend():
+                until = request.until if request.seconds is None else time.time() + request.seconds
+                order_id, who = request.id or secrets.token_hex(4), request.who or caller
+                request = msgspec.structs.replace(request, id=order_id, who=who, seconds=None, until=until)
+                given = list((await asked.one_by_one(request, OrderGiven)).values())
+                if not given:
+                    raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+                (order,) = merge_orders([each.order] for each in given)
+                expiries = [each.first_expiry for each in given if each.first_expiry is not None]
+                return OrderGiven(order=order, new=given[0].new, first_expiry=min(expiries, default=None))
+            case Resume():
+                request = msgspec.structs.replace(request, who=request.who or caller)
+                ended = list((await asked.all(request, OrdersEnded)).values())
+                return OrdersEnded(
+                    orders=merge_orders(each.orders for each in ended),
+                    released=sum(each.released for each in ended),
+                )
+            case Orders():
+                found = await asked.all(request, OrdersInForce)
+                return OrdersInForce(orders=merge_orders(each.orders for each in found.values()))
 
     async def _resolve(self, request: Resolve, asked: WorkerAnswers, answer: Answer) -> End:
         seen = set[str]()
