@@ -278,6 +278,8 @@ class FanOut:
             case Resume():
                 request = msgspec.structs.replace(request, who=request.who or caller)
                 ended = list((await asked.all(request, OrdersEnded)).values())
+                if not ended:
+                    raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
                 return OrdersEnded(
                     orders=merge_orders(each.orders for each in ended),
                     released=sum(each.released for each in ended),
