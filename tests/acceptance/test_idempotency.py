@@ -1,4 +1,4 @@
-"""Clients that repeat a message until they have an answer, while processes are killed and connections are cut.
+"""Clients that repeat a message until they have an answer, while processes are killed, connections cut.
 
 As Jepsen's workloads do: each identity has one key and is submitted again and again, composed anew each time;
 in the end every acknowledged identity has one queue id, in the answers and at the receiver. A copy that came

@@ -9,6 +9,7 @@ import pytest
 from tests.store.builders import envelope_for, message_id
 from zonerelay.inbound.cleanup.idempotency import BLOCK, ContentDigest, identity, key_in
 from zonerelay.message.header.headers import Fields
+from zonerelay.model.envelope import Origin
 
 FIELDS = (("Subject", "x"), ("From", "a@example.org"))
 
@@ -45,14 +46,14 @@ def test_boundaries_and_dates_are_not_compared_and_everything_else_is() -> None:
 def test_identity_is_who_what_from_and_to_whom() -> None:
     envelope = envelope_for(message_id(1), "b@example.net", "a@example.net")
     same = envelope_for(message_id(2), "a@example.net", "b@example.net", "a@example.net")
-    first = identity("key", "k", "user u", envelope)
-    assert first == identity("key", "k", "user u", same)
+    first = identity("key", "k", envelope)
+    assert first == identity("key", "k", same)
     others = [
-        identity("message-id", "k", "user u", envelope),
-        identity("key", "l", "user u", envelope),
-        identity("key", "k", "user v", envelope),
-        identity("key", "k", "user u", replace(envelope, sender=envelope.recipients[0].address)),
-        identity("key", "k", "user u", replace(envelope, recipients=envelope.recipients[:1])),
+        identity("message-id", "k", envelope),
+        identity("key", "l", envelope),
+        identity("key", "k", replace(envelope, origin=Origin(user="v"))),
+        identity("key", "k", replace(envelope, sender=envelope.recipients[0].address)),
+        identity("key", "k", replace(envelope, recipients=envelope.recipients[:1])),
     ]
     assert len({first, *others}) == 6
 

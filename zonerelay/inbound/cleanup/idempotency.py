@@ -42,10 +42,14 @@ def message_id_in(fields: Fields) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def identity(kind: str, key: str, owner: str, envelope: Envelope) -> str:
-    """Of two submissions with the same identity the second is a repetition. `owner` is who submits."""
+def identity(kind: str, key: str, envelope: Envelope) -> str:
+    """Of two submissions with the same identity the second is a repetition.
+
+    All clients that have not logged in are one submitter: an application may try again from another of its
+    machines, and at another node, whose listeners have other addresses.
+    """
     recipients = sorted({recipient.address for recipient in envelope.recipients})
-    parts = (kind, key, owner, envelope.sender, *recipients)
+    parts = (kind, key, envelope.origin.user, envelope.sender, *recipients)
     digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
     for part in parts:
         octets = part.encode("utf-8", "surrogateescape")

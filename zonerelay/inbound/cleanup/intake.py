@@ -281,10 +281,9 @@ class Intake:
 
     def _once(self) -> Once:
         assert self._digest is not None
-        origin, context = self.envelope.origin, self._context
-        owner = f"user {origin.user}" if origin.user else f"listener {origin.listener}"
+        context = self._context
         return Once(
-            idempotency.identity(self._key_kind, self._key, owner, self.envelope),
+            idempotency.identity(self._key_kind, self._key, self.envelope),
             self._digest.hexdigest(),
             context.clock.now() + context.idempotency_window,
         )
