@@ -53,6 +53,7 @@ from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import ControlServer
+from zonerelay.control.streams import Streams
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
@@ -149,6 +150,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         ),
         redactor=REDACTOR,
         acts=OperatorActs(verbs, journal, zones, relay.clock),
+        streams=Streams(relay.events, REDACTOR),
         bodies=Bodies(
             relay.store,
             renderer,

@@ -103,6 +103,7 @@ def build() -> argparse.ArgumentParser:
         help="u-…@d-… for a mailbox, d-… for every mailbox of a domain; an address gets its pseudonym",
     )
     _json(resolve)
+    _live(commands)
     _user(commands)
     _certificates(commands)
     _dkim(commands)
@@ -304,6 +305,53 @@ def _explain(commands: Commands) -> None:
         help='a header field, "Name: value"; may be repeated',
     )
     _json(explain)
+
+
+def _live(commands: Commands) -> None:
+    tail = _command(commands, "tail", "what happens to mail, as it happens, until Ctrl-C")
+    tail.add_argument(
+        "address",
+        nargs="?",
+        default="",
+        metavar="VALUE",
+        help="an address, a client, a user, a Message-ID or an id",
+    )
+    for name, metavar, what in (
+        ("from", "ADDRESS", "messages of this sender, with what becomes of them; @example.com: of a domain"),
+        ("to", "ADDRESS", "about this recipient; @example.com: about a domain"),
+        ("domain", "DOMAIN", "about recipients in a domain, or sent to this destination"),
+        ("zone", "NAME", "in a zone"),
+        ("user", "NAME", "messages of a user who has logged in"),
+        ("client", "ADDRESS", "messages and refusals of a client"),
+        ("event", "NAMES", "events of these names, with commas between: deferred,bounced"),
+        ("id", "ID", "about one message"),
+    ):
+        tail.add_argument(f"--{name}", dest=f"tail_{name}", default="", metavar=metavar, help=what)
+    _json(tail)
+    transcript = _command(commands, "transcript", "what a client or a host and the relay say, as they say it")
+    subject = transcript.add_mutually_exclusive_group(required=True)
+    subject.add_argument(
+        "--client", default="", metavar="ADDRESS", help="sessions of a client, or of a network"
+    )
+    subject.add_argument(
+        "--domain", default="", metavar="DOMAIN", help="connections to a domain, an MX host or a next hop"
+    )
+    subject.add_argument("--id", type=_message_id, metavar="ID", help="attempts of one message")
+    transcript.add_argument(
+        "--for", dest="seconds", type=_age, default=300.0, metavar="TIME", help="ends after it (default: 5m)"
+    )
+    transcript.add_argument(
+        "--size",
+        type=_size,
+        default=10_000_000,
+        metavar="SIZE",
+        help="ends after so much text (default: 10 MB)",
+    )
+    transcript.add_argument(
+        "--sessions", type=_count, default=100, metavar="N", help="ends with one more (default: %(default)s)"
+    )
+    transcript.add_argument("--out", type=Path, metavar="FILE", help="write it there, readable by you alone")
+    _json(transcript)
 
 
 def _user(commands: Commands) -> None:

@@ -24,6 +24,8 @@ COMMANDS = {
     "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
     "resolve": ("operate.read", "resolve"),
+    "tail": ("operate.tail", "tail"),
+    "transcript": ("operate.tail", "transcript"),
     "queue": ("operate.change", "change"),
     "queue cat": ("spool.body", "cat"),
     "queue list": ("operate.read", "list_deliveries"),

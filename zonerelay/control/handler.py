@@ -51,11 +51,14 @@ from zonerelay.control.messages.requests import (
     SpoolAcknowledge,
     Status,
     Suspend,
+    Tail,
+    Transcript,
     Undo,
 )
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.control.streams import Streams
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -85,6 +88,7 @@ class ControlHandler:
         redactor: Redactor,
         bodies: Bodies,
         acts: OperatorActs,
+        streams: Streams,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
@@ -92,6 +96,7 @@ class ControlHandler:
         self._part = part
         self._bodies = bodies
         self._acts = acts
+        self._streams = streams
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -123,6 +128,8 @@ class ControlHandler:
                 await answer.send(await self._orders.answer(request, answer.caller))
             case Resolve():
                 return await self._resolve(request, answer)
+            case Tail() | Transcript():
+                return await self._streams.answer(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:

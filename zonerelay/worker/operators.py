@@ -18,6 +18,7 @@ from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.handler import ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.control.streams import Streams
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.clock import Clock
 from zonerelay.queue.operator.journal import DIRECTORY, Journal
@@ -111,6 +112,7 @@ def build_handler(
         redactor=parts.redactor,
         bodies=_build_bodies(parts),
         acts=acts,
+        streams=Streams(parts.events, parts.redactor),
         acknowledge=parts.queue.acknowledge,
         part=answers,
     )

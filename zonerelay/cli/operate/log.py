@@ -21,12 +21,13 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.control.messages.answers import TraceStep
 from zonerelay.history.database import CLEAR, forget, open_for_writing
-from zonerelay.history.reader import Entry, Form, Gap, Histories, Query, SearchError, Step, form_of, steps
+from zonerelay.history.reader import Entry, Gap, Histories, Query, Step, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import is_message_id
 from zonerelay.process.setup import redact_key_of
 from zonerelay.store.spool_paths import is_shared
+from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor, load_key
 
 if TYPE_CHECKING:

@@ -39,6 +39,9 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+
+    `reply_class` is what the last reply means, of the list in docs/replies.md. `per_minute` transactions have
+    begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
     """
 
     zone: str
@@ -49,6 +52,10 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    reply_class: str = ""
+    per_minute: int = 0
+    max_rate: str = ""
+    max_connections: int = 0
     ready: int = 0
     deferred: int = 0
     held: int = 0
@@ -432,6 +439,10 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """Octets where the spool is, the least of several places. None: the queue is elsewhere."""
     name_servers: str = ""
     """In words, with the outage if there is one."""
+    history_size: int | None = None
+    """Octets, of all workers. None: no history is kept."""
+    history_since: float | None = None
+    """When its oldest event was, as far as is known."""
     taken_up: float = 0.0
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None
@@ -480,6 +491,41 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     priority: str = ""
     orders: tuple[OrderRow, ...] = ()
     """Those for which it would wait, or be refused."""
+
+
+class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
+    """An event, with the fields of its line in the log: addresses are pseudonyms there unless
+    `[log] redact = false`. `worker` is set where there are several.
+    """
+
+    at: float
+    event: str
+    level: str = "info"
+    fields: dict[str, str | int | float | bool | None] = {}
+    worker: int | None = None
+
+
+class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
+    """Of a stream, so many frames are missing here, because the reader is slow; or `why`, in words."""
+
+    count: int = 0
+    why: str = ""
+    worker: int | None = None
+
+
+class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
+    """A line of a session, without its line end. `direction` is "received" or "sent" by the relay, or "note"
+    for what is no line: the octets of a body, a handshake, what was left out. `session` counts from 1 at
+    each worker; `side` is "inbound" or "outbound", `peer` the address at the other end.
+    """
+
+    at: float
+    session: int
+    side: str
+    peer: str
+    direction: str
+    text: str
+    worker: int | None = None
 
 
 class Families(_Frame, frozen=True, kw_only=True, tag="families"):
@@ -531,6 +577,9 @@ Frame = (
     | Address
     | RelayStatus
     | Explanation
+    | MailEvent
+    | Missed
+    | TranscriptLine
     | Families
     | Reasons
     | End

@@ -206,6 +206,38 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
     pseudonym: str
 
 
+class Tail(_Request, frozen=True, kw_only=True, tag="tail"):
+    """Stream mail events as they happen, until the client leaves. Everything given must match; `*` matches
+    any text, but nothing in what the log has pseudonyms for. Addresses, users and clients are given in
+    clear, or as the log has them. `address` is any of them, a Message-ID too.
+    """
+
+    address: str = ""
+    sender: str = ""
+    recipient: str = ""
+    domain: str = ""
+    zone: str = ""
+    user: str = ""
+    client: str = ""
+    event: str = ""
+    message_id: str = ""
+
+
+class Transcript(_Request, frozen=True, kw_only=True, tag="transcript"):
+    """Stream the protocol lines of sessions as they happen: those of one `client` (an address or a network),
+    of connections to one `domain` (a recipient domain, an MX host or a next hop), or of one message. It ends
+    after `seconds`, `octets` or `sessions`, whichever comes first. A supervisor says `who` asks.
+    """
+
+    client: str = ""
+    domain: str = ""
+    message_id: str = ""
+    seconds: float = 300.0
+    octets: int = 10_000_000
+    sessions: int = 100
+    who: str = ""
+
+
 class PartMetrics(_Request, frozen=True, kw_only=True, tag="part-metrics"):
     """A supervisor asks for every metric of this worker. Never printed, so no outside contract."""
 
@@ -232,6 +264,8 @@ Request = (
     | Explain
     | Resolve
     | SpoolAcknowledge
+    | Tail
+    | Transcript
     | PartMetrics
     | PartReadiness
 )

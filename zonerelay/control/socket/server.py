@@ -146,6 +146,10 @@ class ControlServer:
             await answer.flush()
         except ClientGone:
             pass
+        except asyncio.CancelledError:
+            if self._server is not None:
+                raise
+            # By `close`. Streams of Python 3.12.1 and before report a cancelled task as trouble.
         finally:
             self._clients.discard(task)
             writer.close()

@@ -99,6 +99,11 @@ class Intake:
         """The octets that followed the end of data, or of the chunk: commands."""
         return self._body.rest
 
+    @property
+    def size(self) -> int:
+        """Octets of the message that have arrived."""
+        return self._size
+
     def begin_chunk(self, size: int, *, last: bool) -> None:
         """The next `size` octets belong to the message (BDAT)."""
         assert self._chunks is not None

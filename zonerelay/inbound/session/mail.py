@@ -235,6 +235,12 @@ def _take(
     return replies.RECIPIENT_OK
 
 
+def _denied(conversation: Conversation) -> ServerReply:
+    state = conversation.client_state
+    may_log_in = conversation.context.settings.auth is not ListenerAuth.OFF
+    return replies.relaying_denied(state.client.address, may_log_in=may_log_in)
+
+
 def _order_against(conversation: Conversation, transaction: Transaction, given: Mailbox) -> str:
     context, client_state = conversation.context, conversation.client_state
     zone_header, user = context.zone_header, client_state.user
@@ -242,12 +248,6 @@ def _order_against(conversation: Conversation, transaction: Transaction, given: 
         client_state.client.address, "" if user is None else user.name
     )
     return context.suspended(client_state.origin, transaction.mail.sender, given, names_zone)
-
-
-def _denied(conversation: Conversation) -> ServerReply:
-    state = conversation.client_state
-    may_log_in = conversation.context.settings.auth is not ListenerAuth.OFF
-    return replies.relaying_denied(state.client.address, may_log_in=may_log_in)
 
 
 def _rcpt_refusal(

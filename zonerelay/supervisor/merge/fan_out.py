@@ -53,6 +53,8 @@ from zonerelay.control.messages.requests import (
     SpoolAcknowledge,
     Status,
     Suspend,
+    Tail,
+    Transcript,
     Undo,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
@@ -66,6 +68,7 @@ from zonerelay.supervisor.merge.merging import (
     merge_status,
     merge_summaries,
 )
+from zonerelay.supervisor.merge.streams import LiveStream
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -97,13 +100,10 @@ class FanOut:
                 await self._summary(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case QueueShow() | QueueTrace():
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case QueueCat():
-                request = msgspec.structs.replace(request, who=answer.caller)
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case SpoolAcknowledge():
-                await self._find(request, asked, answer, first=0)
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge():
+                await self._find(request, asked, answer)
+            case Tail() | Transcript():
+                return await LiveStream(self._relay, request, answer.caller).run(answer)
             case Explain() | Suspend() | Resume() | Orders():
                 await answer.send(await self._answer(request, asked, answer.caller))
             case _:
@@ -225,10 +225,11 @@ class FanOut:
         request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
         asked: WorkerAnswers,
         answer: Answer,
-        *,
-        first: int,
     ) -> None:
         """Sends the answer of the one worker that has the message or the loss."""
+        first = 0 if isinstance(request, SpoolAcknowledge) else int(request.message_id[-2:], 16)
+        if isinstance(request, QueueCat):
+            request = msgspec.structs.replace(request, who=answer.caller)
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:

@@ -19,12 +19,18 @@ from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
+from zonerelay.telemetry.events.stream import Stream
 from zonerelay.telemetry.events.subsystems import LimitEvents, NameServerEvents, SmarthostEvents, StsEvents
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.logs.refusals import OTHERS, RefusalLog
 from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.telemetry.transcript import Transcripts
 
 Field = str | int | float | bool | None
+
+
+Told = tuple[float, str, str, dict[str, Field]]
+"""An event as it is told to those who follow: its time, level, name and fields."""
 
 
 class LogSink(Protocol):
@@ -52,7 +58,9 @@ class Events:
         clock: Clock,
         history: HistorySink | None = None,
     ) -> None:
-        self._emit = sink.emit
+        self._log = self._emit = sink.emit
+        self._followers: list[Stream[Told]] = []
+        self.transcripts = Transcripts(clock)
         self.metrics = metrics
         self._redact = redactor
         self._clock = clock
@@ -70,6 +78,22 @@ class Events:
         if self._history is not None:
             own = self._history.redactor
             self._history.put(event, shown if own is self._redact else fields(own))
+
+    def follow(self, stream: Stream[Told]) -> None:
+        """Tell every event of mail there, too. Without a follower it costs nothing."""
+        self._followers = [*self._followers, stream]
+        self._emit = self._emit_and_tell
+
+    def leave(self, stream: Stream[Told]) -> None:
+        self._followers = [each for each in self._followers if each is not stream]
+        if not self._followers:
+            self._emit = self._log
+
+    def _emit_and_tell(self, level: str, event: str, fields: dict[str, Field]) -> None:
+        self._log(level, event, fields)
+        told = (self._clock.now(), level, event, fields)
+        for stream in self._followers:
+            stream.put(told)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
         """A 250 is about to be sent: the message is durable."""
@@ -190,6 +214,10 @@ class Events:
         age = now - created if now > created else 0.0
         zone = delivery.zone
         self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
+        if verdict == "delivered":
+            self.metrics.last_delivered.value = int(now)
+        if outcome.host:
+            self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
         reply = str(outcome.reply)
 
         def fields(redact: Redactor) -> dict[str, Field]:
@@ -324,6 +352,11 @@ class Events:
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
         """A person has read a message, as `zone` sends it, or as received ("")."""
         self._emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
+
+    def transcript_begun(self, subject: str, seconds: float, who: str) -> None:
+        """A person reads sessions along. `subject` is a client, a destination or a message."""
+        fields: dict[str, Field] = {"of": self._redact.text(subject), "seconds": round(seconds), "by": who}
+        self._emit("warning", "transcript-begun", fields)
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
         """A connection that was to be encrypted is (`ok`), is not used (`failed`) or goes on in clear text
