@@ -133,11 +133,20 @@ class Operations:
         return (LEFT_OUT,) if self._store.unhealthy() == DAMAGED else ()
 
     async def select(
-        self, wanted: QueueFilter, limit: int | None = None, progress: VerbProgress | None = None
+        self,
+        wanted: QueueFilter,
+        limit: int | None = None,
+        progress: VerbProgress | None = None,
+        *,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Selected, None]:
-        """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable."""
+        """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable.
+        `after`: only those behind this one, which was the last of a former page and may be gone.
+        """
         left = sys.maxsize if limit is None else limit
-        async with aclosing(self._matching(wanted, progress, most=SHOWN, within=SOON)) as batches:
+        async with aclosing(
+            self._matching(wanted, progress, most=SHOWN, within=SOON, after=after)
+        ) as batches:
             async for batch in batches:
                 messages = await self._store.read_messages([each.message_id for each, _ in batch[:left]])
                 for delivery, state in batch[:left]:
@@ -483,6 +492,7 @@ class Operations:
         most: int = BATCH,
         within: float = NEVER,
         every: int = 1,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
         """Matches in batches of at most `most`, which take no longer `within` that many seconds. A batch is
         complete before anything is done to it. Of `every` so many deliveries one is looked at.
@@ -492,7 +502,7 @@ class Operations:
         began = self._clock.monotonic()
         seen = 0
         active = self._scheduler.active_keys()
-        async with aclosing(self._candidates(wanted, matcher, progress, every)) as candidates:
+        async with aclosing(self._candidates(wanted, matcher, progress, every, after)) as candidates:
             async for delivery in candidates:
                 seen += 1
                 if seen % BATCH == 0:
@@ -514,11 +524,18 @@ class Operations:
             yield batch
 
     async def _candidates(
-        self, wanted: QueueFilter, matcher: Matcher, progress: VerbProgress | None, every: int
+        self,
+        wanted: QueueFilter,
+        matcher: Matcher,
+        progress: VerbProgress | None,
+        every: int,
+        after: DeliveryKey | None,
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
-            for delivery in await self._store.deliveries_of(wanted.message_id):
-                yield delivery
+            found = await self._store.deliveries_of(wanted.message_id)
+            for delivery in sorted(found, key=lambda each: each.key):
+                if after is None or delivery.key > after:
+                    yield delivery
             return
         may_match = matcher.recipient
         if every > 1:
@@ -526,8 +543,12 @@ class Operations:
         elif progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
-        for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):
-            async with closing(self._store.scan(queue, wanted=may_match)) as deliveries:
+        queues: Sequence[str | None] = (None,) if wanted.zone is None else queues_of(wanted.zone)
+        if after is not None and after.queue in queues:
+            queues = queues[queues.index(after.queue) :]
+        for queue in queues:
+            start = after if after is not None and queue in (None, after.queue) else None
+            async with closing(self._store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
                     yield delivery
 
