@@ -206,7 +206,12 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Of the API, and of the page if it is on."""
-    return [web.route("*", "/v1/{path:.*}", _Api(operators))]
+    api = web.route("*", "/v1/{path:.*}", _Api(operators))
+    if not operators.settings().admin.page:
+        return [api]
+    from zonerelay.admin.page.page import PageRoutes  # noqa: PLC0415 - most relays have none
+
+    return [api, *PageRoutes(operators).routes()]
 
 
 class _Api:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -93,6 +93,7 @@ class Scheduler:
         and one second more.
         """
         self._running = False
+        self._parts = replace(self._parts, orders=None)  # no zone begins anew any more
         if self._throttle_timer is not None:
             self._throttle_timer.stop()
         deadline = asyncio.get_running_loop().time() + timeout
@@ -282,6 +283,11 @@ class Scheduler:
             ZoneStatus(name, zone.plan.active, zone.plan.waiting, zone.destinations())
             for name, zone in self._zones.items()
         )
+
+    def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:
+        """Yields for each zone how many destinations are suspended, and how many others have mail."""
+        for name, zone in self._zones.items():
+            yield name, *zone.plan.count_destinations(now)
 
     def destination_of(self, zone: str, domain: str) -> DestinationKey | None:
         """Where mail for a domain goes, if that is known without asking."""

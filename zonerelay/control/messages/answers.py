@@ -40,6 +40,9 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+
+    `reply_class` is what the last reply means, of the list in docs/replies.md. `per_minute` transactions have
+    begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
     """
 
     zone: str
@@ -50,6 +53,10 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    reply_class: str = ""
+    per_minute: int = 0
+    max_rate: str = ""
+    max_connections: int = 0
     ready: int = 0
     deferred: int = 0
     held: int = 0
@@ -211,6 +218,8 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`.
 
     `created` is what ages count from; in the future, it is the release that the sender asked for.
+    One message's also have `routed`, what chose the zone at acceptance, and `new_zone`, where a new message
+    like it would go now, if that is another, with `new_why`.
     """
 
     message_id: str
@@ -231,6 +240,9 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     priority: str = ""
     order: str = ""
     """The id of the order that it waits for."""
+    routed: str = ""
+    new_zone: str = ""
+    new_why: str = ""
 
     @property
     def queue(self) -> str:
@@ -438,6 +450,10 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """Octets where the spool is, the least of several places. None: the queue is elsewhere."""
     name_servers: str = ""
     """In words, with the outage if there is one."""
+    history_size: int | None = None
+    """Octets, of all workers. None: no history is kept."""
+    history_since: float | None = None
+    """When its oldest event was, as far as is known."""
     taken_up: float = 0.0
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None
@@ -454,7 +470,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     one that the zone logs in with, if it does, in words.
     `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
     `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
-    `changes` are the zone's, if it changes anything.
+    `changes` are the zone's, if it changes anything. `queued` is the delivery, where a message of the queue
+    was asked about.
     """
 
     address: str
@@ -486,6 +503,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     priority: str = ""
     orders: tuple[OrderRow, ...] = ()
     """Those for which it would wait, or be refused."""
+    queued: DeliveryRow | None = None
 
 
 class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
@@ -501,7 +519,9 @@ class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
 
 
 class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
-    """Of a stream, so many frames are missing here, because the reader is slow; or `why`, in words."""
+    """Of a stream, so many are missing here, because the reader is slow: events before they are filtered, or
+    lines. Or `why` there is a gap or an end, in words.
+    """
 
     count: int = 0
     why: str = ""

@@ -103,12 +103,14 @@ class FanOut:
                 await self._summary(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge():
+            case Suspend() | Resume() | Orders():
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case Explain() if not request.message_id:
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain():
                 await self._find(request, asked, answer)
             case Tail() | Transcript():
                 return await LiveStream(self._relay, request, answer.caller).run(answer)
-            case Explain() | Suspend() | Resume() | Orders():
-                await answer.send(await self._answer(request, asked, answer.caller))
             case _:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
@@ -188,24 +190,25 @@ class FanOut:
 
     async def _undo(self, request: Undo, asked: WorkerAnswers, answer: Answer) -> None:
         """Each worker undoes what it has changed itself, also in a shared queue."""
-        not_found: NotFoundError | None = None
+        refused: list[ControlError] = []
 
         async def undo(worker: int) -> Changed | None:
-            nonlocal not_found
             try:
                 return await asked.one(worker, request, Changed)
-            except NotFoundError as error:  # it did not run then
-                not_found = error
+            except ControlError as error:
+                refused.append(error)
                 return None
 
         found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
+        # One that did not run then has no such act.
+        refused.sort(key=lambda error: isinstance(error, NotFoundError))
+        if not found and (asked.missing or not refused):
+            raise ControlError(f"no worker that answers has it: {'; '.join(asked.missing)}")
         if not found:
-            if asked.missing or not_found is None:
-                raise ControlError(
-                    f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}"
-                )
-            raise not_found
-        await answer.send(merge_changed(found, shared=False))
+            raise refused[0]
+        notes = [f"in part: {error}" for error in refused if not isinstance(error, NotFoundError)]
+        whole = merge_changed(found, shared=False)
+        await answer.send(msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes)))))
 
     async def _acts(self, request: Acts, asked: WorkerAnswers, answer: Answer) -> None:
         found: dict[str, ActRow] = {}
@@ -224,7 +227,7 @@ class FanOut:
 
     async def _find(
         self,
-        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | Explain,
         asked: WorkerAnswers,
         answer: Answer,
     ) -> None:
@@ -275,6 +278,8 @@ class FanOut:
             case Resume():
                 request = msgspec.structs.replace(request, who=request.who or caller)
                 ended = list((await asked.all(request, OrdersEnded)).values())
+                if not ended:
+                    raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
                 return OrdersEnded(
                     orders=merge_orders(each.orders for each in ended),
                     released=sum(each.released for each in ended),

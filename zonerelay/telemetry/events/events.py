@@ -15,7 +15,7 @@ from typing import Protocol
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message, Origin
+from zonerelay.model.envelope import Envelope, Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
@@ -194,6 +194,11 @@ class Events:
             lambda redact: {"id": message_id, "client": redact.client(origin.client_address)},
         )
 
+    def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
+        """A message with an idempotency key came again: its client hears the first answer a second time."""
+        client = envelope.origin.client_address
+        self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
+
     def settled(
         self,
         delivery: Delivery,
@@ -214,6 +219,10 @@ class Events:
         age = now - created if now > created else 0.0
         zone = delivery.zone
         self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
+        if verdict == "delivered":
+            self.metrics.last_delivered.value = int(now)
+        if outcome.host:
+            self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
         reply = str(outcome.reply)
 
         def fields(redact: Redactor) -> dict[str, Field]:
