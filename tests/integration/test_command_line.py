@@ -238,13 +238,16 @@ async def test_a_bulk_verb_without_a_terminal_needs_yes(shell: Shell) -> None:
 async def test_a_bulk_verb_with_yes_is_done(shell: Shell) -> None:
     ran = await shell.run("queue", "drop", "--domain", "example.com", "--yes", "--json")
     assert ran.status == 0
-    assert json.loads(ran.out) == {
-        "kind": "changed",
-        "action": "drop",
-        "matched": 2,
-        "changed": 2,
-        "busy": 0,
-    }
+    assert (
+        json.loads(ran.out).items()
+        >= {
+            "kind": "changed",
+            "action": "drop",
+            "matched": 2,
+            "changed": 2,
+            "busy": 0,
+        }.items()
+    )
 
 
 async def test_no_filter_is_not_everything(shell: Shell) -> None:
@@ -264,7 +267,7 @@ async def test_all_is_everything(shell: Shell) -> None:
 async def test_a_dry_run_changes_nothing(shell: Shell) -> None:
     ran = await shell.run("queue", "bounce", "--domain", "example.com", "--dry-run")
     assert ran.status == 0
-    assert "would change 2 deliveries; nothing was changed." in ran.out
+    assert "would change 2 deliveries, which could not be undone; nothing was changed." in ran.out
     assert shell.relay.changes == []
 
 

@@ -18,6 +18,8 @@ from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, C
 from zonerelay.control.socket.errors import ControlError
 
 COMMANDS = {
+    "acts": ("operate.acts", "acts"),
+    "undo": ("operate.acts", "undo"),
     "status": ("operate.status", "status"),
     "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
@@ -30,6 +32,8 @@ COMMANDS = {
     "queue show": ("operate.read", "show"),
     "queue summary": ("operate.read", "summary"),
     "queue trace": ("operate.read", "trace"),
+    "suspend": ("operate.orders", "suspend"),
+    "resume": ("operate.orders", "resume"),
     "log find": ("operate.log", "find"),
     "log forget": ("operate.log", "forget_address"),
     "log show": ("operate.log", "show"),
@@ -45,6 +49,7 @@ COMMANDS = {
     "spool repair": ("spool.repair", "repair"),
     "spool restore": ("spool.backup", "restore"),
     "init": ("setup.init", "init"),
+    "token": ("setup.token", "token"),
     "user": ("setup.user", "user"),
     "cert": ("setup.certificates", "self_signed"),
     "dkim": ("setup.dkim", "dkim"),

@@ -22,6 +22,7 @@ from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.settings import Settings, space_guard
+from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
@@ -35,6 +36,7 @@ from zonerelay.model.message_id import MessageIdSource
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError, history_redactor
 from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
@@ -49,7 +51,7 @@ from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
+from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
 
@@ -102,6 +104,7 @@ class Worker:
         self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
         self._drop: DropDirectory | None = None
+        self._orders: Orders | None = None
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
@@ -157,15 +160,18 @@ class Worker:
         ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         settler = self._settler = self._build_settler(store, ids)
-        scheduler = self._scheduler = self._build_scheduler(store, settler, sending)
+        orders = self._orders = self._build_orders(settler)
+        scheduler = self._scheduler = self._build_scheduler(store, settler, sending, orders)
         sending.attach(scheduler)
-        listeners = self._listeners = self._build_listeners(store, ids, sending)
+        orders.changed = scheduler.go_by_orders
+        listeners = self._listeners = self._build_listeners(store, ids, sending, orders)
         settler.refused_stranger = listeners.refused_stranger
         await self._open_to_operators(queue, settler, scheduler, sending, listeners)
         await sending.start()
         await scheduler.start()
         assert self._clock_watch is not None
         self._clock_watch.start(store.last_message_id())
+        orders.start()
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
@@ -216,7 +222,17 @@ class Worker:
             clock=self.clock,
         )
 
-    def _build_scheduler(self, store: Store, settler: Settler, sending: Sending) -> Scheduler:
+    def _build_orders(self, settler: Settler) -> Orders:
+        """Raises OrdersError."""
+        home = self.settings.spool.path.parent
+        orders = Orders(
+            home, settler=settler, zone_of=self._zones.known_before, events=self.events, clock=self.clock
+        )
+        orders.read()
+        self.metrics.attach_orders(orders.in_force)
+        return orders
+
+    def _build_scheduler(self, store: Store, settler: Settler, sending: Sending, orders: Orders) -> Scheduler:
         return Scheduler(
             self.settings.zone,
             ZoneParts(
@@ -229,6 +245,7 @@ class Worker:
                 clock=self.clock,
                 random=self._random,
                 limits=sending.limits,
+                orders=orders,
             ),
             busy=CpuDemand().since_last,
         )
@@ -238,7 +255,9 @@ class Worker:
         given = settings.retry, settings.bounce, settings.zone
         return build_retry(*given, random=self._random, events=self.events, outbox=self.settings.outbox)
 
-    def _build_listeners(self, store: Store, ids: MessageIdSource, sending: Sending) -> Listeners:
+    def _build_listeners(
+        self, store: Store, ids: MessageIdSource, sending: Sending, orders: Orders
+    ) -> Listeners:
         return Listeners(
             self.settings,
             hostname=self.hostname,
@@ -252,6 +271,7 @@ class Worker:
             clock=self.clock,
             secret=secrets.token_bytes(32),
             srs=lambda: sending.srs,
+            suspended=orders.refuse,
             inherited=self.identity.inherited,
         )
 
@@ -263,6 +283,8 @@ class Worker:
         sending: Sending,
         listeners: Listeners,
     ) -> None:
+        orders = self._orders
+        assert orders is not None
         parts = Parts(
             hostname=self.hostname,
             queue=queue,
@@ -271,6 +293,7 @@ class Worker:
             settler=settler,
             sending=sending,
             listeners=listeners,
+            orders=orders,
             events=self.events,
             redactor=self._redactor,
             clock=self.clock,
@@ -278,6 +301,10 @@ class Worker:
         board = build_board(self.settings, parts, self.surface)
         self.metrics.attach_queue(board.queues, queue.store.is_counted)
         self.metrics.attach_store(self.identity.index, queue.store.unhealthy)
+        guard = space_guard(self.settings.spool)
+        self.metrics.attach_space(self.identity.index, lambda: board.free_space, guard)
+        self.metrics.attach_destinations(board.destination_states)
+        self.metrics.attach_configuration(lambda: (self.taken_up, self.refused_at is None))
         self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
         self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
@@ -291,9 +318,14 @@ class Worker:
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
         )
-        operations = build_operations(parts)
+        journal = build_journal(self.settings, self.identity.index, self.clock)
+        operations = build_operations(parts, journal)
+        orders.release = operations.release_orders
+        operations.orders_in_force = orders.ids
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
-        await endpoints.open(build_handler(lambda: self.settings, parts, operations, board, endpoints.part))
+        acts = OperatorActs(operations, journal, parts.zones, self.clock)
+        handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
+        await endpoints.open(handler, lambda: self.settings)
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -354,6 +386,8 @@ class Worker:
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
         if self._clock_watch is not None:
             await self._clock_watch.stop()
+        if self._orders is not None:
+            await self._orders.stop()
         if self._scheduler is not None:
             await self._scheduler.stop(left)
         if self._settler is not None:

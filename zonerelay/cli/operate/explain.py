@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
@@ -93,6 +94,8 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     if found.suspended_until is not None:
         left = text.until(found.suspended_until, now)
         yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
+    for order in found.orders:
+        yield "order", order_line(order, now)
     yield from _change_facts(found.changes)
     yield from _terms_facts(found)
     yield "EHLO name", found.ehlo_name

@@ -12,7 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from zonerelay.cli.relay import config_path, connect
+from zonerelay.cli.operate.orders import orders_table
+from zonerelay.cli.relay import find_relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.watch import watch
@@ -34,7 +35,7 @@ MAX_SHOWN = 20
 
 
 def status(arguments: Namespace) -> int:
-    client, config = connect(arguments.config), config_path(arguments.config)
+    client, config = find_relay(arguments.config)
     if arguments.watch:
         if arguments.json:
             raise CliError("--watch is for a terminal, --json for scripts: leave one of the two out", USAGE)
@@ -49,7 +50,7 @@ def status(arguments: Namespace) -> int:
     return OK
 
 
-def _watched(client: ControlClient, config: Path, *, is_all: bool) -> Group:
+def _watched(client: ControlClient, config: Path | None, *, is_all: bool) -> Group:
     wide = output.console().width >= WIDE
     head = Text(f"{text.when(time.time())}, q ends", style="dim")
     try:
@@ -59,9 +60,14 @@ def _watched(client: ControlClient, config: Path, *, is_all: bool) -> Group:
     return Group(head, *_parts(found, config, is_all=is_all, wide=wide))
 
 
-def _parts(found: RelayStatus, config: Path, *, is_all: bool, wide: bool) -> Iterator[Table | Text]:
+def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool) -> Iterator[Table | Text]:
     now = time.time()
     yield output.facts(_facts(found, config, now))
+    if found.orders:
+        yield Text()
+        yield orders_table(found.orders[:MAX_SHOWN], now)
+        if len(found.orders) > MAX_SHOWN:
+            yield Text(f"… and {len(found.orders) - MAX_SHOWN:,} more orders (zonerelay suspend --list)")
     yield Text()
     yield _zones(found.zones)
     if found.workers:
@@ -92,10 +98,12 @@ def _matters(each: DestinationStatus) -> bool:
     return bool(waits) or each.suspended_until is not None
 
 
-def _configuration(found: RelayStatus, config: Path, now: float) -> Iterator[str]:
+def _configuration(found: RelayStatus, config: Path | None, now: float) -> Iterator[str]:
     yield f"in force for {text.span(now - found.taken_up)}"
     if found.refused is not None:
         yield f"a reload was refused {text.span(now - found.refused)} ago"
+    if config is None:
+        return
     with contextlib.suppress(OSError):
         changed = config.stat().st_mtime
         if changed > found.taken_up:
@@ -109,7 +117,7 @@ def _history(found: RelayStatus, now: float) -> str:
     return f"{text.size(found.history_size)}{since}"
 
 
-def _facts(found: RelayStatus, config: Path, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _facts(found: RelayStatus, config: Path | None, now: float) -> Iterator[tuple[str, output.Cell]]:
     for problem in found.problems:
         yield "problem", Text(text.clean(problem), style="bold red")
     yield "relay", f"{found.hostname}, zonerelay {found.software}, process {found.pid}"

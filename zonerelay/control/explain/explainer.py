@@ -24,6 +24,7 @@ from zonerelay.control.messages.answers import (
     DeliveryRow,
     Explanation,
     HostPlan,
+    OrderRow,
     RouteCheck,
     SourcePlan,
     StsPlan,
@@ -42,6 +43,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Message
 from zonerelay.model.outbox import is_mailbox_zone
 from zonerelay.model.priority import Priority
+from zonerelay.queue.orders.order import Subject
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.destinations.mx import ExaminedRoute, MxRouter
 from zonerelay.routing.destinations.route import (
@@ -70,6 +72,13 @@ class Suspended(NamedTuple):
 Suspensions = Callable[[DestinationKey], Suspended | None]
 
 
+OrdersAbout = Callable[[Subject], tuple[OrderRow, ...]]
+
+
+def no_orders(mail: Subject) -> tuple[OrderRow, ...]:
+    return ()
+
+
 def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
     return None
 
@@ -89,6 +98,7 @@ class Explainer:
         hostname: str,
         listeners: Callable[[], Sequence[ListenerSettings]] = tuple,
         suspended: Suspensions = nothing_is_suspended,
+        orders: OrdersAbout = no_orders,
         sources: SourcePlans | None = None,
         rewrites: RewritePlans | None = None,
         credential: Callable[[ZoneSettings, str], str] | None = None,
@@ -101,6 +111,7 @@ class Explainer:
         self._hostname = hostname
         self._listeners = listeners
         self._suspended = suspended
+        self._orders = orders
         self._sources = sources
         self._rewrites = rewrites
         self._credential = credential
@@ -177,6 +188,7 @@ class Explainer:
             rates=rates_in_force(zone, findings),
             suspended_until=suspended.until if suspended else None,
             suspended_reply=suspended.reply if suspended else "",
+            orders=self._orders(_subject(request, zone, address, sender, found)),
             relay_running=self._relay_running,
             routes=tuple(
                 RouteCheck(
@@ -265,6 +277,13 @@ class Explainer:
             problem=problem,
             tlsa=tuple(dict.fromkeys(f"{each.usage} {each.selector} {each.matching}" for each in tlsa)),
         )
+
+
+def _subject(
+    request: Explain, zone: ZoneSettings, address: str, sender: str, found: Route | Unroutable
+) -> Subject:
+    label = found.destination.partition(" ")[2] if isinstance(found, Route) else ""
+    return Subject(zone.name, address, sender, request.user, found.name, label)
 
 
 def _verdict(found: Route | Unroutable) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from zonerelay.control.messages.requests import VERSION, Request
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -237,9 +238,63 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     last_attempt: float | None = None
     in_doubt: bool = False
     priority: str = ""
+    order: str = ""
+    """The id of the order that it waits for."""
     routed: str = ""
     new_zone: str = ""
     new_why: str = ""
+
+    @property
+    def queue(self) -> str:
+        """As stores name it."""
+        return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
+
+
+class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
+    """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
+    it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
+    """
+
+    id: str
+    effect: str
+    reason: str
+    who: str
+    since: float
+    until: float | None = None
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+    refuse: bool = False
+    stop_clock: bool = False
+    held: int = 0
+    refused: int = 0
+
+
+class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
+    """The order is in force. `new`: there was none with these selectors. `first_expiry`: no mail that it is
+    about is too old before this; `None`: there is none yet.
+    """
+
+    order: OrderRow
+    new: bool
+    first_expiry: float | None = None
+
+
+class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
+    """These orders are over, none if there was none; so many deliveries that they held were released."""
+
+    orders: tuple[OrderRow, ...] = ()
+    released: int = 0
+
+
+class OrdersInForce(_Frame, frozen=True, kw_only=True, tag="orders"):
+    """The answer to `Orders`, the newest first."""
+
+    orders: tuple[OrderRow, ...] = ()
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -262,6 +317,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     recipients_accepted: int
     headers: tuple[tuple[str, str], ...]
     deliveries: tuple[DeliveryRow, ...]
+    orders: tuple[OrderRow, ...] = ()
+    """Those that some of the deliveries wait for."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
@@ -315,12 +372,42 @@ class Count(_Frame, frozen=True, kw_only=True, tag="count"):
 
 
 class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
-    """`busy` deliveries are on their way at this moment, so they were left alone."""
+    """`busy` deliveries are on their way at this moment, so they were left alone.
+
+    `act` is the id of this act. `no_undo`: why it cannot be undone, "" if it can. `undoes` is the act that
+    this one has undone: of its deliveries, `gone` have left the queue and `altered` were changed since by
+    something else. `note` says the rest in words: where the mail goes now, when it is due.
+    """
 
     action: str
     matched: int
     changed: int
     busy: int
+    act: str = ""
+    no_undo: str = ""
+    undoes: str = ""
+    gone: int = 0
+    altered: int = 0
+    note: str = ""
+
+
+class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):
+    """An act of an operator. `what` is its filter in words, `until` how long it can be undone. `no_undo`: why
+    it cannot, "" if it can. `finished` false: it runs, or a crash has ended it.
+    """
+
+    act: str
+    at: float
+    action: str
+    who: str
+    what: str
+    reason: str
+    changed: int
+    until: float
+    finished: bool = True
+    no_undo: str = ""
+    undoes: str = ""
+    undone_by: str = ""
 
 
 class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
@@ -371,6 +458,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
+    orders: tuple[OrderRow, ...] = ()
+    """Those in force."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -412,6 +501,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     rewritten: tuple[RewritePlan, ...] = ()
     changes: ChangePlan | None = None
     priority: str = ""
+    orders: tuple[OrderRow, ...] = ()
+    """Those for which it would wait, or be refused."""
     queued: DeliveryRow | None = None
 
 
@@ -484,6 +575,10 @@ class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
 Frame = (
     Pong
     | DeliveryRow
+    | OrderRow
+    | OrderGiven
+    | OrdersEnded
+    | OrdersInForce
     | MessageDetail
     | TraceStep
     | MessageBody
@@ -492,6 +587,7 @@ Frame = (
     | Progress
     | Count
     | Changed
+    | ActRow
     | Acknowledged
     | Address
     | RelayStatus

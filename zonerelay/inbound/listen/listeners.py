@@ -27,7 +27,7 @@ from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import NotifyQueue, SharedContext, Suspended
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
@@ -74,6 +74,7 @@ class Listeners:
         clock: Clock,
         secret: bytes,
         srs: Callable[[], Srs | None] = lambda: None,
+        suspended: Suspended = lambda origin, sender, recipient, named: "",
         inherited: Inherited = NOTHING,
     ) -> None:
         self._hostname = hostname
@@ -87,6 +88,7 @@ class Listeners:
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(store.counts, clock),
+            suspended=suspended,
         )
         self._make_listener = partial(
             Listener,
@@ -213,6 +215,7 @@ class Listeners:
             srs=self._srs(),
             hash_bodies=bool(settings.dkim),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
+            idempotency_window=settings.spool.idempotency_window,
         )
 
     def _build(self, settings: ListenerSettings) -> _Kept:
