@@ -333,7 +333,7 @@ async def test_status_says_what_waits_beyond_a_sample_and_how_the_relay_is(shell
     assert "a reload was refused" in ran.out
     assert "the file was changed" in ran.out
     row = next(line.split() for line in ran.out.splitlines() if line.startswith("slow.example"))
-    assert row[:7] == ["slow.example", "default", "0", "3", "21k", "<50", "2h1m"]
+    assert row[:8] == ["slow.example", "default", "0", "0/m", "3", "21k", "<50", "2h1m"]
     assert "idle.example" not in ran.out
     assert "idle.example" in (await shell.run("status", "--all")).out
 
@@ -342,7 +342,7 @@ async def test_status_fits_into_80_columns(shell: Shell, monkeypatch: pytest.Mon
     monkeypatch.setattr(output, "PIPE_WIDTH", 80)
     lines = (await shell.run("status")).out.splitlines()
     row = next(line for line in lines if line.startswith("slow.example"))
-    assert row.split()[1:6] == ["0", "3", "21k", "<50", "2h1m"]
+    assert row.split()[1:7] == ["0", "0/m", "3", "21k", "<50", "2h1m"]
     assert max(map(len, lines)) <= 80
 
 

@@ -236,6 +236,16 @@ async def test_suspended_mail_does_not_expire_unseen(
         assert (len(running.log.named("deferred")) > 5) is stop
 
 
+async def test_suspended_mail_does_not_bounce_for_its_destination(tmp_path: Path) -> None:
+    """Its domain does not exist: without the order it would be returned without an attempt."""
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        await suspend(running, sender="app@*")
+        await send(running, "1@no.such.example")
+        await running.until_logged("held", 1)
+        assert (await resume(running, sender="app@*")).released == 1
+        await running.until_logged("bounced", 1)
+
+
 async def test_a_hold_rule_lets_released_mail_pass(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
         await suspend(running, effect="hold", domain="*.example")

@@ -174,8 +174,8 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
     events = Events(MemoryLog(), Metrics(), redactor, SystemClock())
     streams, answer = Streams(events, redactor), Gathered()
     with pytest.raises(ControlError, match="redact = false shows addresses"):
-        await streams.tail(Tail(sender="a*@example.org"), answer)  # type: ignore[arg-type]
-    reading = asyncio.create_task(streams.tail(Tail(address="app"), answer))  # type: ignore[arg-type]
+        await streams.answer(Tail(sender="a*@example.org"), answer)  # type: ignore[arg-type]
+    reading = asyncio.create_task(streams.answer(Tail(address="app"), answer))  # type: ignore[arg-type]
     while not events._followers:
         await asyncio.sleep(0)
     events.login("ok", "192.0.2.1", user="app")

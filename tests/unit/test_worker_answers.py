@@ -90,6 +90,9 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         metrics.settled("default", "delivered", 0.3)
         queue = ZoneQueue("default", ready=5, active=1, deferred=2, held=0, oldest=oldest)
         metrics.attach_queue([queue].copy)
+        metrics.attach_space(worker, lambda: 5000, 1000)
+        metrics.attach_configuration(iter([(1000.0 + worker, worker == 0)] * 9).__next__)
+        metrics.last_delivered.value = 100 + worker
         accounts.take(worker, 1, metrics.families())
     text = exposition(accounts.families()).decode()
     for line in (
@@ -97,6 +100,10 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         'zonerelay_delivery_seconds_bucket{le="0.5"} 2.0',
         'zonerelay_queue_deliveries{state="ready",zone="default"} 10.0',
         'zonerelay_queue_oldest_seconds{zone="default"} 90.0',
+        'zonerelay_spool_free_bytes{worker="1"} 5000.0',
+        "zonerelay_config_last_reload_success_timestamp_seconds 1000.0",
+        "zonerelay_config_last_reload_successful 0.0",
+        "zonerelay_last_delivered_timestamp_seconds 101.0",
     ):
         assert line in text
     shared = exposition(accounts.families(shared=True)).decode()

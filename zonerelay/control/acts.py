@@ -18,6 +18,7 @@ from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
 from zonerelay.queue.operator.operations import Operations, QueueFilter, Result, VerbProgress, described
 from zonerelay.queue.operator.reroute import RerouteError, Rerouting
 from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import StoreError
 
 DEFAULT_REASON = "given up by the operator"
 FINAL = "mail that was bounced or dropped has left the queue"
@@ -40,7 +41,7 @@ class OperatorActs:
         self._clock = clock
 
     async def change(self, request: QueueChange, who: str, progress: VerbProgress) -> Changed:
-        """Raises ControlError and StoreError."""
+        """Raises ControlError."""
         if request.filter.is_everything and not request.everything:
             raise ControlError("no filter, and not everything either: which deliveries?")
         if request.at is not None and not 0 <= request.at <= self._clock.now() + MAX_WAIT:
@@ -51,11 +52,14 @@ class OperatorActs:
         act = await self._begin(
             request, who, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
         )
-        result = Result()
         try:
             result = await self._do(request, rerouting, progress, act)
-        finally:
-            act = await self._finish(act, result)
+        except BaseException as error:
+            self._journal.break_off(act.id)
+            if isinstance(error, StoreError):
+                raise ControlError(f"the spool: {error}; act {act.id} is done in part") from error
+            raise
+        act = await self._finish(act, result)
         return Changed(
             action=request.action,
             matched=result.matched,
@@ -101,15 +105,17 @@ class OperatorActs:
             raise ControlError(f"act {undone.id} ({undone.verb}) still runs: undo it when it has ended")
         what = f"{undone.verb} {undone.what}"
         act = await self._begin(request, who, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
-        result = Result()
         try:
             result = await self._operations.undo(undone, act, progress)
             if not result.busy:  # otherwise it may be repeated
                 await self._journal.mark_undone(undone.id, act.id)
-        except OSError as error:
-            raise ControlError(f"the journal of acts cannot be read or written: {error.strerror}") from error
-        finally:
-            act = await self._finish(act, result)
+        except BaseException as error:
+            self._journal.break_off(act.id)
+            if isinstance(error, OSError):
+                text = f"the journal of acts cannot be read or written: {error.strerror}"
+                raise ControlError(text) from error
+            raise
+        act = await self._finish(act, result)
         return Changed(
             action="undo",
             matched=result.matched,

@@ -129,7 +129,7 @@ class ControlHandler:
             case Resolve():
                 return await self._resolve(request, answer)
             case Tail() | Transcript():
-                return await self._stream(request, answer)
+                return await self._streams.answer(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:
@@ -152,11 +152,6 @@ class ControlHandler:
                 if not await self._acknowledge(request.loss):
                     raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
                 return Acknowledged(loss=request.loss)
-
-    async def _stream(self, request: Tail | Transcript, answer: Answer) -> End:
-        if isinstance(request, Tail):
-            return await self._streams.tail(request, answer)
-        return await self._streams.transcript(request, answer)
 
     async def _list(self, request: QueueList, answer: Answer) -> End:
         # One more than asked for: that is how we know that there are more.

@@ -41,7 +41,13 @@ class Streams:
         self._redactor = redactor
         self._followers = 0
 
-    async def tail(self, request: Tail, answer: Answer) -> End:
+    async def answer(self, request: Tail | TranscriptRequest, answer: Answer) -> End:
+        """Raises ControlError."""
+        return await (
+            self._tail(request, answer) if isinstance(request, Tail) else self._transcribe(request, answer)
+        )
+
+    async def _tail(self, request: Tail, answer: Answer) -> End:
         """Ends when the client leaves. Raises ControlError."""
         if self._followers >= MAX_FOLLOWERS:
             raise ControlError(f"{MAX_FOLLOWERS} others read along already: end one of them")
@@ -65,7 +71,7 @@ class Streams:
             self._followers -= 1
             self._events.leave(stream)
 
-    async def transcript(self, request: TranscriptRequest, answer: Answer) -> End:
+    async def _transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
         """Ends with its time, octets or sessions, or when the client leaves. Raises ControlError."""
         stream: Stream[Line] = Stream(ROOM)
         transcript = _checked(request, stream)

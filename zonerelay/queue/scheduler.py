@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -282,6 +282,11 @@ class Scheduler:
             ZoneStatus(name, zone.plan.active, zone.plan.waiting, zone.destinations())
             for name, zone in self._zones.items()
         )
+
+    def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:
+        """Yields for each zone how many destinations are suspended, and how many others have mail."""
+        for name, zone in self._zones.items():
+            yield name, *zone.plan.count_destinations(now)
 
     def destination_of(self, zone: str, domain: str) -> DestinationKey | None:
         """Where mail for a domain goes, if that is known without asking."""

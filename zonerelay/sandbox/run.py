@@ -19,7 +19,9 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import uvloop
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.rule import Rule
 from rich.table import Table
 
 from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
@@ -33,6 +35,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
+from zonerelay.sandbox import DIRECTORY
 from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.sandbox.journey import Journey
 from zonerelay.sandbox.sink import Sink
@@ -47,7 +50,7 @@ _FIRST_MAIL = ("someone@example.com", "reject-550@example.com", "greylist@exampl
 
 def main() -> int:
     console = Console(highlight=False)
-    with tempfile.TemporaryDirectory(prefix="zonerelay-sandbox-") as directory:
+    with tempfile.TemporaryDirectory(prefix=DIRECTORY) as directory:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_play(console, Path(directory)))
@@ -71,9 +74,11 @@ async def _play(console: Console, directory: Path) -> int:
     )
     try:
         await worker.start()
-        _introduce(console, worker, sink, _token(directory, clock.now()))
-        await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
-        await _interrupted()
+        page = f"http://{_LOOPBACK}:{worker.http_port}/#{_token(directory, clock.now())}"
+        _introduce(console, worker, page)
+        with _pinned(console, worker, sink, page):
+            await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
+            await _interrupted()
         console.print("\nStopping.", style="dim")
         await worker.stop()
     finally:
@@ -111,15 +116,10 @@ def _free(port: int) -> int:
         return number
 
 
-def _introduce(console: Console, worker: Worker, sink: Sink, token: str) -> None:
-    smtp = worker.addresses()[0]
-    console.print(f"[bold]A relay listens on {smtp}[/], a sink behind it on {_LOOPBACK}:{sink.port}.")
-    page = f"http://{_LOOPBACK}:{worker.http_port}/login#{token}"
-    console.print(f"The page, logged in: {page}", soft_wrap=True)
-    console.print(f"Metrics: http://{_LOOPBACK}:{worker.http_port}/metrics   Stop: Ctrl-C\n")
-    console.print("Send it something; all mail goes to the sink, whatever the domain:\n")
-    example = f"    swaks --server {smtp} --from you@example.org --to someone@example.com\n"
-    console.print(example, soft_wrap=True)  # one line, to be copied
+def _introduce(console: Console, worker: Worker, page: str) -> None:
+    console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/], a sink behind it takes all mail,")
+    console.print("whatever the domain. The page, logged in:\n")
+    console.print(f"{page}\n", soft_wrap=True)  # one line, to be copied
     table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
     table.add_column("recipient", style="cyan")
     table.add_column("then")
@@ -127,6 +127,18 @@ def _introduce(console: Console, worker: Worker, sink: Sink, token: str) -> None
         table.add_row(f"{address}@…", meaning)
     console.print(table)
     console.print("\nThree messages to begin with:\n")
+
+
+def _pinned(console: Console, worker: Worker, sink: Sink, page: str) -> Live:
+    """What a person needs while mail flows stays below it; in a file it comes at the end."""
+    smtp = worker.addresses()[0]
+    lines = (
+        f"swaks --server {smtp} --from you@example.org --to someone@example.com",
+        f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
+        f"sink {_LOOPBACK}:{sink.port}; metrics http://{_LOOPBACK}:{worker.http_port}/metrics",
+        page,
+    )
+    return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)
 
 
 def _send_first_mail(relay: str) -> None:
@@ -144,6 +156,6 @@ def _send_first_mail(relay: str) -> None:
 async def _interrupted() -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()

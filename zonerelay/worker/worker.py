@@ -301,6 +301,10 @@ class Worker:
         board = build_board(self.settings, parts, self.surface)
         self.metrics.attach_queue(board.queues, queue.store.is_counted)
         self.metrics.attach_store(self.identity.index, queue.store.unhealthy)
+        guard = space_guard(self.settings.spool)
+        self.metrics.attach_space(self.identity.index, lambda: board.free_space, guard)
+        self.metrics.attach_destinations(board.destination_states)
+        self.metrics.attach_configuration(lambda: (self.taken_up, self.refused_at is None))
         self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
         self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
@@ -455,6 +459,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            history=self.history,
             problems=(
                 *self.problems,
                 *([self._left_over] if self._left_over else []),

@@ -32,6 +32,8 @@ def suspend(arguments: Namespace) -> int:
     about = _about(arguments)
     if arguments.list:
         return _list(arguments)
+    if about == Selectors():
+        raise CliError("which mail? Give a --zone, --domain, --sender or the like, or --all", USAGE)
     if not arguments.reason:
         raise CliError(
             "why? Give a --reason: other operators see it until the order is over, clients never do", USAGE

@@ -23,6 +23,7 @@ from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.history.database import open_for_reading
 from zonerelay.history.writer import DIRECTORY as HISTORY
 from zonerelay.process.setup import REDACT_KEY, redact_key_of
+from zonerelay.queue.operator.journal import DIRECTORY as ACTS
 from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.store.check import Fault, Findings
@@ -39,9 +40,10 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield REGISTER, home / REGISTER
     yield "mta-sts", policy_directory(settings)
     yield "refresh-tokens", token_directory(settings)
-    yield ORDERS, home / ORDERS
     yield FILE_NAME, identities_file(home)
     yield HISTORY, home / HISTORY
+    yield ACTS, home / ACTS
+    yield ORDERS, home / ORDERS
 
 
 def save(settings: Settings, target: Path) -> None:
@@ -122,8 +124,13 @@ def _copy(path: Path, target: Path) -> None:
     if path.name == HISTORY:
         _copy_databases(path, target)
     elif path.is_dir():
-        shutil.copytree(path, target)
+        shutil.copytree(path, target, ignore=shutil.ignore_patterns("*.new"), copy_function=_copy_file)
     else:
+        shutil.copy2(path, target)
+
+
+def _copy_file(path: str, target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # an act that has become too old meanwhile
         shutil.copy2(path, target)
 
 

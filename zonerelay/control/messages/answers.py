@@ -40,6 +40,9 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+
+    `reply_class` is what the last reply means, of the list in docs/replies.md. `per_minute` transactions have
+    begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
     """
 
     zone: str
@@ -50,6 +53,10 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    reply_class: str = ""
+    per_minute: int = 0
+    max_rate: str = ""
+    max_connections: int = 0
     ready: int = 0
     deferred: int = 0
     held: int = 0
@@ -438,6 +445,10 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """Octets where the spool is, the least of several places. None: the queue is elsewhere."""
     name_servers: str = ""
     """In words, with the outage if there is one."""
+    history_size: int | None = None
+    """Octets, of all workers. None: no history is kept."""
+    history_since: float | None = None
+    """When its oldest event was, as far as is known."""
     taken_up: float = 0.0
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None

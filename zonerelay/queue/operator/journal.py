@@ -116,11 +116,12 @@ class Journal:
             raise JournalError(f"{act.id!r} is no id of an act: those have 8 hexadecimal digits")
         if act.id in self._running:
             raise JournalError(f"act {act.id} still runs")
-        if act.id not in self._own and await asyncio.to_thread(self._json(act.id).exists):
-            raise JournalError(f"act {act.id} exists already")
         self._running.add(act.id)
         if act.id in self._own:
             return
+        if await asyncio.to_thread(self._json(act.id).exists):
+            self._running.discard(act.id)
+            raise JournalError(f"act {act.id} exists already")
         self._own[act.id] = act.at
         for old in [each for each, at in self._own.items() if at < act.at - KEPT]:
             del self._own[old]
@@ -139,6 +140,10 @@ class Journal:
                 self._problems[act_id] = f"the journal cannot be written: {error.strerror}"
                 await asyncio.to_thread(self._forget_entries, act_id)
         return act_id not in self._problems
+
+    def break_off(self, act_id: str) -> None:
+        """It has failed: it stays as a crash would have left it, and can be undone as far as it came."""
+        self._running.discard(act_id)
 
     def is_running(self, act_id: str) -> bool:
         return act_id in self._running

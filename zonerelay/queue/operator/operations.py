@@ -354,19 +354,19 @@ class Operations:
         changed: set[DeliveryKey] = set()
         left = {each.key: each for each in deliveries}
         for _ in range(RACES):
-            steps: dict[DeliveryKey, tuple[State, State]] = {}
+            steps: dict[DeliveryKey, tuple[Delivery, Delivery]] = {}
             for key, old in left.items():
                 new = change(old)
-                if new != old:
-                    marked = new if act is None else replace(new, act=act.id)
-                    steps[key] = (State.of(old), State.of(marked))
+                if new is not old and new != old:
+                    steps[key] = (old, new if act is None else replace(new, act=act.id))
             if not steps:
                 break
             if act is not None:
-                await self._journal.note(act.id, [Entry(key, *states) for key, states in steps.items()])
+                noted = [Entry(key, State.of(old), State.of(new)) for key, (old, new) in steps.items()]
+                await self._journal.note(act.id, noted)
             met: dict[DeliveryKey, Delivery] = {}
             await self._store.update(list(steps), functools.partial(_stepped, steps, met))
-            left = {key: each for key, each in met.items() if State.of(each) != steps[key][0]}
+            left = {key: each for key, each in met.items() if each != steps[key][0]}
             changed |= met.keys() - left.keys()
         return len(changed)
 
@@ -563,14 +563,17 @@ def _state(delivery: Delivery, active: set[DeliveryKey], now: float) -> Delivery
 
 
 def _stepped(
-    steps: Mapping[DeliveryKey, tuple[State, State]], met: dict[DeliveryKey, Delivery], current: Delivery
+    steps: Mapping[DeliveryKey, tuple[Delivery, Delivery]],
+    met: dict[DeliveryKey, Delivery],
+    current: Delivery,
 ) -> Delivery:
     """The delivery after its step, if it is as it was before. `met` has it as it was found last: a shared
     store asks again when others were faster.
     """
-    met[current.key] = current
-    before, after = steps[current.key]
-    return after.restored(current) if State.of(current) == before else current
+    key = current.key
+    met[key] = current
+    old, new = steps[key]
+    return new if current == old else current
 
 
 def _keys(deliveries: Sequence[Delivery]) -> list[DeliveryKey]:

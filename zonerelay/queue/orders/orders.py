@@ -62,6 +62,11 @@ class Orders:
         self, home: Path, *, settler: Settler, zone_of: ZoneOf, events: Events, clock: Clock
     ) -> None:
         settler.paused = self._paused
+        settler.keep = lambda message, deliveries, destination: (
+            self.keep(message, deliveries, "", destination, reserved=True)
+            if self.table.orders
+            else deliveries
+        )
         self._settler = settler
         self._zone_of = zone_of
         self._directory = home / DIRECTORY
@@ -188,9 +193,37 @@ class Orders:
         )
         return self.table.paused(mail, delivery.created, self._clock.now())
 
-    def hold(self, deliveries: Sequence[Delivery], order: Order) -> None:
-        """Holds deliveries that were to be attempted."""
-        self._settler.hold(deliveries, order.id, partial(self._was_held, order, len(deliveries)))
+    def keep(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        name: str,
+        label: str,
+        *,
+        reserved: bool = False,
+    ) -> tuple[Delivery, ...]:
+        """Holds those of a message that orders are about, each under the id of its order; returns the others.
+        `name` and `label` are the destination's; `reserved`: as of `Settler.hold`.
+        """
+        envelope = message.envelope
+        left: list[Delivery] = []
+        by_order: dict[Order, list[Delivery]] = {}
+        for each in deliveries:
+            user = envelope.origin.user
+            mail = Subject(each.zone, each.recipient, envelope.sender, user, name or each.domain, label)
+            order = self.table.holding(mail, each.act)
+            if order is None:
+                left.append(each)
+            else:
+                by_order.setdefault(order, []).append(each)
+        for order, some in by_order.items():
+            self.hold(some, order, reserved=reserved)
+        return tuple(left)
+
+    def hold(self, deliveries: Sequence[Delivery], order: Order, *, reserved: bool = False) -> None:
+        """Holds deliveries that were to be attempted, or to get an outcome without an attempt."""
+        then = partial(self._was_held, order, len(deliveries))
+        self._settler.hold(deliveries, order.id, then, reserved=reserved)
 
     def _was_held(self, order: Order, count: int) -> None:
         """That is durable. The order may be over since it was decided."""

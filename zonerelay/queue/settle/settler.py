@@ -51,6 +51,8 @@ Postponed = Callable[[str, float], None]
 
 Paused = Callable[[Delivery, Message | None, str], float]
 
+Keep = Callable[[Message, Sequence[Delivery], str], Sequence[Delivery]]
+
 RefusedStranger = Callable[[Mailbox, Reply, float], None]
 """`refused_stranger(recipient, reply, now)`; `now` is monotonic."""
 
@@ -153,6 +155,8 @@ class Settler:
         """Is called when a deferral is durable."""
         self.paused: Paused = lambda delivery, message, destination: 0.0
         """Returns the seconds for which a delivery's clock stood still by an operator's order."""
+        self.keep: Keep = lambda message, deliveries, destination: deliveries
+        """Holds deliveries that operators' orders are about; returns the others."""
         self.refused_stranger: RefusedStranger | None = None
         """Is told what a next hop has refused for good of mail whose sender gets no report."""
 
@@ -248,9 +252,11 @@ class Settler:
         self._start(parcel, self._settle(parcel))
         await durable
 
-    def hold(self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None]) -> None:
-        """Holds deliveries that were to be attempted, under the id of an order; calls `then` when that is
-        durable.
+    def hold(
+        self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None], *, reserved: bool
+    ) -> None:
+        """Holds deliveries under the id of an order; calls `then` when that is durable. `reserved`: they are
+        counted as on their way already.
         """
         changes = [Postpone(replace(delivery, held=True, act=order)) for delivery in deliveries]
 
@@ -259,7 +265,8 @@ class Settler:
                 self._events.held(change.delivery.key, order)
             then()
 
-        self.outcome_log.reserve(len(changes))
+        if not reserved:
+            self.outcome_log.reserve(len(changes))
         self.outcome_log.put(AtomicWrite(changes, durable))
 
     def _start(self, parcel: _Parcel | Unattempted, work: Coroutine[object, object, None]) -> None:
@@ -299,8 +306,14 @@ class Settler:
     async def _read_and_settle(self, message_id: MessageId, parcel: _Parcel) -> None:
         try:
             parcel.message = await self._read(message_id)
-            await self._settle(parcel)
+            if parcel.message is not None:
+                # What an operator has suspended must not expire or bounce for its destination.
+                left = self.keep(parcel.message, parcel.deliveries, parcel.destination)
+                parcel.outcomes, parcel.deliveries = parcel.outcomes[: len(left)], left
+            if parcel.deliveries:
+                await self._settle(parcel)
         finally:
+            self._in_work.discard(parcel)
             self._at_once.release()
 
     async def _read(self, message_id: MessageId) -> Message | None:

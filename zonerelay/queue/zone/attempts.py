@@ -20,14 +20,11 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import format_size
-from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.orders.order import Order, Subject
-from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.selection.turn import BatchTurns
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
@@ -115,7 +112,8 @@ class Attempts:
                 self._unreadable(work, error)
                 return ()
             if self._orders is not None and self._orders.table.by_envelope:
-                self._hold(work, message, self._orders)
+                label = work.destination.label
+                work.deliveries = self._orders.keep(message, work.deliveries, work.route.name, label)
                 if not work.deliveries:
                     return ()
             if self._zone.max_message_size and message.size > self._zone.max_message_size:
@@ -124,30 +122,6 @@ class Attempts:
         except asyncio.CancelledError:
             self._release(work)
             raise
-
-    def _hold(self, work: Work, message: Message, orders: Orders) -> None:
-        """What orders are about leaves the batch, and is held under the id of its order."""
-        left: list[Delivery] = []
-        by_order: dict[Order, list[Delivery]] = {}
-        for delivery in work.deliveries:
-            order = orders.table.holding(
-                Subject(
-                    delivery.zone,
-                    delivery.recipient,
-                    message.envelope.sender,
-                    message.envelope.origin.user,
-                    work.route.name,
-                    work.destination.label,
-                ),
-                delivery.act,
-            )
-            if order is None:
-                left.append(delivery)
-            else:
-                by_order.setdefault(order, []).append(delivery)
-        work.deliveries = tuple(left)
-        for order, deliveries in by_order.items():
-            orders.hold(deliveries, order)
 
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
         started = self._clock.monotonic()

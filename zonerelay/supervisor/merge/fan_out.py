@@ -188,24 +188,25 @@ class FanOut:
 
     async def _undo(self, request: Undo, asked: WorkerAnswers, answer: Answer) -> None:
         """Each worker undoes what it has changed itself, also in a shared queue."""
-        not_found: NotFoundError | None = None
+        refused: list[ControlError] = []
 
         async def undo(worker: int) -> Changed | None:
-            nonlocal not_found
             try:
                 return await asked.one(worker, request, Changed)
-            except NotFoundError as error:  # it did not run then
-                not_found = error
+            except ControlError as error:
+                refused.append(error)
                 return None
 
         found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
+        # One that did not run then has no such act.
+        refused.sort(key=lambda error: isinstance(error, NotFoundError))
+        if not found and (asked.missing or not refused):
+            raise ControlError(f"no worker that answers has it: {'; '.join(asked.missing)}")
         if not found:
-            if asked.missing or not_found is None:
-                raise ControlError(
-                    f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}"
-                )
-            raise not_found
-        await answer.send(merge_changed(found, shared=False))
+            raise refused[0]
+        notes = [f"in part: {error}" for error in refused if not isinstance(error, NotFoundError)]
+        whole = merge_changed(found, shared=False)
+        await answer.send(msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes)))))
 
     async def _acts(self, request: Acts, asked: WorkerAnswers, answer: Answer) -> None:
         found: dict[str, ActRow] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +21,8 @@ from zonerelay.control.messages.answers import (
     ZoneStatus,
     hurts,
 )
+
+N = TypeVar("N", int, float)
 
 MAX_KEYS = 10_000
 """Rows of a summary, as one worker's."""
@@ -48,6 +51,8 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         counted=all(part.counted for part in answers),
         every=0 if not all(part.every for part in answers) else max((p.every for p in answers), default=1),
         free_space=min((p.free_space for p in answers if p.free_space is not None), default=None),
+        history_size=_known(sum, [part.history_size for part in answers]),
+        history_since=_known(min, [part.history_since for part in answers]),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
         orders=merge_orders(part.orders for part in answers),
     )
@@ -66,6 +71,11 @@ def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
             )
         )
     return tuple(sorted(found.values(), key=lambda row: -row.since))
+
+
+def _known(together: Callable[[list[N]], N], parts: Iterable[N | None]) -> N | None:
+    known = [each for each in parts if each is not None]
+    return together(known) if known else None
 
 
 def _usual(parts: Mapping[int, str]) -> str:
@@ -138,6 +148,10 @@ def _destination(
         oldest_seconds=max(one.oldest_seconds, other.oldest_seconds),
         reply=later.reply or one.reply or other.reply,
         next_turn=min(turns, default=None),
+        reply_class=later.reply_class if later.reply else one.reply_class or other.reply_class,
+        per_minute=one.per_minute + other.per_minute,
+        max_rate=later.max_rate or one.max_rate or other.max_rate,
+        max_connections=max(one.max_connections, other.max_connections),
     )
 
 

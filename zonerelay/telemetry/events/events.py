@@ -214,6 +214,10 @@ class Events:
         age = now - created if now > created else 0.0
         zone = delivery.zone
         self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
+        if verdict == "delivered":
+            self.metrics.last_delivered.value = int(now)
+        if outcome.host:
+            self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
         reply = str(outcome.reply)
 
         def fields(redact: Redactor) -> dict[str, Field]:
