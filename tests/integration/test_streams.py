@@ -28,6 +28,7 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
+from zonerelay.control.messages import answers as messages
 from zonerelay.control.messages.answers import End, Frame, MailEvent, Missed, RelayStatus, TranscriptLine
 from zonerelay.control.messages.requests import Request, Tail, Transcript
 from zonerelay.control.socket.errors import ControlError
@@ -195,6 +196,33 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert events._emit == events._log
+
+
+async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(
+    tmp_path: Path, smarthost: Smarthost
+) -> None:
+    async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
+        reader, writer = await asyncio.open_unix_connection(str(socket_of(running)))
+        writer.write(messages.encode(Tail(event="logged-in")))
+        await running.until(tailed(running), what="the reader")
+        events, count = running.worker.events, 0
+        while count < 20_000:  # ten times what waits, and more than the sockets hold
+            for _ in range(100):
+                events.login("ok", LOOPBACK, user="app")
+            count += 100
+            await asyncio.sleep(0)
+        await running.send("a@example.org", ["b@example.com"], MESSAGE)
+        await running.until_empty()
+        told = missed = 0
+        async with asyncio.timeout(20):
+            while told + missed < count:
+                frame = messages.decode_frame(await reader.readline())
+                told += isinstance(frame, MailEvent)
+                missed += frame.count if isinstance(frame, Missed) else 0
+        writer.close()
+        # Those of the message may be among the missing: what is lost has not been looked at.
+        assert told + missed - count in range(3)
+        assert missed > 0
 
 
 async def test_a_transcript_has_the_lines_without_secrets_and_without_the_message(

@@ -43,6 +43,8 @@ MAX_BODY = 1024 * 1024
 SHUTDOWN_TIMEOUT = 1.0
 
 HANDSHAKE = 10.0
+LINGER = 2.0
+"""Seconds for which a client that was refused may go on sending a body, so that it sees the refusal."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 Trouble = Callable[[str, BaseException], None]
@@ -78,12 +80,12 @@ class HttpServer:
             max_line_size=MAX_LINE,
             max_field_size=MAX_FIELD,
             keepalive_timeout=IDLE,
-            lingering_time=0.0,
+            lingering_time=LINGER,
             shutdown_timeout=SHUTDOWN_TIMEOUT,
         )
         self._server: asyncio.Server | None = None
         self._operators: set[Connection] = set()
-        self._coming: set[Connection] = set()
+        self._coming: set[_Coming] = set()
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
         """Takes `listener` over."""
@@ -118,16 +120,15 @@ class HttpServer:
         assert server is not None
         alive = set(server.connections)
         self._operators &= alive
-        self._coming -= alive
         if len(alive - self._operators) + len(self._coming) >= MAX_CONNECTIONS:
             return _Refusal()
-        handler = server()
-        self._coming.add(handler)
-        asyncio.get_running_loop().call_later(LIFETIME, self._expire, handler)
-        return handler
+        coming = _Coming(server(), self._coming)
+        loop = asyncio.get_running_loop()
+        loop.call_later(HANDSHAKE, self._coming.discard, coming)
+        loop.call_later(LIFETIME, self._expire, coming.handler)
+        return coming
 
     def _expire(self, handler: Connection) -> None:
-        self._coming.discard(handler)
         if handler not in self._operators:
             _abort(handler)
 
@@ -160,8 +161,8 @@ class HttpServer:
                 response = plain(403, "a page of another origin sent this")
             else:
                 response = await self._guarded(request, handler)
-            if is_monitoring or not visit.identified:
-                response.force_close()
+            if is_monitoring or not visit.identified or not request.content.at_eof():
+                response.force_close()  # what is left of a body is not read for the sake of a connection
             return response
 
         return guard
@@ -189,7 +190,7 @@ class HttpServer:
             if not self._proxies.match(client):
                 break
         scheme = request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower()
-        return Visit(client, scheme == "https", private=scheme != "http" or _is_loopback(peer))
+        return Visit(client, scheme == "https", private=scheme != "http" or _is_loopback(client))
 
     def _is_foreign(self, request: web.Request, host: str) -> bool:
         """A browser says so; other clients send neither field."""
@@ -261,6 +262,20 @@ def _unmapped(address: str) -> str:
 
 def _is_loopback(address: str) -> bool:
     return bool(address) and ipaddress.ip_address(address).is_loopback
+
+
+class _Coming(asyncio.Protocol):
+    """A connection until its handshake is over: aiohttp knows nothing of it before, and it counts."""
+
+    def __init__(self, handler: Connection, coming: set[_Coming]) -> None:
+        self.handler = handler
+        self._coming = coming
+        coming.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._coming.discard(self)
+        transport.set_protocol(self.handler)
+        self.handler.connection_made(transport)
 
 
 class _Refusal(asyncio.Protocol):

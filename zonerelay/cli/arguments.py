@@ -61,7 +61,11 @@ CHANGES = {
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Exits with status 2 and a usage text on a mistake, as argparse does."""
-    return build().parse_args(arguments)
+    parser = build()
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "explain" and not (parsed.address or parsed.message_id):
+        parser.error("explain: the following arguments are required: ADDRESS, or --id ID")
+    return parsed
 
 
 def build() -> argparse.ArgumentParser:
@@ -290,7 +294,12 @@ def _log(commands: Commands) -> None:
 
 def _explain(commands: Commands) -> None:
     explain = _command(commands, "explain", "say how mail for an address would travel; sends nothing")
-    explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
+    explain.add_argument(
+        "address", nargs="?", default="", metavar="ADDRESS", help="recipient; a bare domain will do"
+    )
+    explain.add_argument(
+        "--id", dest="message_id", type=_message_id, metavar="ID", help="where a message of the queue goes"
+    )
     explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
     mail = explain.add_argument_group(
         "about the mail", "Routes that ask for one of these match only if it is given."

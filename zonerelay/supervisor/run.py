@@ -38,14 +38,14 @@ from zonerelay.process.setup import (
 )
 from zonerelay.process.sockets import Inherited
 from zonerelay.process.systemd import Notifier
-from zonerelay.store.spool_paths import spools_beyond
+from zonerelay.store.spool_paths import count_of, spools_beyond
 from zonerelay.supervisor import lock
 from zonerelay.supervisor.merge.fan_out import FanOut
 from zonerelay.supervisor.merge.http import RelayMetrics, RelayReadiness
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.reload import RelayReload
 from zonerelay.supervisor.sockets import BindError, Sockets
-from zonerelay.supervisor.workers.launching import Launcher, count_of
+from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
 from zonerelay.telemetry.logs.logs import LogWriter
 from zonerelay.telemetry.logs.logs import configure as configure_logs

@@ -39,7 +39,7 @@ class FieldError(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class ProblemBody(msgspec.Struct, frozen=True, kw_only=True):
+class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """RFC 9457; `code` is stable, `detail` is for people."""
 
     title: str

@@ -73,7 +73,7 @@ class Api:
         _acceptable(request, verb)
         parameters = _parameters(request, verb)
         body = None if verb.body is None else await _body(request, verb.body)
-        if verb.scope == "operate":
+        if verb.audited:
             self._operators.audit(
                 {"by": f"token {token.name}", "request": f"{request.method} {request.path}"}
             )

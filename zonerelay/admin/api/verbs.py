@@ -309,6 +309,8 @@ class Verb:
     body: type[msgspec.Struct] | None = None
     media: str = "application/json"
     refusal: int = 503
+    audited: bool = False
+    """The log tells of it by name: acts, orders and bodies have events of their own."""
 
 
 def _given(struct: msgspec.Struct) -> dict[str, Any]:
@@ -560,11 +562,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     _get("/v1/queue/count", "How many deliveries match.", _count, Preview, parameters=Which),
     _get(
-        "/v1/queue/summary",
-        "Deliveries by a property and by age.",
-        _summary,
-        Summed,
-        parameters=SummaryQuery,
+        "/v1/queue/summary", "Deliveries by a property and by age.", _summary, Summed, parameters=SummaryQuery
     ),
     _get(_MESSAGE, "One message with its open deliveries.", _show, MessageDetail),
     _get(
@@ -578,45 +576,15 @@ VERBS: tuple[Verb, ...] = (
         refusal=409,
     ),
     *(
-        _post(
-            f"/v1/queue/{name}",
-            summary,
-            _change(name),
-            ChangedAll | Preview,
-            body,
-        )
+        _post(f"/v1/queue/{name}", summary, _change(name), ChangedAll | Preview, body)
         for name, summary, body in _CHANGES
     ),
-    _get(
-        "/v1/acts",
-        "What operators did, the last first.",
-        _acts,
-        ActsDone,
-        parameters=ActsQuery,
-    ),
+    _get("/v1/acts", "What operators did, the last first.", _acts, ActsDone, parameters=ActsQuery),
     _get("/v1/acts/{act}", "One act of an operator.", _act, ActRow),
-    _post(
-        "/v1/acts/{act}/undo",
-        "Revert what an act changed.",
-        _undo,
-        ChangedAll,
-        UndoBody,
-    ),
+    _post("/v1/acts/{act}/undo", "Revert what an act changed.", _undo, ChangedAll, UndoBody),
     _get("/v1/orders", "Suspensions and hold rules in force.", _orders, OrdersInForce),
-    _post(
-        "/v1/suspend",
-        "Suspend mail, or hold what comes.",
-        _suspend,
-        OrderGiven,
-        SuspendBody,
-    ),
-    _post(
-        "/v1/resume",
-        "End a suspension or a hold rule.",
-        _resume,
-        OrdersEnded,
-        ResumeBody,
-    ),
+    _post("/v1/suspend", "Suspend mail, or hold what comes.", _suspend, OrderGiven, SuspendBody),
+    _post("/v1/resume", "End a suspension or a hold rule.", _resume, OrdersEnded, ResumeBody),
     _post(
         "/v1/explain",
         "How mail for an address would travel; nothing is sent.",
@@ -631,15 +599,12 @@ VERBS: tuple[Verb, ...] = (
         "The addresses in the queue behind a pseudonym of the log.",
         _resolve,
         Resolved,
+        audited=True,
         parameters=ResolveQuery,
         scope="operate",
     ),
     _get(
-        "/v1/history",
-        "What became of mail, and which time is not covered.",
-        _find,
-        Found,
-        parameters=Wanted,
+        "/v1/history", "What became of mail, and which time is not covered.", _find, Found, parameters=Wanted
     ),
     _get("/v1/history/{message_id}", "The time line of one message.", _time_line, TimeLine),
     _get(
@@ -664,5 +629,6 @@ VERBS: tuple[Verb, ...] = (
         _acknowledge,
         Acknowledged,
         AcknowledgeBody,
+        audited=True,
     ),
 )

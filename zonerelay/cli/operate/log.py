@@ -147,11 +147,20 @@ def forget_address(arguments: Namespace) -> int:
 
 
 def pseudonym_of(settings: Settings, address: str) -> str:
-    """Raises CliError where there are none."""
+    """Of an address, or of a domain as `@example.com`. Raises CliError where there is none."""
+    wanted = address.strip().strip("<>")
+    if "*" in wanted:
+        raise CliError(
+            f"{address}: a pseudonym stands for one whole address; no part of one has any. Give an address,"
+            " or a domain as @example.com",
+            USAGE,
+        )
     redactor = _redactor(settings)
     if redactor is None:
         raise CliError(f"there is no key of pseudonyms at {redact_key_of(settings)}: the log has none")
-    return redactor.mailbox(Mailbox(address.strip().strip("<>")))
+    domain = wanted.startswith("@")
+    pseudonym = redactor.mailbox(Mailbox(f"x{wanted}" if domain else wanted))
+    return pseudonym.partition("@")[2] if domain else pseudonym
 
 
 def _frame(step: Step) -> TraceStep:

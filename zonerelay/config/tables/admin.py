@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
+from zonerelay.config.problems import Report
 from zonerelay.config.tables.inbound.listener import Network
 
 
@@ -106,10 +108,36 @@ class AdminSettings:
     """
 
 
-def admin_advice(admin: AdminSettings) -> list[str]:
+def check_admin(admin: AdminSettings, report: Report) -> None:
+    if admin.key is not None and admin.certificate is None:
+        report.refuse(("admin", "key"), "is of no use without admin.certificate")
+    for network in admin.proxy_networks:
+        if network.prefixlen == 0:
+            report.refuse(
+                ("admin", "proxy_networks"),
+                f"{network} would let every client claim any address: name the proxies in front",
+            )
+    if admin.page and admin.address and not _keeps_secrets(admin):
+        report.refuse(
+            ("admin", "page"),
+            f"{admin.address} can be reached from other machines, and who logs in there would send a token "
+            "in clear text: give admin.certificate and admin.key (zonerelay cert self-signed makes them), "
+            "name a proxy with TLS in admin.proxy_networks, or listen on 127.0.0.1",
+        )
+
+
+def admin_advice(admin: AdminSettings) -> Iterator[str]:
+    if admin.token_file is not None:
+        yield (
+            "admin.token_file: one token that may do everything and does not expire; zonerelay token add "
+            "makes others, with a name, a scope and an end"
+        )
     if not admin.address or parse_listen(admin.address).is_loopback:
-        return []
-    return [
-        f"admin.address: metrics and health at {admin.address} can be read from other machines "
-        "(nothing can be changed there)"
-    ]
+        return
+    api = "the API asks for a token" if _keeps_secrets(admin) else "the API is closed to them without TLS"
+    yield f"admin.address: metrics and health at {admin.address} can be read from other machines ({api})"
+
+
+def _keeps_secrets(admin: AdminSettings) -> bool:
+    """Tokens do not travel in clear text: on this machine, over TLS, or from a proxy that has TLS."""
+    return parse_listen(admin.address).is_loopback or bool(admin.certificate or admin.proxy_networks)

@@ -181,12 +181,15 @@ class Orders(_Request, frozen=True, kw_only=True, tag="orders"):
 
 class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
     """Where mail for an address would go. Nothing is sent. What is not given is unknown, as `size` `None` is.
+    With `message_id`, where a message of the queue goes: an answer for each zone and domain of its
+    recipients, or of `address` alone.
 
     `listener` is an address of the configuration, `headers` are names and values. `priority` empty: the
     listener's.
     """
 
-    address: str
+    address: str = ""
+    message_id: str = ""
     sender: str = ""
     user: str = ""
     listener: str = ""

@@ -66,6 +66,7 @@ TOGETHER = 100
 Selected = tuple[Delivery, Message | None, DeliveryState]
 _Change = Callable[[Delivery], Delivery]
 _Work = Callable[[Sequence[Delivery]], Awaitable[int]]
+_Step = tuple[Delivery, Delivery]
 RACES = 5
 """How often deliveries that change while an act is noted are looked at again."""
 
@@ -290,7 +291,7 @@ class Operations:
                     if progress is not None:
                         progress.done += len(entries)
         finally:
-            self._tell("undo", result, undone.id, act)
+            self._tell("undo", result, act.what, act)
         return result
 
     async def release_orders(self, over: Sequence[Order]) -> int:
@@ -354,7 +355,7 @@ class Operations:
         changed: set[DeliveryKey] = set()
         left = {each.key: each for each in deliveries}
         for _ in range(RACES):
-            steps: dict[DeliveryKey, tuple[Delivery, Delivery]] = {}
+            steps: dict[DeliveryKey, _Step] = {}
             for key, old in left.items():
                 new = change(old)
                 if new is not old and new != old:
@@ -386,6 +387,8 @@ class Operations:
             await self._store.update([key for key in wanted if key in free], step)
         finally:
             self._scheduler.give_back(free)
+        missing = [entry for key, entry in wanted.items() if key in free and entry.key not in states]
+        await self._look_elsewhere(missing, states)
         restored = [entry for entry in entries if states.get(entry.key) == entry.after]
         self._wake(entry.before.queue for entry in restored if entry.before.queue != entry.after.queue)
         # Noted when it is done: a crash in between leaves less to undo of this undo, never more.
@@ -402,6 +405,19 @@ class Operations:
             gone=len(entries) - len(known) - busy,
             altered=sum(state not in (entry.before, entry.after) for entry, state in known),
         )
+
+    async def _look_elsewhere(self, missing: Sequence[Entry], states: dict[DeliveryKey, State]) -> None:
+        """Finds out which of the missing were moved to another queue since: these have not left."""
+        origins = {entry.key[1:]: entry.key for entry in missing}
+
+        def found(current: Delivery) -> Delivery:
+            states[origins[current.key[1:]]] = State.of(current)
+            return current
+
+        queues = [queue for queue, counts in self._store.counts().items() if counts.total] if missing else []
+        for queue in queues:
+            keys = [entry.key._replace(queue=queue) for entry in missing]
+            await self._store.update(keys, found)
 
     def _wake(self, queues: Iterable[str]) -> None:
         for queue in set(queues):
@@ -427,8 +443,8 @@ class Operations:
 
     def _tell(self, verb: str, result: Result, detail: str, act: Act | None) -> None:
         if act is not None:
-            who, reason = act.who, act.reason
-            self._events.operated(verb, result.changed, detail=detail, act=act.id, who=who, reason=reason)
+            told = {"detail": act.what, "act": act.id, "who": act.who, "reason": act.reason}
+            self._events.operated(verb, result.changed, **told)
         elif result.matched:
             self._events.operated(verb, result.changed, detail=detail)
 
@@ -563,9 +579,7 @@ def _state(delivery: Delivery, active: set[DeliveryKey], now: float) -> Delivery
 
 
 def _stepped(
-    steps: Mapping[DeliveryKey, tuple[Delivery, Delivery]],
-    met: dict[DeliveryKey, Delivery],
-    current: Delivery,
+    steps: Mapping[DeliveryKey, _Step], met: dict[DeliveryKey, Delivery], current: Delivery
 ) -> Delivery:
     """The delivery after its step, if it is as it was before. `met` has it as it was found last: a shared
     store asks again when others were faster.

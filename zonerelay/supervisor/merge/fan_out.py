@@ -103,12 +103,14 @@ class FanOut:
                 await self._summary(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge():
+            case Suspend() | Resume() | Orders():
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case Explain() if not request.message_id:
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain():
                 await self._find(request, asked, answer)
             case Tail() | Transcript():
                 return await LiveStream(self._relay, request, answer.caller).run(answer)
-            case Explain() | Suspend() | Resume() | Orders():
-                await answer.send(await self._answer(request, asked, answer.caller))
             case _:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
@@ -225,7 +227,7 @@ class FanOut:
 
     async def _find(
         self,
-        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | Explain,
         asked: WorkerAnswers,
         answer: Answer,
     ) -> None:
@@ -276,6 +278,8 @@ class FanOut:
             case Resume():
                 request = msgspec.structs.replace(request, who=request.who or caller)
                 ended = list((await asked.all(request, OrdersEnded)).values())
+                if not ended:
+                    raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
                 return OrdersEnded(
                     orders=merge_orders(each.orders for each in ended),
                     released=sum(each.released for each in ended),

@@ -15,7 +15,7 @@ from typing import Protocol
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message, Origin
+from zonerelay.model.envelope import Envelope, Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
@@ -193,6 +193,11 @@ class Events:
             "reply-lost",
             lambda redact: {"id": message_id, "client": redact.client(origin.client_address)},
         )
+
+    def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
+        """A message with an idempotency key came again: its client hears the first answer a second time."""
+        client = envelope.origin.client_address
+        self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
 
     def settled(
         self,
