@@ -17,6 +17,7 @@ import random
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
@@ -55,6 +56,9 @@ from zonerelay.worker.operators import Parts, build_board, build_handler, build_
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
 
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
+
 __all__ = ["StartError", "Worker"]
 
 ALONE = Identity()
@@ -75,7 +79,9 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
         identity: Identity = ALONE,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = sandbox
         self.settings = settings
         self.identity = identity
         self.hostname = hostname
@@ -238,7 +244,7 @@ class Worker:
             ZoneParts(
                 store=store,
                 router=sending.router,
-                courier=sending.courier,
+                courier=sending,
                 settler=settler,
                 retry=self.settings.retry,
                 events=self.events,
@@ -317,6 +323,7 @@ class Worker:
             clock=self.clock,
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
+            sandbox=self._sandbox,
         )
         journal = build_journal(self.settings, self.identity.index, self.clock)
         operations = build_operations(parts, journal)
