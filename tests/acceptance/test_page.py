@@ -30,20 +30,17 @@ PATIENCE = 20_000
 PAGES = (
     "/",
     "/destinations",
-    "/destinations?all=1",
-    "/queue",
     "/queue?q=nonsense",
     "/queue?q=to:@example.net",
-    "/act?verb=hold&q=to:@example.net",
-    "/act?verb=reroute&q=",
-    "/history",
-    "/history?value=@example.org",
+    "/act?verb=reroute&q=to:@example.net",
+    "/history?value=@example.net",
     "/suspensions",
     "/tail",
     "/configuration?changed=1",
     "/sessions",
     "/message/nonsense",
 )
+"""Of long tables few rows: axe-core looks at each, and they are alike."""
 
 
 @dataclass
