@@ -55,7 +55,7 @@ SOON = 0.25
 """Deliveries in a batch that is to be shown, and the seconds that are spent on it: lines should come soon."""
 NEVER = float("inf")
 SUMMED = 250
-"""Deliveries that a summary counts without a pause of the event loop."""
+"""Deliveries that a summary counts, or a release changes, without a pause of the event loop."""
 SAMPLE = 10_000
 """Deliveries from which a summary is estimated."""
 AGAIN = 0.5
@@ -323,7 +323,7 @@ class Operations:
         async def update(deliveries: Sequence[Delivery]) -> int:
             return await self._store.update(_keys(deliveries), change)
 
-        async with aclosing(self._matching(wanted, None)) as batches:
+        async with aclosing(self._matching(wanted, None, most=SUMMED)) as batches:
             async for batch in batches:
                 some = [delivery for delivery, _ in batch if change(delivery) != delivery]
                 if some:
