@@ -373,8 +373,6 @@ class Operations:
 
     async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
-        # Where an undo that a crash has cut off may have put them back already.
-        wanted |= {entry.key: entry for entry in entries}
         free = self._scheduler.withdraw(wanted)
         states: dict[DeliveryKey, State] = {}
 
@@ -407,7 +405,9 @@ class Operations:
         )
 
     async def _look_elsewhere(self, missing: Sequence[Entry], states: dict[DeliveryKey, State]) -> None:
-        """Finds out which of the missing were moved to another queue since: these have not left."""
+        """Finds out which of the missing were moved to another queue since, or put back by an undo that a
+        crash has cut off: these have not left.
+        """
         origins = {entry.key[1:]: entry.key for entry in missing}
 
         def found(current: Delivery) -> Delivery:
