@@ -194,6 +194,9 @@ def operator(request: pytest.FixtureRequest, chromium: Browser) -> Iterator[Oper
 def test_filter_hold_ten_thousand_and_undo(operator: Operator, relay: Served) -> None:
     page = operator.page
     operator.log_in(relay, "/queue?q=zone:default")
+    operator.write(page.get_by_label("Filter"), "bob")
+    operator.press(operator.button("Filter"))
+    operator.text("bob: write for example to:bob or from:bob")
     operator.write(page.get_by_label("Filter"), "to:@example.com")
     operator.press(operator.button("Filter"))
     page.wait_for_url("**/queue?q=to%3A%40example.com")
