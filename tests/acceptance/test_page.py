@@ -30,20 +30,17 @@ PATIENCE = 20_000
 PAGES = (
     "/",
     "/destinations",
-    "/destinations?all=1",
-    "/queue",
     "/queue?q=nonsense",
     "/queue?q=to:@example.net",
-    "/act?verb=hold&q=to:@example.net",
-    "/act?verb=reroute&q=",
-    "/history",
-    "/history?value=@example.org",
+    "/act?verb=reroute&q=to:@example.net",
+    "/history?value=@example.net",
     "/suspensions",
     "/tail",
     "/configuration?changed=1",
     "/sessions",
     "/message/nonsense",
 )
+"""Of long tables few rows: axe-core looks at each, and they are alike."""
 
 
 @dataclass
@@ -107,7 +104,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with output.open("wb") as file:
         process = subprocess.Popen([str(PROGRAM), "sandbox"], stdout=file, stderr=file)
     try:
-        address = re.compile(r"listens on \S+?:(\d+)(?:.|\n)*?(http://\S+)/login#(zrt_\w+)")
+        address = re.compile(r"listens on \S+?:(\d+)(?:.|\n)*?(http://\S+)/#(zrt_\w+)")
         assert wait_until(lambda: address.search(output.read_text()) is not None, timeout=60)
         found = address.search(output.read_text())
         assert found is not None
@@ -268,7 +265,7 @@ def test_hostile_text_is_shown_and_does_nothing(operator: Operator, sandbox: Ser
 def test_the_sandbox_logs_in_by_its_link(chromium: Browser, sandbox: Served) -> None:
     context = chromium.new_context()
     page = context.new_page()
-    page.goto(f"{sandbox.base}/login#{sandbox.token}")
+    page.goto(f"{sandbox.base}/#{sandbox.token}")
     page.wait_for_url(f"{sandbox.base}/")
     page.get_by_role("link", name="Live tail").click()
     page.get_by_text("Following.").wait_for()

@@ -29,8 +29,8 @@ from zonerelay.config.settings import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import DeliveryRow, Explanation, MessageDetail, TraceStep
-from zonerelay.control.messages.requests import Explain, QueueShow, QueueTrace
+from zonerelay.control.messages.answers import DeliveryRow, Explanation, MessageDetail, OrderGiven, TraceStep
+from zonerelay.control.messages.requests import Explain, QueueShow, QueueTrace, Selectors, Suspend
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.model.priority import Priority
@@ -370,3 +370,17 @@ async def test_a_zone_that_a_header_named_is_not_compared(tmp_path: Path) -> Non
         detail = await running.ask(QueueShow(message_id=message_id), MessageDetail)
         [row] = detail.deliveries
         assert (row.zone, row.routed, row.new_zone) == ("vip", "zone header", "")
+
+
+async def test_explain_of_waiting_mail_knows_the_order_about_its_user(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(file_of(user("app")))
+    here = listener(auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS)
+    chosen = replace(
+        standing_still(tmp_path, listener=here), auth=AuthSettings(credentials=tmp_path / "credentials")
+    )
+    async with relay_with(chosen) as running:
+        await submitted(running, b"", login=True)
+        message_id = str((await running.until_logged("accepted"))[0]["id"])
+        order = await running.ask(Suspend(about=Selectors(user="app"), reason="a leak"), OrderGiven)
+        found = await running.ask(Explain(message_id=message_id), Explanation)
+        assert [each.id for each in found.orders] == [order.order.id]

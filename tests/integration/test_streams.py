@@ -6,6 +6,7 @@ import asyncio
 import base64
 import smtplib
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,18 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
 from tests.support.smarthost import Smarthost
+from tests.support.tls_client import trusting
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     CredentialSettings,
     ListenerAuth,
     ListenerSettings,
+    ListenerTls,
     RetrySettings,
     Settings,
     TlsMode,
@@ -270,6 +274,38 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
         hidden = [BODY, PASSWORD, "secretive", *(base64.b64encode(each).decode() for each in secrets)]
         assert [each for each in hidden if each in said or each in done] == []
         await running.until(lambda: not running.worker.events.transcripts.on, what="the end of transcripts")
+
+
+@pytest.mark.parametrize("tls", [ListenerTls.STARTTLS, ListenerTls.IMPLICIT])
+async def test_a_transcript_goes_on_inside_tls(
+    tmp_path: Path, smarthost: Smarthost, tls: ListenerTls
+) -> None:
+    now = time.time()
+    certificate, key = make("relay.test", starts=now - DAY, ends=now + DAY).write(tmp_path, "relay")
+    chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
+    here = replace(chosen.listener[0], tls=tls, certificate=(certificate,), key=(key,), cleartext_auth="")
+
+    def submit(host: str, port: int) -> None:
+        is_implicit = tls is ListenerTls.IMPLICIT
+        opened = smtplib.SMTP_SSL(host, port, context=trusting()) if is_implicit else smtplib.SMTP(host, port)
+        with opened as client:
+            if not is_implicit:
+                client.starttls(context=trusting())
+            client.login("app", PASSWORD)
+            client.sendmail("a@example.org", ["b@example.com"], MESSAGE)
+
+    async with relay_with(replace(chosen, listener=(here,))) as running:
+        begun = Transcript(client=LOOPBACK)
+        async with reading(socket_of(running), begun, recorded(running)) as transcript:
+            await asyncio.to_thread(submit, *running.address)
+            await transcript.until(lambda: "the connection has ended" in transcript.text())
+        said = transcript.text()
+        assert said.count("> 220 relay.test ESMTP") == 1
+        assert "* encrypted with TLSv1.3" in said
+        assert "< AUTH PLAIN (" in said
+        assert "> 235 2.7.0" in said
+        assert said.count("queued as") == 1
+        assert PASSWORD not in said
 
 
 @dataclass

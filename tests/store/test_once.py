@@ -14,19 +14,22 @@ import pytest
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id
 from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
-from zonerelay.config.settings import Backend
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, Settings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
+from zonerelay.store.check import Examination, Findings
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,
     Finish,
+    Kept,
     NotKeptError,
     Once,
     OtherContentError,
     Store,
     StoredBeforeError,
 )
+from zonerelay.store.offline import check_spool
 from zonerelay.store.surroundings import Siblings
 
 WINDOW = 1000.0
@@ -133,6 +136,32 @@ async def test_expired_keys_are_removed(spool: Spool) -> None:
         while await kept_in(spool) > 1:
             await asyncio.sleep(0.01)
     assert await answer(spool.store, 12, later) == first
+
+
+@keeping
+async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Path) -> None:
+    first = await answer(spool.store, 1)
+    page, cursor = await spool.store.kept_keys()
+    while cursor:
+        more, cursor = await spool.store.kept_keys(cursor)
+        page = [*page, *more]
+    ((identity, kept),) = page
+    assert (identity, kept.digest, int(kept.message_id, 16)) == (ONCE.identity, ONCE.digest, first)
+    moved = replace(ONCE, identity="6" * 32)
+    await spool.store.keep_keys([(moved.identity, Kept(message_id(77), moved.digest, moved.until))])
+    assert await answer(spool.store, 2, moved) == 77
+    if spool.settings.backend is not Backend.MEMORY:
+        findings = Findings()
+        settings = Settings(
+            spool=spool.settings,
+            redis=spool.redis or RedisSettings(),
+            postgres=spool.postgres or PostgresSettings(),
+        )
+        await check_spool(settings, 0, Examination(tmp_path / "scratch", findings, lambda done, total: None))
+        assert findings.kept == []
+    await spool.store.settle([Finish(each) for each in await spool.store.claim("default", 10, now=NOW)])
+    if spool.settings.backend in (Backend.LEVELDB, Backend.DISK, Backend.MEMORY):
+        assert await spool.store.left_over() == "", "keys keep no spool from being removed"
 
 
 async def kept_in(spool: Spool) -> int:

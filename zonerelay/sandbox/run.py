@@ -74,8 +74,9 @@ async def _play(console: Console, directory: Path) -> int:
     )
     try:
         await worker.start()
-        _introduce(console, worker)
-        with _pinned(console, worker, sink, _token(directory, clock.now())):
+        page = f"http://{_LOOPBACK}:{worker.http_port}/#{_token(directory, clock.now())}"
+        _introduce(console, worker, page)
+        with _pinned(console, worker, sink, page):
             await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
             await _interrupted()
         console.print("\nStopping.", style="dim")
@@ -115,9 +116,10 @@ def _free(port: int) -> int:
         return number
 
 
-def _introduce(console: Console, worker: Worker) -> None:
+def _introduce(console: Console, worker: Worker, page: str) -> None:
     console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/], a sink behind it takes all mail,")
-    console.print("whatever the domain.\n")
+    console.print("whatever the domain. The page, logged in:\n")
+    console.print(f"{page}\n", soft_wrap=True)  # one line, to be copied
     table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
     table.add_column("recipient", style="cyan")
     table.add_column("then")
@@ -127,14 +129,14 @@ def _introduce(console: Console, worker: Worker) -> None:
     console.print("\nThree messages to begin with:\n")
 
 
-def _pinned(console: Console, worker: Worker, sink: Sink, token: str) -> Live:
+def _pinned(console: Console, worker: Worker, sink: Sink, page: str) -> Live:
     """What a person needs while mail flows stays below it; in a file it comes at the end."""
     smtp = worker.addresses()[0]
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",
         f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
-        f"sink {_LOOPBACK}:{sink.port}; metrics http://{_LOOPBACK}:{worker.http_port}/metrics; the page:",
-        f"http://{_LOOPBACK}:{worker.http_port}/login#{token}",
+        f"sink {_LOOPBACK}:{sink.port}; metrics http://{_LOOPBACK}:{worker.http_port}/metrics",
+        page,
     )
     return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)
 

@@ -405,6 +405,10 @@ class QueueOperations(Protocol):
         """
 
 
+KeptKeys = Sequence[tuple[str, Kept]]
+"""Idempotency keys by their identities."""
+
+
 class QueueView(Protocol):
     """The verbs with which a backup or an export reads a queue: those of `Store`."""
 
@@ -420,6 +424,14 @@ class QueueView(Protocol):
 
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
 
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        """A page of the idempotency keys, and the cursor of the next; "" at the beginning and at the end."""
+
 
 class Store(QueueStore, QueueOperations, Protocol):
     """The whole of what an engine implements."""
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]: ...
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        """Remember keys of another store, whose messages may have left. Raises NotKeptError."""

@@ -32,8 +32,6 @@ MENU = (
     ("/configuration", "Configuration"),
 )
 
-_CLASSES = {"2": "delivered", "4": "temporary", "5": "permanent"}
-
 
 class Renderer:
     def __init__(self) -> None:
@@ -95,7 +93,6 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "size": size,
     "number": lambda count: f"{count:,}",
     "sampled": _sampled,
-    "digit": lambda text: text if text in _CLASSES else "0",
-    "reply_class": lambda reply: _CLASSES.get(reply[:1], "reply"),
+    "digit": lambda text: text if text in ("2", "4", "5") else "0",
     "kind": lambda event: event.partition(" ")[0] if event.replace(" ", "").isalpha() else "",
 }

@@ -81,18 +81,6 @@ async def time_line(
     return line + [each for each in queued if each.event not in ("accepted", "settled", "attempt")], gaps
 
 
-async def state(settings: Settings, now: float) -> str:
-    """One line for the overview."""
-    if not settings.history.enabled:
-        return "off: [history] enabled = false"
-    try:
-        answer = await history.search(settings, history.Wanted(since=now, limit=1), now)
-    except RedactKeyError as error:
-        return str(error)
-    gaps = _in_words([each for each in answer.gaps if each.ended is None], settings)
-    return "; ".join([f"kept for {settings.history.keep / 86_400:.0f} days", *gaps])
-
-
 def _pseudonyms(settings: Settings, addresses: Sequence[str]) -> dict[str, str]:
     """Each address by its pseudonym. Raises RedactKeyError."""
     key = load_key(redact_key_of(settings))

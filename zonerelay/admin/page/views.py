@@ -43,7 +43,6 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
-from zonerelay.model.priority import Priority, queue_of
 from zonerelay.telemetry.logs.redact import printable
 
 ROWS = 50
@@ -67,7 +66,6 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
         status=status,
         hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
         flow=flow_of(status),
-        history=await search.state(visitor.operators.settings(), visitor.now),
     )
 
 
@@ -130,9 +128,7 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
 
 def _behind(row: DeliveryRow) -> str:
     """The place of the next page in the address."""
-    return msgspec.json.encode(
-        [queue_of(row.zone, Priority(row.priority)), row.message_id, row.recipient]
-    ).decode()
+    return msgspec.json.encode([row.queue, row.message_id, row.recipient]).decode()
 
 
 def _place(visitor: Visitor) -> tuple[str, str, str] | None:

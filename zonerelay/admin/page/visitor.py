@@ -103,11 +103,8 @@ class Visitor:
             "now": self.now,
         }
         text = await asyncio.to_thread(self._renderer.render, template, {**common, **values})
-        fields = dict(FIELDS)
-        if self.session is None:
-            fields["X-Log-In"] = "yes"
         body = text.encode("utf-8", "replace")
-        return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=fields)
+        return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=FIELDS)
 
 
 def see_other(path: str) -> web.Response:

@@ -130,7 +130,11 @@ class Explainer:
     async def explain_queued(self, message: Message, row: DeliveryRow) -> Explanation:
         """Of one delivery, which stays in its zone."""
         request = Explain(
-            address=row.recipient, sender=row.sender or "", size=message.size, headers=message.headers
+            address=row.recipient,
+            sender=row.sender or "",
+            user=message.envelope.origin.user,
+            size=message.size,
+            headers=message.headers,
         )
         choice = Choice(row.zone, 0, row.routed or "chosen when it was accepted")
         found = await self._explained(request, choice, row.recipient, row.sender or "")

@@ -30,6 +30,7 @@ from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservatio
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Kept,
+    KeptKeys,
     Once,
     QueueCounts,
     StoreCorruptError,
@@ -41,6 +42,7 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
+from zonerelay.store.disk.batch import Keep
 from zonerelay.store.disk.directories import Directories, check_marks, open_directories
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.reader import Walk, read_chunks
@@ -66,6 +68,7 @@ class DiskStore(LocalStore[ChangePlan]):
             around.clock,
             around.siblings,
         )
+        self.kept_keys = self._reservations.kept_keys
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         keeper.last_id = self.last_message_id
@@ -112,6 +115,14 @@ class DiskStore(LocalStore[ChangePlan]):
 
     async def _kept_page(self, after: str) -> Page:
         return [] if after else list(self._kept.items())
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        names = [
+            disk_format.key_name(Once(identity, kept.digest, kept.until), kept.message_id)
+            for identity, kept in keys
+        ]
+        await self._committer.submit([Keep(name) for name in names])
+        self._kept.update(keys)
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         del is_used  # a key that is used again has a file of its own

@@ -24,7 +24,7 @@ from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore
 from zonerelay.store.common.once.reservations import OnceSpool, Reservations
-from zonerelay.store.contract import CHUNK_SIZE, Once, QueueCounts, StoreError, Submit
+from zonerelay.store.contract import CHUNK_SIZE, KeptKeys, Once, QueueCounts, StoreError, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
@@ -67,6 +67,7 @@ class LevelDbStore(LocalStore[WritePlan]):
             around.clock,
             around.siblings,
         )
+        self.kept_keys = self._reservations.kept_keys
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
 
@@ -132,6 +133,12 @@ class LevelDbStore(LocalStore[WritePlan]):
 
     def begin_keys(self) -> None:
         self._reservations.start()
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        ops: list[Op] = []
+        for identity, kept in keys:
+            ops += scan.once_ops(Once(identity, kept.digest, kept.until), kept.message_id)
+        await self._committer.submit(ops)
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         ops: list[Op] = []

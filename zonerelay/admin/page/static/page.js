@@ -7,14 +7,6 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   if (part.id === "live" && (document.hidden || part.contains(document.activeElement))) event.preventDefault();
 });
 
-// A session that has ended answers with the log-in page, which belongs in the window, not in a part of it.
-document.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.xhr.getResponseHeader("X-Log-In")) {
-    event.detail.shouldSwap = false;
-    location.reload();
-  }
-});
-
 const events = document.getElementById("events");
 if (events && events.dataset.from) {
   const most = 500;
@@ -67,9 +59,12 @@ if (events && events.dataset.from) {
 }
 
 // `zonerelay sandbox` prints an address with its token behind the #, which no server sees.
-const token = document.getElementById("token");
-if (token && location.hash.startsWith("#zrt_")) {
-  token.value = location.hash.slice(1);
-  history.replaceState(null, "", location.pathname);
-  token.form.requestSubmit();
+if (location.hash.startsWith("#zrt_")) {
+  const given = location.hash.slice(1);
+  history.replaceState(null, "", location.pathname + location.search);
+  const token = document.getElementById("token");
+  if (token) {
+    token.value = given;
+    token.form.requestSubmit();
+  }
 }

@@ -20,7 +20,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.once.register import Register
-from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError, check_kept
+from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, StoreError, check_kept
 from zonerelay.store.surroundings import Siblings
 
 PATIENCE = 10.0
@@ -148,6 +148,11 @@ class Reservations:
             await register.run(register.settle, identity, message_id, is_kept)
         except StoreError as error:
             _log.warning("%s; messages with this key wait until this worker is asked or restarts", error)
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        """Satisfies `QueueView`."""
+        page = list(await self._spool.page(cursor))
+        return page, max((identity for identity, _ in page), default="")
 
     # --- the register
 
