@@ -148,7 +148,7 @@ class Operations:
             self._matching(wanted, progress, most=SHOWN, within=SOON, after=after)
         ) as batches:
             async for batch in batches:
-                messages = await self._store.read_messages([each.message_id for each, _ in batch[:left]])
+                messages = await self._messages_of(each for each, _ in batch[:left])
                 for delivery, state in batch[:left]:
                     yield delivery, messages.get(delivery.message_id), state
                 left -= len(batch)
@@ -186,8 +186,8 @@ class Operations:
         key_of = KEYS.get(by) or self._site
         async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
             async for batch in batches:
-                ids = [each.message_id for each, _ in batch] if by in NEED_MESSAGE else []
-                messages = await self._store.read_messages(ids) if ids else {}
+                needed = batch if by in NEED_MESSAGE else []
+                messages = await self._messages_of(each for each, _ in needed)
                 for delivery, _ in batch:
                     summary.count(key_of(delivery, messages.get(delivery.message_id)), delivery.created)
                 await asyncio.sleep(0)
@@ -241,8 +241,7 @@ class Operations:
         act: Act | None = None,
     ) -> Result:
         async def reroute(deliveries: Sequence[Delivery]) -> int:
-            ids = [each.message_id for each in deliveries] if rerouting.needs_messages else []
-            messages = await self._store.read_messages(ids) if ids else {}
+            messages = await self._messages_of(deliveries if rerouting.needs_messages else ())
             now = self._clock.now()
             queues = {
                 each.key: rerouting.queue_of(each, messages.get(each.message_id)) for each in deliveries
@@ -556,6 +555,11 @@ class Operations:
         return sum(
             counts.total for name, counts in self._store.counts().items() if zone in (None, zone_of(name))
         )
+
+    async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
+        """Reads each message once, which may have a thousand deliveries."""
+        ids = list(dict.fromkeys(each.message_id for each in deliveries))
+        return await self._store.read_messages(ids) if ids else {}
 
     async def _message(self, message_id: MessageId) -> Message | None:
         try:
