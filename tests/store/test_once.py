@@ -105,6 +105,18 @@ async def test_of_many_at_once_one_is_stored(spool: Spool) -> None:
     assert await stored(spool.store) == [answers[0]]
 
 
+@keeping
+async def test_a_client_that_leaves_during_the_commit_changes_nothing(spool: Spool) -> None:
+    committing = asyncio.create_task(submit(spool.store, 1))
+    while not committing.done() and not await stored(spool.store):
+        committing.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(committing, return_exceptions=True)
+    first = await answer(spool.store, 2)
+    assert await answer(spool.store, 3) == first
+    assert await stored(spool.store) == [first]
+
+
 @surviving
 async def test_it_survives_a_restart_and_ends_with_its_time(spool: Spool) -> None:
     first = await answer(spool.store, 1)

@@ -89,7 +89,8 @@ class Reservations:
             self._settled(once.identity, message_id, is_kept=False)
             raise
         stored.add_done_callback(lambda stored: self._written(once.identity, message_id, stored))
-        return stored
+        # A caller that leaves must not take the write's outcome with it.
+        return asyncio.shield(stored)
 
     async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
         """What is kept of the key already."""
