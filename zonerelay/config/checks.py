@@ -17,7 +17,7 @@ from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings
+from zonerelay.config.settings import REPEATED, TABLES, Backend, Idempotency, Settings
 from zonerelay.config.tables.admin import admin_advice, check_admin
 from zonerelay.config.tables.inbound.access import access_advice, auth_advice, check_access
 from zonerelay.config.tables.inbound.listener import check_listeners, listener_advice
@@ -50,6 +50,7 @@ def check(settings: Settings, report: Report) -> Settings:
     check_postgres(settings.postgres, report)
     check_outbox(settings.outbox, zones, report)
     check_listeners(listeners, report, takes_reports=bool(settings.srs.domain))
+    _check_keys(settings, report)
     check_access(settings.access, report)
     _check_addresses(settings, report)
     if _names_are_sound(settings, report):
@@ -126,6 +127,16 @@ def _hostname_advice(hostname: str) -> list[str]:
     if is_fully_qualified(hostname):
         return []
     return [f'hostname: this relay calls itself "{hostname}", which many servers refuse: set its full name']
+
+
+def _check_keys(settings: Settings, report: Report) -> None:
+    if settings.spool.backend is Backend.S3:
+        for at, listener in enumerate(settings.listener):
+            if listener.idempotency is not Idempotency.OFF:
+                report.refuse(
+                    ("listener", at, "idempotency"),
+                    'a queue in a bucket cannot remember keys: leave it "off", or choose another backend',
+                )
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:
