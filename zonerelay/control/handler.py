@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +31,9 @@ from zonerelay.control.messages.answers import (
     Summary,
     SummaryRow,
     TraceStep,
+    WebhookReplayed,
+    WebhookRow,
+    WebhookTested,
 )
 from zonerelay.control.messages.requests import (
     Explain,
@@ -48,6 +52,9 @@ from zonerelay.control.messages.requests import (
     Resolve,
     SpoolAcknowledge,
     Status,
+    WebhookList,
+    WebhookReplay,
+    WebhookTest,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
@@ -58,6 +65,9 @@ from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter,
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family
+
+if TYPE_CHECKING:
+    from zonerelay.webhook.webhooks import Webhooks  # most relays have none
 
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
@@ -82,7 +92,9 @@ class ControlHandler:
         bodies: Bodies,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
+        webhooks: Callable[[], Webhooks | None] = lambda: None,
     ) -> None:
+        self._webhooks = webhooks
         self._acknowledge = acknowledge
         self._part = part
         self._bodies = bodies
@@ -116,6 +128,8 @@ class ControlHandler:
                 return await self._resolve(request, answer)
             case Explain() | Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
+            case WebhookList() | WebhookTest() | WebhookReplay():
+                await self._webhook(request, answer)
             case PartMetrics() if self._part is not None:
                 await answer.send(await self._part.metrics())
             case PartReadiness() if self._part is not None:
@@ -123,6 +137,21 @@ class ControlHandler:
             case Ping():
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
         return End()
+
+    async def _webhook(self, request: WebhookList | WebhookTest | WebhookReplay, answer: Answer) -> None:
+        webhooks = self._webhooks()
+        if isinstance(request, WebhookList):
+            for row in () if webhooks is None else webhooks.status():
+                await answer.send(WebhookRow(**row))
+            return
+        courier = None if webhooks is None else webhooks.courier(request.name)
+        if webhooks is None or courier is None:
+            raise NotFoundError(f"no [[webhook]] is named {request.name}")
+        if isinstance(request, WebhookTest):
+            ok, text = await webhooks.test(courier)
+            await answer.send(WebhookTested(ok=ok, text=text))
+        else:
+            await answer.send(WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
 
     async def _answer(
         self, request: Explain | Status | SpoolAcknowledge

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, raised_guard
@@ -22,6 +23,7 @@ from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.messages.answers import RelayStatus, ZoneStatus
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
@@ -90,7 +92,7 @@ class StatusBoard:
         oldest: dict[str, float] = {}
         now = self._clock.now()
         try:
-            for queue in self._store.counts():
+            for queue in filterfalse(is_webhook_zone, self._store.counts()):
                 created = await self._store.oldest(queue, now=now)
                 if created is not None:
                     zone = zone_of(queue)
@@ -101,7 +103,8 @@ class StatusBoard:
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
-        counts = _by_zone(self._store.counts())
+        mail = {queue: each for queue, each in self._store.counts().items() if not is_webhook_zone(queue)}
+        counts = _by_zone(mail)
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
             for zone in dict.fromkeys((*self._zones.names, *counts))

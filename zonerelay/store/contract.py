@@ -115,6 +115,10 @@ class BodyFacts(TypedDict, total=False):
     trace: tuple[str, ...]
 
 
+Beside = Callable[[Message], Sequence[Submit]]
+"""`beside(message)`: messages of our own that belong to a message which is being committed."""
+
+
 class MessageWriter(Protocol):
     """Takes one message's body. Leaving the `async with` block without commit aborts.
 
@@ -124,8 +128,14 @@ class MessageWriter(Protocol):
     async def write(self, chunk: bytes) -> None:
         """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits when the store is behind."""
 
-    async def commit(self, deliveries: Sequence[Delivery], **facts: Unpack[BodyFacts]) -> Message:
-        """Make the message and its deliveries exist, durably. 250 may be sent when this returns."""
+    async def commit(
+        self, deliveries: Sequence[Delivery], beside: Beside | None = None, **facts: Unpack[BodyFacts]
+    ) -> Message:
+        """Make the message and its deliveries exist, durably. 250 may be sent when this returns.
+
+        So do the messages of our own that `beside` makes: in the same write, or, where each message is
+        written by itself (Redis, S3), in one behind it and before this returns.
+        """
 
     async def abort(self) -> None: ...
 

@@ -26,6 +26,7 @@ from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue
+from zonerelay.worker.webhooks import TellsOthers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Parts:
     settler: Settler
     sending: Sending
     listeners: Listeners
+    telling: TellsOthers
     events: Events
     redactor: Redactor
     clock: Clock
@@ -87,6 +89,7 @@ def build_handler(
         bodies=_build_bodies(parts),
         acknowledge=parts.queue.acknowledge,
         part=answers,
+        webhooks=lambda: parts.telling.webhooks,
     )
 
 

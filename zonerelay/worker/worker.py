@@ -30,6 +30,7 @@ from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError, history_redactor
 from zonerelay.queue.operator.clock_watch import ClockWatch
@@ -44,12 +45,13 @@ from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import is_shared, name_of, remove_spool
 from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.load import CpuDemand
-from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
+from zonerelay.worker.webhooks import TellsOthers
 
 __all__ = ["StartError", "Worker"]
 
@@ -99,6 +101,7 @@ class Worker:
         self._ids: MessageIdSource | None = None
         self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
+        self._telling: TellsOthers | None = None
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
@@ -158,7 +161,9 @@ class Worker:
         sending.attach(scheduler)
         listeners = self._listeners = self._build_listeners(store, ids, sending)
         settler.refused_stranger = listeners.refused_stranger
+        telling = self._telling = self._build_telling(store, settler, ids)
         await self._open_to_operators(queue, settler, scheduler, sending, listeners)
+        await telling.configure(self.settings)
         await sending.start()
         await scheduler.start()
         assert self._clock_watch is not None
@@ -201,6 +206,20 @@ class Worker:
             clock=self.clock,
         )
 
+    def _build_telling(self, store: Store, settler: Settler, ids: MessageIdSource) -> TellsOthers:
+        return TellsOthers(
+            hostname=self.hostname,
+            worker=self.identity.index,
+            store=store,
+            settler=settler,
+            ids=ids,
+            redactor=self._redactor,
+            environment=self._environment,
+            events=self.events,
+            clock=self.clock,
+            random=self._random,
+        )
+
     def _build_scheduler(self, store: Store, settler: Settler, sending: Sending) -> Scheduler:
         return Scheduler(
             self.settings.zone,
@@ -237,6 +256,7 @@ class Worker:
             clock=self.clock,
             secret=secrets.token_bytes(32),
             srs=lambda: sending.srs,
+            webhooks=lambda: None if self._telling is None else self._telling.webhooks,
             inherited=self.identity.inherited,
         )
 
@@ -248,6 +268,7 @@ class Worker:
         sending: Sending,
         listeners: Listeners,
     ) -> None:
+        assert self._telling is not None
         parts = Parts(
             hostname=self.hostname,
             queue=queue,
@@ -256,6 +277,7 @@ class Worker:
             settler=settler,
             sending=sending,
             listeners=listeners,
+            telling=self._telling,
             events=self.events,
             redactor=self._redactor,
             clock=self.clock,
@@ -295,6 +317,7 @@ class Worker:
         assert self._scheduler is not None
         assert self._settler is not None
         assert self._sending is not None
+        assert self._telling is not None
         later = needs_restart(self.settings, settings)
         self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
@@ -302,9 +325,10 @@ class Worker:
             # Before anything has changed: who cannot be asked to change back is asked last.
             Rewriting(settings.rewrite)  # the listeners make their own
             Zones(settings.zone, settings.route)
+            await self._telling.configure(settings)
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
-        except ValueError as error:
+        except (ValueError, StoreError, RedactKeyError) as error:
             self.refused = str(error)
             self.refused_at = self.clock.now()
             self.problems = (f"the configuration on disk is wrong: {error}",)
@@ -337,6 +361,8 @@ class Worker:
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
         if self._clock_watch is not None:
             await self._clock_watch.stop()
+        if self._telling is not None:
+            await self._telling.close()
         if self._scheduler is not None:
             await self._scheduler.stop(left)
         if self._settler is not None:
@@ -383,7 +409,10 @@ class Worker:
 
     def _on_news(self, zone: str) -> None:
         """Others have left mail behind: some to be sent now, some that was deferred."""
-        if self._scheduler is not None:
+        if is_webhook_zone(zone):
+            if self._telling is not None:
+                self._telling.on_news()
+        elif self._scheduler is not None:
             self._scheduler.wake(zone)
 
     def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
@@ -414,7 +443,14 @@ class Worker:
                 *(() if listeners is None else listeners.problems),
                 *(
                     text
-                    for part in (self._sending, self._queue, self._scheduler, self.store, self.history)
+                    for part in (
+                        self._sending,
+                        self._queue,
+                        self._scheduler,
+                        self.store,
+                        self.history,
+                        self._telling,
+                    )
                     if part
                     for text in part.problems()
                 ),

@@ -27,7 +27,7 @@ from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import NotifyQueue, SharedContext, TellsAcceptance
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
@@ -74,6 +74,7 @@ class Listeners:
         clock: Clock,
         secret: bytes,
         srs: Callable[[], Srs | None] = lambda: None,
+        webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
         inherited: Inherited = NOTHING,
     ) -> None:
         self._hostname = hostname
@@ -82,6 +83,7 @@ class Listeners:
         self._clock = clock
         self._secret = secret
         self._srs = srs
+        self._webhooks = webhooks
         self._users: Authenticator | None = None
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
@@ -211,6 +213,7 @@ class Listeners:
             access=AccessRules(settings.access) if settings.access else None,
             rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
             srs=self._srs(),
+            webhooks=self._webhooks(),
             hash_bodies=bool(settings.dkim),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
         )

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.rules import AccessRules
@@ -27,9 +27,10 @@ from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
+from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import QueueStore
+from zonerelay.store.contract import QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
 HANDSHAKE = 30.0
@@ -38,6 +39,16 @@ HANDSHAKE = 30.0
 
 NotifyQueue = Callable[[str, float], None]
 """Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
+
+
+class TellsAcceptance(Protocol):
+    """Makes messages of our own that tell others of accepted mail."""
+
+    def accepted(self, message: Message) -> list[Submit]:
+        """Returns what belongs into the write that holds the message."""
+
+    def notify(self) -> None:
+        """That write is done."""
 
 
 def _no_limit() -> SessionMemory:
@@ -60,6 +71,7 @@ class SharedContext:
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
+    webhooks: TellsAcceptance | None = None
     srs: Srs | None = None
     srs_recipients: SrsRecipients = field(default_factory=SrsRecipients)
     hash_bodies: bool = False

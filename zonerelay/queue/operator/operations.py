@@ -30,6 +30,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.priority import queues_of, zone_of
 from zonerelay.model.reply import Reply
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.summary import BOUNDS, KEYS, MAX_KEYS, NEED_MESSAGE, UNKNOWN, Summary, Tally
@@ -313,7 +314,8 @@ class Operations:
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
             for delivery in await self._store.deliveries_of(wanted.message_id):
-                yield delivery
+                if not is_webhook_zone(delivery.queue):
+                    yield delivery
             return
         may_match = matcher.recipient
         if every > 1:
@@ -324,11 +326,14 @@ class Operations:
         for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):
             async with closing(self._store.scan(queue, wanted=may_match)) as deliveries:
                 async for delivery in deliveries:
-                    yield delivery
+                    if not is_webhook_zone(delivery.queue):
+                        yield delivery
 
     def _total(self, zone: str | None) -> int:
         return sum(
-            counts.total for name, counts in self._store.counts().items() if zone in (None, zone_of(name))
+            counts.total
+            for name, counts in self._store.counts().items()
+            if zone in (None, zone_of(name)) and not is_webhook_zone(name)
         )
 
     async def _message(self, message_id: MessageId) -> Message | None:

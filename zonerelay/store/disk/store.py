@@ -88,9 +88,15 @@ class DiskStore(LocalStore[ChangePlan]):
         self._uploads.discard(message_id)
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         plan = ChangePlan({})
+        for report in beside:
+            self._add_report(plan, report)
         if message.id not in self._uploads:
             self._add_message(plan, message, deliveries, chunks)
             return self._submit(plan)

@@ -70,10 +70,16 @@ class LevelDbStore(LocalStore[WritePlan]):
         return self._committer.submit(ops, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
+        for report in beside:
+            self._add_report(plan, report)
         stored = self._submit(plan)
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)

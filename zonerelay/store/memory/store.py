@@ -72,9 +72,15 @@ class MemoryStore:
         return _done()
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
+        for report in beside:
+            self.add(report.message, split(report.body), report.deliveries)
         return _done()
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:

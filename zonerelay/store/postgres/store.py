@@ -111,10 +111,17 @@ class PostgresStore(BatchedUpdate):
         return self._submit(job, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         new = MessageRows(message, deliveries, chunks, self._keeps)
         job = Submission(messages=[new], news=self._to_share(new))
+        for report in beside:
+            added = MessageRows(report.message, report.deliveries, split(report.body), self._keeps)
+            job.reports.append((added, report.about))
         self._bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
         return self._submit(job, size=_size(new))
 

@@ -89,7 +89,7 @@ class RedisStore(BatchedUpdate):
         return True  # the server counts
 
     def begin(self, envelope: Envelope) -> BodyWriter:
-        return BodyWriter(self, envelope)
+        return BodyWriter(self, envelope, behind=self.settle)
 
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]
@@ -100,8 +100,13 @@ class RedisStore(BatchedUpdate):
         return then(asked, _check_upload)
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
+        del beside  # the writer stores them behind it: one script stores one message
         owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
         asked = self._keeper.run(

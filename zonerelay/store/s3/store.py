@@ -142,7 +142,7 @@ class S3Store:
     # --- taking mail
 
     def begin(self, envelope: Envelope) -> BodyWriter:
-        return BodyWriter(self._uploads, envelope)
+        return BodyWriter(self._uploads, envelope, behind=self.settle)
 
     def _has_room(self) -> bool:
         return self._reader.ready < CROWDED

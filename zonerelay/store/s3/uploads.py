@@ -28,7 +28,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.contract import StoreCorruptError, StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
 from zonerelay.store.s3.keeper import S3Keeper
@@ -247,8 +247,13 @@ class S3Uploads:
     # --- messages
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
+        del beside  # the writer stores them behind it: an object is one message
         upload = self._open.pop(message.id, None)
         if upload is None and message.size > INLINE_LIMIT:
             upload = self._new_upload(message.id)

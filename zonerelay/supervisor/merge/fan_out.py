@@ -27,6 +27,8 @@ from zonerelay.control.messages.answers import (
     Progress,
     RelayStatus,
     Summary,
+    WebhookReplayed,
+    WebhookRow,
 )
 from zonerelay.control.messages.requests import (
     Explain,
@@ -42,11 +44,20 @@ from zonerelay.control.messages.requests import (
     Resolve,
     SpoolAcknowledge,
     Status,
+    WebhookList,
+    WebhookReplay,
+    WebhookTest,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
-from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status, merge_summaries
+from zonerelay.supervisor.merge.merging import (
+    merge_changed,
+    merge_explained,
+    merge_status,
+    merge_summaries,
+    merge_webhooks,
+)
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -83,10 +94,10 @@ class FanOut:
             case QueueCat():
                 request = msgspec.structs.replace(request, who=answer.caller)
                 await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case SpoolAcknowledge():
+            case SpoolAcknowledge() | WebhookTest():
                 await self._find(request, asked, answer, first=0)
-            case Explain():
-                await self._explain(request, asked, answer)
+            case Explain() | WebhookList() | WebhookReplay():
+                await self._merged(request, asked, answer)
             case _:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
@@ -154,9 +165,18 @@ class FanOut:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
         await answer.send(merge_changed(request.action, list(found.values()), shared=self._relay.shared))
 
+    async def _webhooks(self, request: WebhookList, asked: WorkerAnswers, answer: Answer) -> None:
+        """The webhooks of all workers: what waits is added up, and the worst state counts."""
+        rows: list[WebhookRow] = []
+        for worker in asked.workers():
+            async with aclosing(asked.of(worker, request)) as answered:
+                rows += [frame async for frame in answered if isinstance(frame, WebhookRow)]
+        for row in merge_webhooks(rows):
+            await answer.send(row)
+
     async def _find(
         self,
-        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | WebhookTest,
         asked: WorkerAnswers,
         answer: Answer,
         *,
@@ -178,6 +198,18 @@ class FanOut:
         if asked.missing or not_found is None:
             raise ControlError(f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}")
         raise not_found
+
+    async def _merged(
+        self, request: Explain | WebhookList | WebhookReplay, asked: WorkerAnswers, answer: Answer
+    ) -> None:
+        match request:
+            case Explain():
+                await self._explain(request, asked, answer)
+            case WebhookList():
+                await self._webhooks(request, asked, answer)
+            case WebhookReplay():
+                found = await asked.all(request, WebhookReplayed)
+                await answer.send(WebhookReplayed(queued=sum(each.queued for each in found.values())))
 
     async def _explain(self, request: Explain, asked: WorkerAnswers, answer: Answer) -> None:
         found = await asked.all(request, Explanation)

@@ -35,6 +35,7 @@ from zonerelay.telemetry.metrics.subsystems import (
     OutboxMetrics,
     SmarthostMetrics,
     StsCounters,
+    WebhookMetrics,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,7 +55,7 @@ TROUBLES = (
     "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock",
     "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.read_message", "queue.report",
     "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload", "retry.backoff",
-    "store.claim", "store.probe", "store.settle", "systemd",
+    "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report",
 )  # fmt: skip
 """The places that tell of trouble."""
 
@@ -163,10 +164,12 @@ class Metrics:
         self.limits = LimitMetrics()
         self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
+        self.webhooks = WebhookMetrics()
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
-        for each in (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox):
+        parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.webhooks)
+        for each in parts:
             registry.register(each)
         self.attach(
             ReadGauge(

@@ -12,17 +12,18 @@ removes those that a crash has left. After a failed write the message cannot be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, Self, Unpack
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.chunks import check_deliveries
-from zonerelay.store.contract import CHUNK_SIZE, BodyFacts, StoreError
+from zonerelay.store.contract import CHUNK_SIZE, Beside, BodyFacts, Change, StoreError, Submit
 
 GROUP_CHUNKS = 8
 """Chunks in one synced batch of a large body: 512 KiB."""
+Settle = Callable[[Sequence[Change]], Awaitable[None]]
 UPLOAD_MEMORY = 64 * 1024 * 1024
 """What all large uploads together may hold in memory before their groups shrink."""
 
@@ -41,9 +42,13 @@ class Spool(Protocol):
         """Write part of a body, synced: the chunks from number `first`."""
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        """Write the last chunks of a body and make the message exist."""
+        """Write the last chunks of a body and make the message exist, with others `beside` it."""
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         """Remove the first `count` chunks, in the background."""
@@ -52,8 +57,10 @@ class Spool(Protocol):
 class BodyWriter:
     """A message that is arriving."""
 
-    def __init__(self, spool: Spool, envelope: Envelope) -> None:
+    def __init__(self, spool: Spool, envelope: Envelope, *, behind: Settle | None = None) -> None:
+        """`behind` stores what belongs beside a message, where that cannot be in the same write."""
         self._spool = spool
+        self._behind = behind
         self._envelope = envelope
         self._size = 0
         self._parts: list[bytes] = []  # at most a chunk
@@ -108,7 +115,9 @@ class BodyWriter:
             # A session that is cancelled here must not take the group's outcome with it.
             await asyncio.shield(self._written)
 
-    async def commit(self, deliveries: Sequence[Delivery], **facts: Unpack[BodyFacts]) -> Message:
+    async def commit(
+        self, deliveries: Sequence[Delivery], beside: Beside | None = None, **facts: Unpack[BodyFacts]
+    ) -> Message:
         self._check_open()
         check_deliveries(self._envelope.id, deliveries)
         self._spool.check_writable()
@@ -122,10 +131,13 @@ class BodyWriter:
             chunks=self._submitted + len(chunks),
             **facts,
         )
-        stored = self._spool.submit_message(message, deliveries, chunks)
+        others = () if beside is None else beside(message)
+        stored = self._spool.submit_message(message, deliveries, chunks, others)
         # From here the message exists or the spool has failed; leaving does not change that.
         self._finish()
         await stored
+        if others and self._behind is not None:
+            await self._behind(others)
         return message
 
     def _finish(self) -> None:
