@@ -31,12 +31,8 @@ class Post:
     path: str
     headers: dict[str, str]
     body: bytes
-    at: float
     status: int
-
-    @property
-    def event(self) -> dict[str, Any]:
-        return json.loads(self.body)  # type: ignore[no-any-return]  # the test knows what it asks for
+    event: dict[str, Any]  # the test knows what it asks for
 
     @property
     def id(self) -> str:
@@ -64,7 +60,7 @@ class Receiver:
                 answer = receiver.answers.get(self.path, Answer())
                 time.sleep(answer.delay)
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                receiver.posts.append(Post(self.path, headers, body, time.time(), answer.status))
+                receiver.posts.append(Post(self.path, headers, body, answer.status, json.loads(body)))
                 self.send_response(answer.status)
                 for name, value in answer.headers.items():
                     self.send_header(name, value)

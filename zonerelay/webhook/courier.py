@@ -9,9 +9,9 @@ Promises:
 - Nothing here waits in the way of mail: it has its own zone in the store, and its own tasks.
 
 Policy: an event that is refused is tried again by the schedule of Standard Webhooks, and only the events
-about its message wait behind it. When the endpoint does not answer, or refuses one after the other, all wait,
-and one at a time is tried; its first success releases the others. 410 ends it, until a reload, a restart or
-`zonerelay webhook replay`.
+about its message wait behind it. When the endpoint does not answer, or refuses one after the other, all
+wait, and one at a time is tried; its first success releases the others. 410 ends it, until a reload, a
+restart or `zonerelay webhook replay`.
 
 Failure: after a crash everything that was not taken out is posted again, with the same ids.
 """
@@ -340,18 +340,20 @@ class WebhookCourier:
     def _failed(self, line: Line, answer: Answer) -> float:
         """Returns the seconds after which the line is tried again, at the latest."""
         self._events.metrics.webhooks.told.add((self.name, "failed"))
-        self._failures += 1
         line.attempts += 1
+        now = self._clock.monotonic()
+        # Those that were on their way when the first failed are no further sign.
+        self._failures += now >= self._pause
         if not self.problem:
             self._events.webhooks.failing(self.name, answer.text)
         self.problem = answer.text
         if answer.gone:
             self.is_disabled = True
             self._events.webhooks.disabled(self.name)
-        if answer.down or self._failures >= DOWN_AFTER:
+        if (answer.down or self._failures >= DOWN_AFTER) and now >= self._pause:
             self._is_down = True
             pause = min(SCHEDULE[0] * 2 ** min(self._failures - 1, 10), PAUSE_MOST)
-            self._pause = self._clock.monotonic() + max(self._jittered(pause), answer.wait)
+            self._pause = now + max(self._jittered(pause), answer.wait)
         step = SCHEDULE[min(line.attempts, len(SCHEDULE)) - 1]
         return max(self._jittered(step), answer.wait)
 
