@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import random
 import smtplib
 from collections.abc import Callable, Iterator
@@ -250,7 +249,7 @@ async def test_a_full_queue_loses_the_oldest_and_says_how_many(
 
     def sum_of(receiver: Receiver) -> int:
         told = {post.id: post.event for post in receiver.taken()}.values()
-        lost = sum(event["data"]["lost"] for event in told if event["type"] == "webhook.gap")
+        lost = sum(int(event["data"]["lost"]) for event in told if event["type"] == "webhook.gap")
         return lost + len(receiver.about("delivery.delivered"))
 
     await off_loop(story)
@@ -282,16 +281,12 @@ async def test_private_addresses_are_refused_unless_the_configuration_allows_the
     tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell
 ) -> None:
     def story() -> None:
-        hook = webhook(tmp_path, receiver) | {
-            "private": False,
-            "url": f"https://127.0.0.1:{receiver.port}/hook",
-        }
+        url = f"https://127.0.0.1:{receiver.port}/hook"
+        hook: Table = {**webhook(tmp_path, receiver), "private": False, "url": url}
         with relay_with(tmp_path, sink, hook) as relay:
             tested = zonerelay(relay, "webhook", "test", "hook")
             assert tested.status == 1
             assert "127.0.0.1 has no public address: private = true allows 127.0.0.1" in tested.out
-            with contextlib.suppress(AssertionError):
-                relay.wait_until_empty()
         assert not receiver.posts
 
     await off_loop(story)

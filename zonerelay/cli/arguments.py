@@ -89,6 +89,10 @@ def build() -> argparse.ArgumentParser:
     _queue(commands)
     _explain(commands)
     _log(commands)
+    report = _command(commands, "report", "what became of mail, in figures, as the daily report has it")
+    report.add_argument(
+        "--since", type=_age, default=86_400.0, metavar="AGE", help="of that time until now (default: 1d)"
+    )
     resolve = _command(
         commands, "resolve", "addresses in the queue behind a pseudonym from the log; or its pseudonym"
     )

@@ -21,6 +21,7 @@ COMMANDS = {
     "status": ("operate.status", "status"),
     "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
+    "report": ("operate.report", "show"),
     "resolve": ("operate.read", "resolve"),
     "queue": ("operate.change", "change"),
     "queue cat": ("spool.body", "cat"),

@@ -47,6 +47,7 @@ from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.worker.daily_report import DailyReport
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
 from zonerelay.worker.outbound import Sending
@@ -102,6 +103,7 @@ class Worker:
         self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
         self._telling: TellsOthers | None = None
+        self._report: DailyReport | None = None
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
@@ -164,8 +166,12 @@ class Worker:
         telling = self._telling = self._build_telling(store, settler, ids)
         await self._open_to_operators(queue, settler, scheduler, sending, listeners)
         await telling.configure(self.settings)
+        if self.identity.index == 0 and not self.identity.drains_spool:
+            self._report = self._build_report(settler, ids)
         await sending.start()
         await scheduler.start()
+        if self._report is not None:
+            await self._report.configure(self.settings)
         assert self._clock_watch is not None
         self._clock_watch.start(store.last_message_id())
         self.metrics.loop_lag.start()
@@ -218,6 +224,17 @@ class Worker:
             events=self.events,
             clock=self.clock,
             random=self._random,
+        )
+
+    def _build_report(self, settler: Settler, ids: MessageIdSource) -> DailyReport:
+        return DailyReport(
+            hostname=self.hostname,
+            settler=settler,
+            ids=ids,
+            choose_zone=self._zones.choose,
+            notify=self._notify,
+            events=self.events,
+            clock=self.clock,
         )
 
     def _build_scheduler(self, store: Store, settler: Settler, sending: Sending) -> Scheduler:
@@ -341,6 +358,8 @@ class Worker:
         other_routes = settings.destination != self.settings.destination
         self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
         self.settings = taken_up(self.settings, settings)
+        if self._report is not None:
+            await self._report.configure(self.settings)
         if not self.identity.drains_spool:
             assert self._listeners is not None
             self.problems = (*self.problems, *await self._listeners.reload(self.settings))
@@ -361,6 +380,8 @@ class Worker:
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
         if self._clock_watch is not None:
             await self._clock_watch.stop()
+        if self._report is not None:
+            await self._report.close()
         if self._telling is not None:
             await self._telling.close()
         if self._scheduler is not None:
