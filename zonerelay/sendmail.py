@@ -1,8 +1,10 @@
 """sendmail(1): programs hand mail in by standard input, and the relay on this machine gets it over SMTP.
 
-Promise: status 0 means that the relay has the message for all recipients. With any other status it has it for
-none, and standard error says why; 75 (EX_TEMPFAIL) is worth another try, which comes twice if the connection
-was lost after the message was sent. The statuses are those of sysexits.h.
+Promise: status 0 means that the relay has the message for all recipients, or that it is a synced file in the
+drop directory, from which a relay takes it that does not answer now. With any other status it is for none,
+and standard error says why; 75 (EX_TEMPFAIL) is worth another try, which comes twice if the connection was
+lost after the message was sent. The statuses are those of sysexits.h.
+Addresses without a domain, and those at this machine's name, are looked up in the file of aliases.
 The module imports nothing of the relay and little of Python: a program waits for each start.
 """
 
@@ -26,10 +28,12 @@ DEFAULT_LISTENER = "127.0.0.1:2525"
 CONNECT_TIMEOUT, REPLY_TIMEOUT = 30.0, 600.0
 MAX_LINE = 4096
 """Octets of a line of a reply."""
+DROP, ALIASES = "/var/spool/zonerelay", "/etc/aliases"
+MAX_ALIASES = 10
+"""Aliases that lead from one to the next."""
 
 _OPTIONS = "B:F:GL:N:O:R:UV:X:b:f:h:imno:p:qr:tvx"
 _REFUSED = {
-    "-bs": "SMTP on standard input is not supported: connect to the relay's listener",
     "-bd": "the relay itself is started with zonerelay serve",
     "-q": "the relay tries what waits by itself; to try it now: zonerelay queue retry --all",
 }
@@ -44,6 +48,10 @@ class SendmailError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+
+
+class AwayError(SendmailError):
+    """The relay does not answer: it has nothing of the message."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,9 +84,11 @@ def _sendmail(words: Sequence[str]) -> int:
         return OK  # there is no table of aliases to rebuild
     if mode == "p":
         _show_queue()
+    settings = _settings()
+    if mode == "s":
+        return _pass_on(_connect(listener_of(settings)))
     if mode != "m":
         raise SendmailError(USAGE, f"-b{mode} is not supported")
-    settings = _settings()
     domain = _domain(settings)
     sender = options.get("-f", options.get("-r"))
     sender = f"{_user()}@{domain}" if sender is None else _qualified(sender, domain)
@@ -87,7 +97,9 @@ def _sendmail(words: Sequence[str]) -> int:
     if "-t" in options:
         recipients += _recipients(header)
         header = re.sub(rb"(?im)^Bcc[ \t]*:.*\n(?:[ \t].*\n)*", b"", header)
-    recipients = list(dict.fromkeys(_qualified(each, domain) for each in recipients))
+    recipients = _aliased(
+        [_qualified(each, domain) for each in recipients], domain, _option(settings, "aliases")
+    )
     if not recipients:
         raise SendmailError(USAGE, "no recipients: name them, or use -t with To, Cc or Bcc in the header")
     if not re.search(rb"(?im)^From[ \t]*:", header):
@@ -96,8 +108,24 @@ def _sendmail(words: Sequence[str]) -> int:
     for each in (sender, *recipients, *wishes.values()):
         if not each.isprintable() or " " in each:
             raise SendmailError(DATAERR, f"{each!r}: no space and no control character can be in it")
-    _submit(_listener(settings), sender, recipients, header + body, wishes)
+    _hand_over(settings, sender, recipients, header + body, wishes)
     return OK
+
+
+def _hand_over(
+    settings: dict[str, object],
+    sender: str,
+    recipients: Sequence[str],
+    message: bytes,
+    wishes: Mapping[str, str],
+) -> None:
+    try:
+        submit(listener_of(settings), sender, recipients, message, wishes)
+    except AwayError:
+        drop = _option(settings, "drop")
+        if not os.path.isdir(os.path.join(drop, "new")):
+            raise
+        _drop(drop, sender, recipients, message, wishes)
 
 
 def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
@@ -177,7 +205,127 @@ def _settings() -> dict[str, object]:
     return {}
 
 
-def _listener(settings: dict[str, object]) -> str:
+def _option(settings: dict[str, object], name: str) -> str:
+    """A path of [sendmail]; "" where the configuration says so."""
+    table = settings.get("sendmail")
+    return str((table if isinstance(table, dict) else {}).get(name, {"drop": DROP, "aliases": ALIASES}[name]))
+
+
+def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
+    """Replaces the users of this machine by what aliases(5) says of them."""
+    known: dict[str, list[str]] = {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = re.sub(r"\n[ \t]+", " ", re.sub(r"(?m)^[ \t]*#.*\n?", "", file.read()))
+    except OSError:
+        text = ""  # without a file there is no alias
+    for line in text.splitlines():
+        name, found, value = line.partition(":")
+        if found:
+            known[name.strip().strip('"').lower()] = [each.strip().strip('"') for each in value.split(",")]
+    ours = {domain.lower(), socket.gethostname().lower(), "localhost"}
+    result: dict[str, None] = {}
+
+    def add(address: str, depth: int) -> None:
+        local, _, host = address.rpartition("@")
+        values = known.get(local.lower()) if host.lower() in ours and depth < MAX_ALIASES else None
+        if not values:
+            result[address] = None
+        for each in values or ():
+            if each[:1] in ("|", "/", ":"):
+                raise SendmailError(CONFIG, f"{path}: {local} leads to {each}: only addresses are supported")
+            target = _qualified(each.removeprefix("\\"), domain)
+            # A name that leads to itself, as in "root: root, admin@example.com", is the address itself.
+            add(target, MAX_ALIASES if target.lower() == address.lower() else depth + 1)
+
+    for each in recipients:
+        add(each, 0)
+    return list(result)
+
+
+def _drop(
+    directory: str, sender: str, recipients: Sequence[str], message: bytes, wishes: Mapping[str, str]
+) -> None:
+    """Leaves the message for a relay that does not answer now; `inbound/drop_directory` takes it."""
+    name = os.urandom(16).hex()
+    draft = os.path.join(directory, "tmp", name)
+    lines = [
+        f"S{sender}",
+        *(f"R{each}" for each in recipients),
+        *(f"W{k}={v}" for k, v in wishes.items() if v),
+    ]
+    content = "\n".join((DROP_FORMAT, *lines, "", "")).encode() + message
+    try:
+        os.umask(0o027)  # the directory is setgid: the relay's group reads the file
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.rename(draft, os.path.join(directory, "new", name))
+            # The directory cannot be opened by its users; this sync takes the new name along.
+            os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        reason = f"{directory} cannot be written: {error.strerror}"
+        raise SendmailError(TEMPFAIL, f"the relay does not answer, and {reason}") from None
+
+
+DROP_FORMAT = "zonerelay drop 1"
+MAX_ENVELOPE = 1024 * 1024
+
+
+def parse_dropped(content: bytes) -> tuple[str, list[str], dict[str, str], bytes]:
+    """Returns sender, recipients, wishes and message of a file that `_drop` has written, or raises
+    ValueError.
+    """
+    end = content.find(b"\n\n", 0, MAX_ENVELOPE)
+    first, *lines = content[: max(end, 0)].decode().split("\n")
+    if first != DROP_FORMAT or end < 0:
+        raise ValueError("not a message of sendmail(1)")
+    sender, recipients, wishes = "", list[str](), dict[str, str]()
+    for line in lines:
+        kind, value = line[:1], line[1:]
+        if not value.isprintable() or " " in value:
+            raise ValueError(f"{line!r}: no space and no control character can be in it")
+        if kind == "S":
+            sender = value
+        elif kind == "R":
+            recipients.append(value)
+        elif kind == "W" and value.partition("=")[0] in _WISHES.values():
+            wishes[value.partition("=")[0]] = value.partition("=")[2]
+        else:
+            raise ValueError(f"{line!r} is not known")
+    if not recipients:
+        raise ValueError("no recipients")
+    return sender, recipients, wishes, content[end + 2 :]
+
+
+def _pass_on(connection: socket.socket) -> int:
+    """SMTP on standard input and output: the relay's own, octet by octet."""
+    import select
+
+    source, target = sys.stdin.fileno(), sys.stdout.fileno()
+    waiting: list[int] = [source, connection.fileno()]
+    while connection.fileno() in waiting:
+        ready, _, _ = select.select(waiting, [], [], REPLY_TIMEOUT)
+        if not ready:
+            return TEMPFAIL
+        if connection.fileno() in ready:
+            if not (octets := connection.recv(65536)):
+                return OK
+            while octets:
+                octets = octets[os.write(target, octets) :]
+        if source in ready:
+            if octets := os.read(source, 65536):
+                connection.sendall(octets)
+            else:
+                waiting.remove(source)
+                connection.shutdown(socket.SHUT_WR)
+    return OK
+
+
+def listener_of(settings: dict[str, object]) -> str:
     """The address of the first listener that takes mail of this machine in clear text without a log-in."""
     listeners = settings.get("listener") or [{}]
     for each in listeners if isinstance(listeners, list) else []:
@@ -199,12 +347,12 @@ def _connect(address: str) -> socket.socket:
             connection = socket.create_connection((here, int(port)), CONNECT_TIMEOUT)
     except OSError as error:
         reason = error.strerror or error
-        raise SendmailError(TEMPFAIL, f"the relay at {address} does not answer: {reason}") from None
+        raise AwayError(TEMPFAIL, f"the relay at {address} does not answer: {reason}") from None
     connection.settimeout(REPLY_TIMEOUT)
     return connection
 
 
-def _submit(
+def submit(
     address: str, sender: str, recipients: Sequence[str], message: bytes, wishes: Mapping[str, str]
 ) -> None:
     """One transaction. Raises SendmailError."""
@@ -222,7 +370,12 @@ def _submit(
                 raise SendmailError(status, f"the relay refuses {what}: {text}")
             return text.upper()
 
-        ask(b"", "the connection")
+        try:
+            ask(b"", "the connection")
+        except SendmailError as error:
+            if error.status != TEMPFAIL:
+                raise
+            raise AwayError(TEMPFAIL, str(error)) from None  # it stops, or has no room now
         offered = ask(b"EHLO localhost\r\n", "EHLO")
         parameters = " BODY=8BITMIME" if "8BITMIME" in offered and not message.isascii() else ""
         if not "".join((sender, *recipients)).isascii():

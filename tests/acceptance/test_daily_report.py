@@ -13,7 +13,7 @@ from tests.acceptance.test_history import MESSAGE, RETRY, Shell, submit
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
 from zonerelay.sandbox.sink import Sink
-from zonerelay.worker.daily_report import latest
+from zonerelay.worker.report import latest
 
 
 @pytest.fixture

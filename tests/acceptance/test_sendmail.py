@@ -7,12 +7,14 @@ import os
 import pwd
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import PROGRAM, RelayProcess
+from tests.support.toml import Table
 from zonerelay.sandbox.sink import Sink
 from zonerelay.sendmail import CONFIG, DATAERR, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
 
@@ -88,7 +90,7 @@ def test_a_relay_that_is_down_is_worth_another_try_and_one_that_refuses_is_not(t
 @pytest.mark.parametrize(
     ("words", "message", "status", "said"),
     [
-        (["-bs"], "", USAGE, "connect to the relay's listener"),
+        (["-bd"], "", USAGE, "zonerelay serve"),
         (["-Y"], "", USAGE, "option -Y"),
         ([], f"{HEADER}\n", USAGE, "no recipients"),
         (["-t"], f"{HEADER}To: none:;\n\n", USAGE, "no recipients"),
@@ -112,6 +114,93 @@ def test_a_relay_without_a_listener_for_this_machine_is_a_wrong_configuration(tm
     status, said = sendmail(config, "c@d.example")
     assert status == CONFIG
     assert "without TLS and a log-in" in said
+
+
+def drop_directory(place: Path) -> Path:
+    for name in ("new", "tmp"):
+        (place / name).mkdir(parents=True)
+        (place / name).chmod(0o3733)
+    return place
+
+
+async def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_its_owner(
+    tmp_path: Path, sink: Sink
+) -> None:
+    drop = drop_directory(tmp_path / "drop")
+    refused = {"recipient": ["no@d.example"], "action": "refuse"}
+    tables: Mapping[str, Table | Sequence[Table]] = {"sendmail": {"drop": str(drop)}, "access": [refused]}
+
+    def story() -> None:
+        relay.terminate()
+        for word in ("c@d.example", "no@d.example"):
+            assert sendmail(relay.config, "-f", "app@b.example", "-N", "never", word) == (OK, "")
+        outside = tmp_path / "secret"
+        outside.write_text("zonerelay drop 1\nSa@b.example\nRsecret@d.example\n\nx: y\n\nsecret\n")
+        os.link(outside, drop / "new" / "linked")
+        (drop / "new" / "pointing").symlink_to(outside)
+        os.mkfifo(drop / "new" / "pipe")
+        (drop / "new" / "nonsense").write_text("hello\n")
+        relay.start()
+        relay.wait_for(
+            lambda: len(relay.events("drop-refused")) == 5 and bool(sink.messages), what="what was dropped"
+        )
+
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables) as relay:
+        await asyncio.to_thread(story)
+        (taken,) = sink.messages
+        assert (taken.mail_from, [*taken.recipients]) == ("app@b.example", ["c@d.example"])
+        name = pwd.getpwuid(os.getuid()).pw_name
+        assert f"(sendmail, user {os.getuid()}, {name});" in taken.body.decode()
+        left = sorted(each.name for each in (drop / "new").iterdir())
+        assert len(left) == 5
+        assert all(each.endswith(".refused") for each in left)
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [str(PROGRAM), "status", "--config", str(relay.config)],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert b"5 messages of sendmail were refused" in done.stdout
+
+
+async def test_users_of_the_machine_have_aliases(tmp_path: Path, sink: Sink) -> None:
+    aliases = tmp_path / "aliases"
+    aliases.write_text(
+        "# of this machine\nroot: ops@d.example,\n  ann\nann: ann, bob@e.example\npipe: |/bin/x\n"
+    )
+    tables = {"sendmail": {"aliases": str(aliases)}}
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables) as relay:
+        assert await asyncio.to_thread(sendmail, relay.config, "root", "x@y.example") == (OK, "")
+        async with asyncio.timeout(20):
+            while sum(len(each.recipients) for each in sink.messages) < 4:
+                await asyncio.sleep(0.02)
+        found = sorted(name for each in sink.messages for name in each.recipients)
+        assert found == sorted([f"ann@{domain_here()}", "bob@e.example", "ops@d.example", "x@y.example"])
+        status, said = await asyncio.to_thread(sendmail, relay.config, "pipe")
+        assert status == CONFIG
+        assert "only addresses are supported" in said
+
+
+def test_smtp_on_standard_input_is_the_listener_s(tmp_path: Path) -> None:
+    replies = []
+    with RelayProcess(tmp_path, next_hop="127.0.0.1:1") as relay:
+        process = subprocess.Popen(
+            [str(PROGRAM), "sendmail", "-bs"],
+            env={**os.environ, "ZONERELAY_CONFIG": str(relay.config)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for command in ("", "EHLO x\r\n", "MAIL FROM:<a@b.example>\r\n", "QUIT\r\n"):
+                process.stdin.write(command.encode())
+                process.stdin.flush()
+                while (line := process.stdout.readline())[3:4] == b"-":
+                    pass
+                replies.append(line[:3])
+    assert (process.returncode, replies) == (OK, [b"220", b"250", b"250", b"221"])
 
 
 def test_little_is_imported() -> None:

@@ -110,7 +110,10 @@ ACCESS = AccessRules(
     [
         (adding("x@closed.test"), b"550 5.7.1 Access denied"),
         (from_sender("bad@example.org"), b"550 5.7.1 Access denied"),
-        (adding("c@d.test", "d@d.test"), b"452 4.5.3 Too many recipients"),
+        (
+            adding("c@d.test", "d@d.test"),
+            b"452 4.5.3 More than 2 recipients; send the rest in another message",
+        ),
         (adding("no address"), b"451 4.3.0 Policy not available now"),
         (adding("j\u00fcrgen@example.com"), b"451 4.3.0 Policy not available now"),
     ],

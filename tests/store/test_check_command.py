@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from tests.support import mounts
 from zonerelay.cli.main import main
 from zonerelay.cli.terminal import output
 from zonerelay.config.settings import Backend
+from zonerelay.history.database import insert, open_for_writing
 
 PROGRAM = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 
@@ -78,6 +80,26 @@ def test_a_copy_without_room_is_not_begun(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (2, "")
     assert f"{small} needs 0.0" in ran.stderr
     assert "GB are free; name a directory on the spool's own file system" in ran.stderr
+
+
+def test_a_history_that_cannot_be_read_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configured(tmp_path)
+    asyncio.run(fill(tmp_path / "spool"))
+    file = tmp_path / "history" / "00.db"
+    with contextlib.closing(open_for_writing(file)) as database:
+        insert(database, 1, [(float(each), "accepted", {"id": f"{each:016x}"}) for each in range(5000)])
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    command = ["spool", "check", "--json", "--config", str(config)]
+    assert main(command) == 0
+    capsys.readouterr()
+    middle = file.stat().st_size // 2 // 4096 * 4096
+    with file.open("r+b") as opened:
+        opened.seek(middle)
+        opened.write(os.urandom(4096))
+    assert main(command) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["fault"], found["where"]) == ("beside the spool", str(file))
+    assert "No mail depends on it" in found["what"]
 
 
 def test_a_running_relay_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -25,6 +26,7 @@ from tests.transfer.migrations import (
     tell,
 )
 from zonerelay.cli.main import main
+from zonerelay.history.database import insert, open_for_reading, open_for_writing
 from zonerelay.model.delivery import Delivery
 from zonerelay.store.common import records
 from zonerelay.store.disk.format import HEAD
@@ -45,6 +47,25 @@ def test_a_queue_goes_round_all_engines_and_comes_back_as_it_was(tmp_path: Path)
         assert migrate(source, target) == 0
         assert asyncio.run(contents(source)) == {}
         assert asyncio.run(contents(target)) == before
+
+
+def test_what_lies_beside_the_spool_goes_along_and_replaces_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = configured(tmp_path / "one", "leveldb"), configured(tmp_path / "other", "disk")
+    asyncio.run(fill(source, 1))
+    home, there = tmp_path / "one", tmp_path / "other"
+    (home / "redact.key").write_bytes(b"k" * 32)
+    (there / "redact.key").write_bytes(b"o" * 32)
+    with contextlib.closing(open_for_writing(home / "history" / "00.db")) as database:
+        insert(database, 1, [(1.0, "accepted", {"id": "00"})])
+    assert migrate(source, target) == 0
+    assert (there / "redact.key").read_bytes() == b"o" * 32
+    with contextlib.closing(open_for_reading(there / "history" / "00.db")) as database:
+        assert database.execute("SELECT count(*) FROM block").fetchone() == (1,)
+    printed = capsys.readouterr().out
+    assert "Copied along from beside the spool: history." in printed
+    assert "The target keeps its own: redact.key." in printed
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

@@ -14,6 +14,7 @@ RESTART = (
     "postgres",
     "s3",
     "outbox",
+    "sendmail",
     "delivery",
     "dns",
     "log",

@@ -46,6 +46,7 @@ from zonerelay.config.tables.inbound.listener import (
     ListenerTls,
     Network,
 )
+from zonerelay.config.tables.inbound.sendmail import SendmailSettings
 from zonerelay.config.tables.outbound.credential import CredentialSettings, Mechanism, OauthGrant
 from zonerelay.config.tables.outbound.delivery import (
     BounceSettings,
@@ -104,6 +105,7 @@ class Settings:
     s3: S3Settings = table(S3Settings)
     outbox: OutboxSettings = table(OutboxSettings)
     listener: tuple[ListenerSettings, ...] = tables(ListenerSettings, ListenerSettings())
+    sendmail: SendmailSettings = table(SendmailSettings)
     auth: AuthSettings = table(AuthSettings)
     access: tuple[AccessSettings, ...] = tables(AccessSettings)
     zone: tuple[ZoneSettings, ...] = tables(ZoneSettings, ZoneSettings())

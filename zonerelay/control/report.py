@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r"<?[^\s<>@]+@[^\s<>@,;]+>?")
 
 
 @dataclass(slots=True)
-class Summary:
+class Figures:
     """The figures of one time."""
 
     totals: Counter[str] = field(default_factory=Counter)
@@ -105,10 +105,10 @@ LISTS = (
 
 def report(settings: Settings, hostname: str, since: float, until: float) -> str:
     """The report of the time between two Unix times. Blocks."""
-    summary = Summary()
+    figures = Figures()
     with Histories(settings.spool.path.parent / DIRECTORY, None) as histories:
         for number, record in enumerate(histories.since(since, until)):
-            summary.add(record)
+            figures.add(record)
             if number % SLICE == 0:
                 time.sleep(0.0002)
         gaps = [gap for gap in histories.gaps(since, until) if "another key" not in gap.why]
@@ -116,10 +116,10 @@ def report(settings: Settings, hostname: str, since: float, until: float) -> str
     if not settings.history.enabled:
         lines += ["The history is off ([history] enabled = false): there is nothing to report.", ""]
     lines += [
-        *_totals(summary.totals),
-        *(line for name in LISTS for line in _list(name, summary.lists.get(name))),
+        *_totals(figures.totals),
+        *(line for name in LISTS for line in _list(name, figures.lists.get(name))),
     ]
-    lines += [*_slowest(summary.slowest), *_queue(settings), *_gaps(gaps)]
+    lines += [*_slowest(figures.slowest), *_queue(settings), *_gaps(gaps)]
     return "\n".join(lines) + "\n"
 
 

@@ -82,8 +82,10 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     return database
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY)
+def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """`immutable`: as the file itself is, without its log, and without files beside it."""
+    mode = "mode=ro&immutable=1" if immutable else "mode=ro"
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY)
     try:
         _version(database)
     except BaseException:

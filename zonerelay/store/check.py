@@ -54,6 +54,8 @@ class Fault(enum.StrEnum):
     """A stored number of open deliveries that is not the number of deliveries."""
     STRAY_FILE = "stray file"
     """A file or an object that is not the spool's."""
+    BESIDE = "beside the spool"
+    """A file of the relay's that lies beside the spool, such as the history, and cannot be read."""
 
 
 HARMLESS = frozenset({Fault.CHUNKS_ALONE, Fault.STRAY_FILE})

@@ -16,6 +16,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
@@ -24,6 +25,7 @@ from zonerelay.config.settings import Settings, space_guard
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
+from zonerelay.inbound.drop_directory import DropDirectory, hand_over
 from zonerelay.inbound.listen.listener import ListenError
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.state.rewriting import Rewriting
@@ -47,7 +49,7 @@ from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
-from zonerelay.worker.daily_report import DailyReport
+from zonerelay.worker.report import DailyReport
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
 from zonerelay.worker.outbound import Sending
@@ -104,6 +106,7 @@ class Worker:
         self._clock_watch: ClockWatch | None = None
         self._telling: TellsOthers | None = None
         self._report: DailyReport | None = None
+        self._drop: DropDirectory | None = None
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
@@ -178,6 +181,18 @@ class Worker:
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
             await listeners.start(self.settings)
+            if self.identity.index == 0:
+                self._drop = self._build_drop_directory()
+                self._drop.start()
+
+    def _build_drop_directory(self) -> DropDirectory:
+        return DropDirectory(
+            self.settings.sendmail.drop,
+            partial(hand_over, self.settings.listener),
+            max_size=max(each.max_message_size for each in self.settings.listener),
+            hostname=self.hostname,
+            events=self.events,
+        )
 
     def _number(self, store: Store) -> int:
         """In message ids: those that share a store have it from there."""
@@ -373,6 +388,8 @@ class Worker:
         timeout = self.settings.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout
         self.events.lifecycle("stopping")
+        if self._drop is not None:
+            await self._drop.stop()
         if self._listeners is not None:
             async with self._reloads:
                 self._listeners.stop_accepting()
@@ -462,6 +479,7 @@ class Worker:
                 *self.problems,
                 *([self._left_over] if self._left_over else []),
                 *(() if listeners is None else listeners.problems),
+                *(() if self._drop is None else self._drop.problems()),
                 *(
                     text
                     for part in (

@@ -21,11 +21,10 @@ import os
 import secrets
 import shutil
 import socket
-import sqlite3
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,17 +32,13 @@ import msgspec
 
 from zonerelay import __version__
 from zonerelay.cli.relay import load_settings
+from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
-from zonerelay.config.settings import NOTE, Backend, Settings
-from zonerelay.delivery.auth.logins import token_directory
-from zonerelay.history.database import open_for_reading
-from zonerelay.history.writer import DIRECTORY as HISTORY
-from zonerelay.process.setup import REDACT_KEY, redact_key_of
+from zonerelay.config.settings import Backend, Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
-from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueView, Store, StoreError
 from zonerelay.store.offline import snapshot_spool
@@ -52,7 +47,6 @@ from zonerelay.store.spool_paths import is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import export, survey
 from zonerelay.transfer.loader import Loaded, Loader
-from zonerelay.transfer.register import FILE as REGISTER
 from zonerelay.transfer.register import Register
 from zonerelay.transfer.stored import TransferError, Unusable
 
@@ -125,11 +119,7 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
             for number, store in enumerate(views):
                 with files.writing(draft / f"{number:02d}.tar") as target:
                     await _export(store, sheet, target, draft)
-    for name, path in _home(settings):
-        if name == HISTORY and path.exists():
-            _copy_history(path, draft / _HOME / name)
-        elif path.exists():
-            _copy(path, draft / _HOME / name)
+    home_files.save(settings, draft / _HOME)
     sheet.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
     (draft / _SHEET).write_bytes(msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
     return sheet
@@ -164,40 +154,6 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target, pl
             bar.reach(sheet.messages, max(len(meant.ids), sheet.messages))
 
         await export(store, meant, everything, now, target, saw=saw)
-
-
-def _home(settings: Settings) -> Iterator[tuple[str, Path]]:
-    """What lies beside the spool and cannot be made again, by its name in the backup."""
-    home = settings.spool.path.parent
-    yield REDACT_KEY, redact_key_of(settings)
-    yield NOTE, home / NOTE
-    yield REGISTER, home / REGISTER
-    yield "mta-sts", policy_directory(settings)
-    yield "refresh-tokens", token_directory(settings)
-    yield HISTORY, home / HISTORY
-
-
-def _copy(path: Path, target: Path) -> None:
-    target.parent.mkdir(mode=0o700, exist_ok=True)
-    if path.is_dir():
-        shutil.copytree(path, target)
-    else:
-        shutil.copy2(path, target)
-
-
-def _copy_history(path: Path, target: Path) -> None:
-    """Each file as it is at one moment, while its worker writes on. One that cannot be read is told."""
-    target.mkdir(mode=0o700, parents=True)
-    for file in sorted(path.glob("*.db")):
-        try:
-            with (
-                contextlib.closing(open_for_reading(file)) as source,
-                contextlib.closing(sqlite3.connect(target / file.name)) as copy,
-            ):
-                source.backup(copy)
-        except sqlite3.Error as error:
-            (target / file.name).unlink(missing_ok=True)
-            output.chatter().print(f"{file}: not in the backup: {error}")
 
 
 def _files(directory: Path) -> list[Path]:
@@ -252,7 +208,7 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
                 USAGE,
             )
         under_way.mkdir(mode=0o700, exist_ok=True)
-        _restore_home(settings, source)
+        home_files.restore(settings, source / _HOME)
         register = Register(under_way)
         try:
             loaded = await _load(settings, source, sheet, store, register)
@@ -285,20 +241,3 @@ async def _load(
             with files.reading(part) as mail:
                 await loader.load(mail)
     return loader.loaded
-
-
-def _restore_home(settings: Settings, source: Path) -> None:
-    """What is there under the same name and differs is moved aside."""
-    stamp = time.strftime("%Y%m%dT%H%M%S")
-    for name, path in _home(settings):
-        saved = source / _HOME / name
-        if not saved.exists():
-            continue
-        if name == REGISTER and path.exists():
-            path.write_bytes(path.read_bytes() + saved.read_bytes())
-            continue
-        if path.exists():
-            if path.is_file() and path.read_bytes() == saved.read_bytes():
-                continue
-            path.rename(path.with_name(f"{path.name}.before-restore-{stamp}"))
-        _copy(saved, path)

@@ -1,4 +1,4 @@
-"""`zonerelay spool check`: reads everything in the spool, beside a running relay or without one.
+"""`zonerelay spool check`: reads everything in the spool and what lies beside it, while a relay runs or not.
 
 The exit status is 0 for a clean spool, 1 for a damaged one, and 2 when a spool cannot be checked.
 """
@@ -19,6 +19,7 @@ import msgspec
 from rich.text import Text
 
 from zonerelay.cli.relay import load_settings
+from zonerelay.cli.spool import home_files
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
@@ -65,6 +66,7 @@ def check(arguments: Namespace) -> int:
     findings = Findings()
     with output.without_log():
         contents = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]
+    home_files.check(settings, findings)
     report = SpoolReport(
         backend=settings.spool.backend.value,
         path=place_of_queue(settings) or str(settings.spool.path),

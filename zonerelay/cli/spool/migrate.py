@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.cli.relay import load_settings
+from zonerelay.cli.spool import home_files
 from zonerelay.cli.spool.exchange import check_room
 from zonerelay.cli.spool.stopped import RunningError, beside, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
@@ -55,6 +56,7 @@ class Migrated(msgspec.Struct, kw_only=True):
     """What `spool migrate --json` prints. `already`: messages that the source showed again after they had
     left it. `left` and `unusable`: messages that stay in it, because a relay is attempting them, and because
     they cannot be moved. `spool`: the directory beside a running relay's own spool that has the mail, or "".
+    `copied`: what lies beside the spool and was copied to the target; `kept`: of what the target had its own.
     """
 
     messages: int
@@ -66,6 +68,8 @@ class Migrated(msgspec.Struct, kw_only=True):
     unusable: int
     seconds: float
     spool: str
+    copied: list[str]
+    kept: list[str]
 
 
 def migrate(arguments: Namespace) -> int:
@@ -83,6 +87,7 @@ def migrate(arguments: Namespace) -> int:
         with _translated(), output.without_log():
             run = _Run(_as_node(source), _as_node(target), journal)
             left = asyncio.run(run.go())
+            copied, kept = home_files.bring_along(source, target)
         moved = run.moved
         journal.is_over = not left and not moved.unusable
     done = Migrated(
@@ -95,6 +100,8 @@ def migrate(arguments: Namespace) -> int:
         unusable=len(moved.unusable),
         seconds=round(time.monotonic() - started, 3),
         spool=str(target.spool.path / name_of(journal.spools[0])) if journal.spools[0] else "",
+        copied=copied,
+        kept=kept,
     )
     if arguments.json:
         output.print_document(done)
@@ -291,6 +298,10 @@ def _print(done: Migrated, process: int) -> None:
             f"Left in the source, because relays that run on it are sending them:"
             f" {text.plural(done.left, 'message')}. Run it again, or stop these relays first."
         )
+    if done.copied:
+        print(f"Copied along from beside the spool: {', '.join(done.copied)}.")
+    if done.kept:
+        print(f"The target keeps its own: {', '.join(done.kept)}.")
     if done.spool:
         print(
             f"The mail is in {done.spool}: the relay of the target takes it over when it starts"

@@ -22,6 +22,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from zonerelay.config.settings import BareLineEnds, HeaderControls
+from zonerelay.config.units import format_size
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
 from zonerelay.inbound.limits.large_bodies import LARGE
@@ -166,7 +167,7 @@ class Intake:
     def _take(self, piece: bytes) -> None:
         self._size += len(piece)
         if self._size > self._settings.max_message_size:
-            self._refuse(replies.TOO_BIG)
+            self._refuse(replies.too_big(self._settings.max_message_size))
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
         elif piece:
@@ -182,7 +183,7 @@ class Intake:
         try:
             scanner.feed(piece)
         except HeaderTooLargeError:
-            self._refuse(replies.HEADER_TOO_BIG)
+            self._refuse(replies.header_too_big(self._settings.max_header_size))
             return
         if scanner.header is not None:
             self._begin_body(scanner, scanner.header)
@@ -332,7 +333,12 @@ class Intake:
         sizes = self._context.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
             # A message too large for only some of its zones bounces from those.
-            self._refuse(replies.TOO_BIG, "larger than its zones send")
+            limit = max(sizes[each.zone] for each in deliveries)
+            answer = replies.in_detail(
+                replies.TOO_BIG,
+                f"Message is larger than {format_size(limit)}, which is as much as is sent on",
+            )
+            self._refuse(answer, "larger than its zones send")
             assert self.refusal is not None
             return self.refusal
         if len(deliveries) > LIST:

@@ -58,7 +58,7 @@ class WholeIntake(Intake):
             return
         self._counted += len(piece)
         if self._counted > self._settings.max_message_size:
-            self._refuse(replies.TOO_BIG)
+            self._refuse(replies.too_big(self._settings.max_message_size))
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
         else:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.limits.srs_recipients import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.policy import Mail, Rcpt
@@ -85,7 +86,8 @@ def mail(conversation: Conversation, argument: str) -> ServerReply:
 def _mail_refusal(conversation: Conversation, command: MailCommand) -> ServerReply | None:
     context = conversation.context
     if command.size > context.settings.max_message_size:
-        return conversation.refuse(replies.TOO_BIG, "MAIL", mailbox=command.sender)
+        answer = replies.too_big(context.settings.max_message_size)
+        return conversation.refuse(answer, "MAIL", mailbox=command.sender)
     unhealthy = context.store.unhealthy()
     if unhealthy is not None:
         answer = replies.STORE_FULL if unhealthy == NO_SPACE else replies.STORE_TROUBLE
@@ -214,7 +216,7 @@ def _take(
     may_relay: bool,
 ) -> ServerReply:
     """`given` is the address in RCPT: rules and the policy are asked about that one."""
-    refusal = _rcpt_refusal(conversation, transaction, key, given) if may_relay else replies.RELAYING_DENIED
+    refusal = _rcpt_refusal(conversation, transaction, key, given) if may_relay else _denied(conversation)
     if refusal is not None:
         return conversation.refuse(refusal, "RCPT", mailbox=given)
     if key in transaction.recipients:
@@ -223,6 +225,12 @@ def _take(
         return _ask_about(conversation, transaction, key, recipient, given)
     _add(conversation, transaction, key, recipient, given)
     return replies.RECIPIENT_OK
+
+
+def _denied(conversation: Conversation) -> ServerReply:
+    state = conversation.client_state
+    may_log_in = conversation.context.settings.auth is not ListenerAuth.OFF
+    return replies.relaying_denied(state.client.address, may_log_in=may_log_in)
 
 
 def _rcpt_refusal(
@@ -237,7 +245,7 @@ def _rcpt_refusal(
             return refused(reply, Reason.ACCESS)
     recipients = transaction.recipients
     if len(recipients) >= context.settings.max_recipients and key not in recipients:
-        return replies.TOO_MANY_RECIPIENTS
+        return replies.too_many_recipients(context.settings.max_recipients)
     return None
 
 
@@ -308,7 +316,7 @@ def bdat(conversation: Conversation, argument: str) -> ServerReply:
         return _refused_chunk(conversation, replies.NO_RECIPIENTS, size)
     transaction.octets += size
     if transaction.octets > limit:
-        return _refused_chunk(conversation, replies.TOO_BIG, size)
+        return _refused_chunk(conversation, replies.too_big(limit), size)
     transaction.chunked = True
     return replies.TAKE_CHUNK
 
@@ -318,7 +326,11 @@ def _refused_chunk(conversation: Conversation, answer: ServerReply, size: int) -
     if size > 2 * conversation.context.settings.max_message_size + replies.MAX_DRAINED:
         return conversation.refuse(replace(answer, then=Then.CLOSE), "BDAT")
     answer = conversation.refuse(answer, "BDAT")
-    return answer if answer.then is Then.CLOSE else replace(answer, wire=b"", then=Then.DISCARD)
+    return (
+        answer
+        if answer.then is Then.CLOSE
+        else replace(answer, wire=b"", later=answer.wire, then=Then.DISCARD)
+    )
 
 
 def rset(conversation: Conversation, argument: str) -> ServerReply:

@@ -470,7 +470,7 @@ class Session(asyncio.Protocol):
         self.deadlines.heard = self.loop.time()
         if not self._discarding:
             self.deadlines.complete()
-            self.transport.write(self._owed.reply.encode())
+            self.transport.write(self._owed.later)
 
     def _take_body(self, intake: Intake, data: bytes) -> None:
         """Feed octets to the message; what follows its end goes to the lines."""
@@ -485,7 +485,7 @@ class Session(asyncio.Protocol):
             if intake.complete:
                 deadlines.complete()
         elif intake.hopeless:
-            self._give_up(replies.MUCH_TOO_BIG)
+            self._give_up(replies.much_too_big(self.context.settings.max_message_size))
             return
         elif intake.is_large:
             self._behind_others = not self.context.large_bodies.may_read(self, len(data), deadlines.heard)

@@ -89,7 +89,9 @@ def _refusal(
     if changes.added and not client_state.grants.may_relay:
         return replies.RELAYING_DENIED, f"the handler added {changes.added[0]}"
     if len(addresses) > context.settings.max_recipients:
-        return replies.TOO_MANY_RECIPIENTS, "with those that the handler added"
+        return replies.too_many_recipients(
+            context.settings.max_recipients
+        ), "with those that the handler added"
     if context.access is not None:
         user = client_state.user.name if client_state.user is not None else ""
         for address in addresses:

@@ -8,8 +8,9 @@ ours, and limits that a correct client may meet, do not count against it.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from zonerelay.config.units import format_size
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
@@ -22,7 +23,7 @@ class Then(enum.Enum):
     GO_ON = enum.auto()
     TAKE_BODY = enum.auto()
     TAKE_CHUNK = enum.auto()  # the octets of a BDAT, then the reply about them
-    DISCARD = enum.auto()  # the octets of a refused BDAT, and only then say `reply`: `wire` is empty
+    DISCARD = enum.auto()  # the octets of a refused BDAT, and only then say what is in `later`
     HANDSHAKE = enum.auto()  # TLS
     ASK = enum.auto()  # the question, and then reply
     READMIT = enum.auto()  # as the client that XCLIENT names
@@ -39,6 +40,7 @@ class ServerReply:
     then: Then = Then.GO_ON
     reason: Reason | None = None
     counts: bool = False
+    later: bytes = b""
 
 
 MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
@@ -68,6 +70,11 @@ def said(code: int, detail: str, text: str, then: Then = Then.GO_ON) -> ServerRe
 
 def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> ServerReply:
     return ServerReply(reply, reply.encode(), then, reason, reason not in _OURS)
+
+
+def in_detail(answer: ServerReply, text: str) -> ServerReply:
+    """The same refusal with more to read for the client; log, history and counters have the short text."""
+    return replace(answer, wire=Reply(answer.reply.code, answer.reply.detail, text).encode())
 
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:
@@ -101,6 +108,28 @@ def queued(message_id: MessageId) -> ServerReply:
 
 def chunk_taken(size: int) -> ServerReply:
     return ServerReply(_CHUNK, f"250 2.0.0 {size} octets received\r\n".encode())
+
+
+def too_big(limit: int) -> ServerReply:
+    return in_detail(TOO_BIG, f"Message is larger than {format_size(limit)}, the limit of this listener")
+
+
+def much_too_big(limit: int) -> ServerReply:
+    return in_detail(MUCH_TOO_BIG, f"Message is larger than {format_size(limit)}, the limit of this listener")
+
+
+def header_too_big(limit: int) -> ServerReply:
+    return in_detail(HEADER_TOO_BIG, f"Message header is larger than {format_size(limit)}")
+
+
+def too_many_recipients(limit: int) -> ServerReply:
+    return in_detail(TOO_MANY_RECIPIENTS, f"More than {limit} recipients; send the rest in another message")
+
+
+def relaying_denied(client: str, *, may_log_in: bool) -> ServerReply:
+    """It tells a client its own address, as the relay sees it, which is what an operator has to list."""
+    lacks = "neither in a listed network nor logged in" if may_log_in else "not in a listed network"
+    return in_detail(RELAYING_DENIED, f"Relaying denied for {client}: {lacks}") if client else RELAYING_DENIED
 
 
 _CHUNK = Reply(250, "0.0", "octets received")

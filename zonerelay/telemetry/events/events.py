@@ -301,6 +301,10 @@ class Events:
         """The configuration names a zone no longer that holds mail, which waits."""
         self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
 
+    def drop_refused(self, name: str, owner: int, why: str) -> None:
+        """A message that sendmail(1) has dropped is not taken; its file stays."""
+        self._emit("error", "drop-refused", {"file": name, "owner": owner, "why": self._redact.text(why)})
+
     def store_health(self, reason: str | None) -> None:
         """The store takes no mail, for this reason; `None`: it takes mail again."""
         if reason is None:
