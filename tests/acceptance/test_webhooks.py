@@ -55,11 +55,12 @@ def webhook(directory: Path, receiver: Receiver, path: str = "/hook", **options:
     }
 
 
-def relay_with(directory: Path, sink: Sink, *webhooks: Table, **tables: Table) -> RelayProcess:
+def relay_with(directory: Path, sink: Sink, *webhooks: Table, workers: int = 1) -> RelayProcess:
     return RelayProcess(
         directory,
+        top={"workers": workers},
         next_hop=f"{LOOPBACK}:{sink.port}",
-        tables={"retry": RETRY, "webhook": list(webhooks), **tables},
+        tables={"retry": RETRY, "webhook": list(webhooks)},
     )
 
 
@@ -151,10 +152,10 @@ async def test_every_stored_outcome_is_told_under_kill_9(
     # An endpoint that is not always there.
     flaky = webhook(tmp_path, receiver, max_queued=100_000)
     with relay_with(tmp_path, sink, flaky) as relay:
-        for number in range(4):
+        for number in range(3):
             client = Submitter(relay.smtp_port, prefix=f"round{number}", recipients=recipients)
-            load = asyncio.create_task(client.run(8, 150))
-            receiver.answers["/hook"] = Answer(503 if number == 2 else 204)
+            load = asyncio.create_task(client.run(8, 120))
+            receiver.answers["/hook"] = Answer(503 if number == 1 else 204)
             await asyncio.sleep(chance.uniform(0.3, 0.9))
             await asyncio.to_thread(relay.kill)
             await load
@@ -255,17 +256,21 @@ async def test_a_full_queue_loses_the_oldest_and_says_how_many(
     await off_loop(story)
 
 
-async def test_keys_are_changed_while_both_sign(tmp_path: Path, sink: Sink, receiver: Receiver) -> None:
+async def test_workers_sign_with_all_keys_and_post_to_no_private_address_unless_allowed(
+    tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell
+) -> None:
     def story() -> None:
-        tmp_path.mkdir(exist_ok=True)
         (tmp_path / "old.secret").write_text(OLD)
         (tmp_path / "seed.secret").write_text("whsk_" + base64.b64encode(SEED).decode())
         hook = webhook(
             tmp_path, receiver, old_secrets=[str(tmp_path / "old.secret"), str(tmp_path / "seed.secret")]
         )
-        with relay_with(tmp_path, sink, hook) as relay:
-            submit(relay, "bob@example.com")
-            for post in posts_of(receiver, 2):
+        url = f"https://127.0.0.1:{receiver.port}/inner"
+        inner: Table = {**webhook(tmp_path, receiver, "/inner"), "private": False, "url": url}
+        with relay_with(tmp_path, sink, hook, inner, workers=2) as relay:
+            for _ in range(4):
+                submit(relay, "bob@example.com")
+            for post in posts_of(receiver, 8):
                 assert verified(post) == verified(post, OLD)
                 signed = f"{post.id}.{post.headers['webhook-timestamp']}.".encode() + post.body
                 (asymmetric,) = (
@@ -274,19 +279,16 @@ async def test_keys_are_changed_while_both_sign(tmp_path: Path, sink: Sink, rece
                 public = Ed25519PrivateKey.from_private_bytes(SEED).public_key()
                 public.verify(base64.b64decode(asymmetric[4:]), signed)
 
-    await off_loop(story)
-
-
-async def test_private_addresses_are_refused_unless_the_configuration_allows_them(
-    tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell
-) -> None:
-    def story() -> None:
-        url = f"https://127.0.0.1:{receiver.port}/hook"
-        hook: Table = {**webhook(tmp_path, receiver), "private": False, "url": url}
-        with relay_with(tmp_path, sink, hook) as relay:
-            tested = zonerelay(relay, "webhook", "test", "hook")
+            tested = zonerelay(relay, "webhook", "test", "inner")
             assert tested.status == 1
             assert "127.0.0.1 has no public address: private = true allows 127.0.0.1" in tested.out
-        assert not receiver.posts
+            assert zonerelay(relay, "webhook", "test", "hook").status == 0
+            assert zonerelay(relay, "webhook", "test", "other").status == 1
+            rows = {row["name"]: row for row in zonerelay(relay, "webhook", "list", "--json").rows}
+            assert (rows["hook"]["state"], rows["hook"]["queued"], rows["hook"]["delivered"]) == ("ok", 0, 8)
+            assert (rows["inner"]["state"], rows["inner"]["queued"]) == ("failing", 8)
+            assert zonerelay(relay, "webhook", "replay", "inner").out == "inner: 8 events on the way\n"
+            assert zonerelay(relay, "queue", "list", "--json").rows == []
+        assert not [post for post in receiver.posts if post.path == "/inner"]
 
     await off_loop(story)
