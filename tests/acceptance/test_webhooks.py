@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import signal
 import smtplib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.support.accounts import Account
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
 from tests.support.submit import Submitter
-from tests.support.toml import Table
+from tests.support.toml import Table, toml_document
 from tests.support.webhooks import Answer, Post, Receiver
 from zonerelay.sandbox.sink import Sink
 
@@ -55,12 +56,15 @@ def webhook(directory: Path, receiver: Receiver, path: str = "/hook", **options:
     }
 
 
-def relay_with(directory: Path, sink: Sink, *webhooks: Table, workers: int = 1) -> RelayProcess:
+def relay_with(
+    directory: Path, sink: Sink, *webhooks: Table, workers: int = 1, backend: str = "leveldb"
+) -> RelayProcess:
     return RelayProcess(
         directory,
+        spool={"backend": backend},
         top={"workers": workers},
         next_hop=f"{LOOPBACK}:{sink.port}",
-        tables={"retry": RETRY, "webhook": list(webhooks)},
+        tables={"retry": RETRY, **({"webhook": list(webhooks)} if webhooks else {})},
     )
 
 
@@ -252,6 +256,40 @@ async def test_a_full_queue_loses_the_oldest_and_says_how_many(
         told = {post.id: post.event for post in receiver.taken()}.values()
         lost = sum(int(event["data"]["lost"]) for event in told if event["type"] == "webhook.gap")
         return lost + len(receiver.about("delivery.delivered"))
+
+    await off_loop(story)
+
+
+async def test_a_reload_takes_webhooks_up_and_events_move_with_the_queue_to_another_engine(
+    tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell
+) -> None:
+    def story() -> None:
+        receiver.answers["/hook"] = Answer(503)
+        hook = webhook(tmp_path, receiver)
+        relay = relay_with(tmp_path / "old", sink)
+        alone = relay.config.read_text()
+        with relay:
+            submit(relay, "before@example.com")
+            relay.wait_until_empty()
+            relay.config.write_text(alone + toml_document({}, {"webhook": [hook]}))
+            relay.signal(signal.SIGHUP)
+            assert wait_until(lambda: bool(relay.events("reloaded")), timeout=20)
+            submit(relay, "bob@example.com", "carol@example.com")
+            relay.wait_until_empty()
+            assert wait_until(lambda: bool(receiver.posts), timeout=20)
+            relay.terminate()
+        other = relay_with(tmp_path / "new", sink, hook, backend="disk")
+        directory = str(tmp_path / "exported")
+        assert zonerelay(relay, "spool", "export", directory).status == 0
+        assert zonerelay(other, "spool", "import", directory).status == 0
+        receiver.answers["/hook"] = Answer()
+        with other:
+            posts_of(receiver, 3)
+            assert receiver.types() == {"message.accepted": 1, "delivery.delivered": 2}
+        # Events of a webhook that is gone leave the spool, in words.
+        relay.config.write_text(alone)
+        with relay:
+            assert relay.events("webhook-gap")[0]["lost"] == 3
 
     await off_loop(story)
 

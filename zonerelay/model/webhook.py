@@ -35,8 +35,8 @@ def webhook_of(zone: str) -> str:
     return zone.removeprefix(_WEBHOOK)
 
 
-def recipient_of(about: About, name: str) -> Mailbox:
-    return Mailbox(f"{about.source}.{about.step}.{about.events}@{name}")
+def recipient_of(about: About) -> Mailbox:
+    return Mailbox(f"{about.source}.{about.step}.{about.events}@webhook.invalid")
 
 
 def about_of(recipient: Mailbox) -> About:

@@ -28,7 +28,15 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.model.webhook import GAP, About, is_webhook_zone, recipient_of, webhook_of, webhook_zone
+from zonerelay.model.webhook import (
+    GAP,
+    About,
+    about_of,
+    is_webhook_zone,
+    recipient_of,
+    webhook_of,
+    webhook_zone,
+)
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events, Field, accepted_fields, attempt_fields
 from zonerelay.telemetry.logs.redact import Redactor
@@ -125,7 +133,7 @@ class Webhooks:
                 found = await self._store.claim(zone, AT_ONCE, now=self._clock.now())
                 if not found:
                     break
-                count += len(found)
+                count += sum(about_of(each.recipient).events for each in found)
                 await self._store.settle([Finish(each) for each in found])
             if count:
                 self._events.webhooks.lost(name, count, "no [[webhook]] has this name any more")
@@ -229,11 +237,12 @@ class Webhooks:
     ) -> Submit:
         event_id = self._ids.next()
         lines = [
-            b"msg_%s_%d\t%s\n" % (event_id.encode(), at, self._body(*each)) for at, each in enumerate(events)
+            b"msg_%s_%d\t%s\r\n" % (event_id.encode(), at, self._body(*each))
+            for at, each in enumerate(events)
         ]
         body = b"".join(lines)
         now = self._clock.now()
-        recipient = recipient_of(About(source, step, len(events)), webhook)
+        recipient = recipient_of(About(source, step, len(events)))
         envelope = Envelope(
             id=event_id,
             sender=NULL_SENDER,

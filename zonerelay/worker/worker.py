@@ -21,7 +21,7 @@ from functools import partial
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
-from zonerelay.config.settings import Settings, space_guard
+from zonerelay.config.settings import Settings, space_guard, webhook_keys
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
@@ -49,11 +49,11 @@ from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
-from zonerelay.worker.report import DailyReport
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
+from zonerelay.worker.report import DailyReport
 from zonerelay.worker.webhooks import TellsOthers
 
 __all__ = ["StartError", "Worker"]
@@ -357,9 +357,11 @@ class Worker:
             # Before anything has changed: who cannot be asked to change back is asked last.
             Rewriting(settings.rewrite)  # the listeners make their own
             Zones(settings.zone, settings.route)
-            await self._telling.configure(settings)
+            for webhook in settings.webhook:
+                webhook_keys(webhook, self._environment)
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
+            await self._telling.configure(settings)
         except (ValueError, StoreError, RedactKeyError) as error:
             self.refused = str(error)
             self.refused_at = self.clock.now()
