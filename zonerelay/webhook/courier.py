@@ -23,14 +23,14 @@ import heapq
 import itertools
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from zonerelay.config.settings import WebhookSettings
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.webhook import GAP, About, about_of, webhook_zone
 from zonerelay.store.contract import Change, Finish, MessageNotFoundError, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events.events import Events
@@ -149,6 +149,13 @@ class WebhookCourier:
         item = Item(About(event_id, 0, 1), self._clock.now(), events=[(event_id, body)])
         self._add(item)
         self._wake.set()
+
+    def forget(self, keys: Collection[DeliveryKey]) -> None:
+        """Others have them now; what is being posted ends by itself."""
+        for item in [each for each in self._items if each.delivery and each.delivery.key in keys]:
+            line = self._lines[item.about.source]
+            if not (line.is_busy and line.items[0] is item):
+                self._remove(item, line)
 
     def retry(self) -> int:
         """Tries everything now, also where the endpoint wanted no more; returns how much waits."""

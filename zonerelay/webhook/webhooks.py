@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -24,7 +24,7 @@ import msgspec
 from zonerelay.config.settings import WebhookAddresses, WebhookSettings, webhook_keys
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome, Verdict
@@ -148,6 +148,12 @@ class Webhooks:
         """What `outcomes` or `accepted` has returned is stored."""
         for courier in self._couriers.values():
             courier.notify()
+
+    def forget(self, keys: Collection[DeliveryKey]) -> None:
+        """Others have taken these events over: they post them."""
+        for courier in self._couriers.values():
+            courier.forget(keys)
+        self._store.release(keys)
 
     def outcomes(
         self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None

@@ -5,13 +5,14 @@ Events that wait for a webhook which the configuration has lost are forgotten at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.setup import hashing_redactor
@@ -81,6 +82,11 @@ class TellsOthers:
     def on_news(self) -> None:
         if self.webhooks is not None:
             self.webhooks.notify()
+
+    def on_lost(self, keys: Collection[DeliveryKey]) -> None:
+        """Others have taken these events over."""
+        if self.webhooks is not None:
+            self.webhooks.forget(keys)
 
     def problems(self) -> tuple[str, ...]:
         return () if self.webhooks is None else self.webhooks.problems()

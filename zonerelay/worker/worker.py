@@ -459,8 +459,11 @@ class Worker:
         """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
         if self._ids is not None and self.store is not None:
             self._ids.renumber(self._number(self.store))
+        events = {key for key in keys if is_webhook_zone(key.queue)}
+        if events and self._telling is not None:
+            self._telling.on_lost(events)
         if self._scheduler is not None:
-            self._scheduler.give_back(self._scheduler.withdraw(keys))
+            self._scheduler.give_back(self._scheduler.withdraw(set(keys) - events))
 
     def _on_loop_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")

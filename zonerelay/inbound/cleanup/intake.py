@@ -346,7 +346,7 @@ class Intake:
         webhooks = self._context.webhooks
         message = await writer.commit(
             deliveries,
-            None if webhooks is None else webhooks.accepted,
+            beside=None if webhooks is None else webhooks.accepted,
             headers=self._header.fields,
             eight_bit=self._eight_bit,
             plain_lines=self._body.is_plain,
