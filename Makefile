@@ -44,8 +44,8 @@ deb:  ## Debian packages for this release of Debian, into dist/
 	@debian/build dist
 
 check: $(DEVELOPMENT)  ## ruff, mypy strict, import-linter
-	$(BIN)/ruff check zonerelay tests
-	$(BIN)/ruff format --check zonerelay tests
+	$(BIN)/ruff check zonerelay tests debian
+	$(BIN)/ruff format --check zonerelay tests debian
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -57,8 +57,8 @@ test: $(DEVELOPMENT)  ## every tier but bench; ARGS="tests/unit -k dkim" for som
 	test $$alone -ne 5 && test $$many -eq 0 -o $$many -eq 5 && exit $$alone; exit $$many
 
 fmt: $(DEVELOPMENT)  ## let ruff correct what it can
-	$(BIN)/ruff check --fix zonerelay tests
-	$(BIN)/ruff format zonerelay tests
+	$(BIN)/ruff check --fix zonerelay tests debian
+	$(BIN)/ruff format zonerelay tests debian
 
 fuzz: $(DEVELOPMENT)  ## every parser with atheris, a minute each
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import smtplib
@@ -135,6 +136,7 @@ def _from_installation_to_purge(machine: Machine) -> None:
     machine.install("other.deb")
     machine.install("zonerelay_*")
     assert "ok" in machine.run("zonerelay", "check-config", user="zonerelay")
+    _look_at_manual_and_completion(machine)
     machine.configure()
     with machine.relay():
         with smtplib.SMTP(LOOPBACK, machine.smtp, timeout=10) as client:
@@ -164,6 +166,28 @@ def _from_installation_to_purge(machine: Machine) -> None:
     machine.configure()
     with machine.relay():
         assert machine.queue() == queued
+
+
+# What bash does at a tab behind `zonerelay queue h`.
+TAB = """
+. /usr/share/bash-completion/completions/zonerelay
+COMP_WORDS=(zonerelay queue h) COMP_CWORD=2
+$(complete -p zonerelay | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+echo "${COMPREPLY[@]}"
+"""
+
+
+def _look_at_manual_and_completion(machine: Machine) -> None:
+    page = machine.run("gzip", "-dc", "/usr/share/man/man1/zonerelay-queue.1.gz")
+    assert ".SH HOLD\n" in page
+    assert "\\-\\-older\\-than AGE\naccepted longer ago" in page
+    commands = machine.run("gzip", "-dc", "/usr/share/man/man1/zonerelay.1.gz")
+    for name in re.findall(r"^\.BR (\S+) \(1\)$", commands.replace("\\-", "-"), re.MULTILINE):
+        assert (machine.root / f"usr/share/man/man1/{name}.1.gz").is_file()
+    assert machine.run("bash", "-c", TAB) == "hold\n"
+    for place in ("zsh/vendor-completions/_zonerelay", "fish/vendor_completions.d/zonerelay.fish"):
+        assert "older-than" in (machine.root / "usr/share" / place).read_text()
+    assert (machine.root / "usr/share/zonerelay/monitoring/alerts.yml").is_file()
 
 
 def _deliver(machine: Machine) -> None:

@@ -10,6 +10,7 @@ import pytest
 from zonerelay.admin import http_server as http_module
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.http_server import is_our_name
+from zonerelay.config.settings import AdminSettings
 
 
 class Page:
@@ -27,10 +28,9 @@ class Site:
         self.refreshed = 0
         self.troubles: list[str] = []
         self.server = AdminServer(
-            address,
+            AdminSettings(address=address, hosts=hosts),
             metrics=self._metrics,
             readiness=self._readiness,
-            hosts=hosts,
             trouble=lambda where, error: self.troubles.append(f"{where}: {error}"),
             before_metrics=self._refresh,
         )
@@ -205,7 +205,7 @@ async def test_more_connections_than_the_limit_are_closed_at_once(
 
 async def test_an_address_in_use_is_named(site: Site) -> None:
     second = AdminServer(
-        f"127.0.0.1:{site.server.port}",
+        AdminSettings(address=f"127.0.0.1:{site.server.port}"),
         metrics=site._metrics,
         readiness=site._readiness,
         trouble=lambda where, error: None,

@@ -238,13 +238,16 @@ async def test_a_bulk_verb_without_a_terminal_needs_yes(shell: Shell) -> None:
 async def test_a_bulk_verb_with_yes_is_done(shell: Shell) -> None:
     ran = await shell.run("queue", "drop", "--domain", "example.com", "--yes", "--json")
     assert ran.status == 0
-    assert json.loads(ran.out) == {
-        "kind": "changed",
-        "action": "drop",
-        "matched": 2,
-        "changed": 2,
-        "busy": 0,
-    }
+    assert (
+        json.loads(ran.out).items()
+        >= {
+            "kind": "changed",
+            "action": "drop",
+            "matched": 2,
+            "changed": 2,
+            "busy": 0,
+        }.items()
+    )
 
 
 async def test_no_filter_is_not_everything(shell: Shell) -> None:
@@ -264,7 +267,7 @@ async def test_all_is_everything(shell: Shell) -> None:
 async def test_a_dry_run_changes_nothing(shell: Shell) -> None:
     ran = await shell.run("queue", "bounce", "--domain", "example.com", "--dry-run")
     assert ran.status == 0
-    assert "would change 2 deliveries; nothing was changed." in ran.out
+    assert "would change 2 deliveries, which could not be undone; nothing was changed." in ran.out
     assert shell.relay.changes == []
 
 
@@ -330,7 +333,7 @@ async def test_status_says_what_waits_beyond_a_sample_and_how_the_relay_is(shell
     assert "a reload was refused" in ran.out
     assert "the file was changed" in ran.out
     row = next(line.split() for line in ran.out.splitlines() if line.startswith("slow.example"))
-    assert row[:7] == ["slow.example", "default", "0", "3", "21k", "<50", "2h1m"]
+    assert row[:8] == ["slow.example", "default", "0", "0/m", "3", "21k", "<50", "2h1m"]
     assert "idle.example" not in ran.out
     assert "idle.example" in (await shell.run("status", "--all")).out
 
@@ -339,7 +342,7 @@ async def test_status_fits_into_80_columns(shell: Shell, monkeypatch: pytest.Mon
     monkeypatch.setattr(output, "PIPE_WIDTH", 80)
     lines = (await shell.run("status")).out.splitlines()
     row = next(line for line in lines if line.startswith("slow.example"))
-    assert row.split()[1:6] == ["0", "3", "21k", "<50", "2h1m"]
+    assert row.split()[1:7] == ["0", "0/m", "3", "21k", "<50", "2h1m"]
     assert max(map(len, lines)) <= 80
 
 
@@ -478,6 +481,12 @@ async def test_explain_works_without_a_relay(shell: Shell) -> None:
     assert explained["hosts"][0]["addresses"] == [
         {"address": "127.0.0.1", "source": "127.0.0.1", "problem": ""}
     ]
+
+
+async def test_a_part_of_an_address_has_no_pseudonym(shell: Shell) -> None:
+    ran = await shell.run("resolve", "a*@example.org")
+    assert ran.status == 2
+    assert "no part of one has any" in ran.err
 
 
 async def test_resolve_prints_addresses(shell: Shell) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
+from zonerelay.control.acts import OperatorActs
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
@@ -48,16 +49,20 @@ from zonerelay.control.messages.requests import (
     Resolve,
     Status,
 )
+from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import ControlServer
+from zonerelay.control.streams import Streams
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.operator import operations
+from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.dns.hosts import Hosts
@@ -101,12 +106,14 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay = Relay(clock=ManualClock())
     relay.router.gated.add("")  # no route is ever found, so nothing leaves by itself
+    journal = Journal(tmp_path / "acts", relay.clock)
     verbs = Operations(
         store=relay.store,
         scheduler=relay.scheduler,
         settler=relay.settler,
         events=relay.events,
         clock=relay.clock,
+        journal=journal,
     )
     router = ScriptedRouter()
     resolver = Resolver(
@@ -115,17 +122,35 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         hosts=Hosts(dict.fromkeys(("mx.example.com", "mx.busy", "sink.test"), ("127.0.0.1",))),
     )
     renderer = Renderer(read_body=relay.store.read_body, events=relay.events, clock=relay.clock)
+    zones = Zones(ZONES, ROUTES)
     handler = ControlHandler(
         verbs,
         status=no_status,
         explainer=Explainer(
-            Zones(ZONES, ROUTES),
+            zones,
             cast("MxRouter", router),
             resolver,
             hostname="relay.example.org",
             suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,
         ),
+        orders=OrderAnswers(
+            Orders(
+                tmp_path,
+                settler=relay.settler,
+                zone_of=Zones(ZONES, ROUTES).known_before,
+                events=relay.events,
+                clock=relay.clock,
+            ),
+            verbs,
+            store=relay.store,
+            scheduler=relay.scheduler,
+            first_expiry=relay.settler.first_expiry,
+            zones=lambda: ["default"],
+            clock=relay.clock,
+        ),
         redactor=REDACTOR,
+        acts=OperatorActs(verbs, journal, zones, relay.clock),
+        streams=Streams(relay.events, REDACTOR),
         bodies=Bodies(
             relay.store,
             renderer,
@@ -192,7 +217,7 @@ async def test_a_row_knows_its_message_and_its_last_attempt(desk: Desk) -> None:
 async def test_hold_and_release_change_the_state_and_are_logged(desk: Desk) -> None:
     desk.relay.accept("a@example.com", "b@example.net")
     held = await desk.change(QueueChange(action="hold", filter=Filter(domain="example.com")))
-    assert held == Changed(action="hold", matched=1, changed=1, busy=0)
+    assert held == Changed(action="hold", matched=1, changed=1, busy=0, act=held.act)
     assert await desk.rows(state="held") == ["a@example.com"]
     await desk.change(QueueChange(action="release", filter=Filter(state="held")))
     assert await desk.rows(state="ready") == ["a@example.com", "b@example.net"]

@@ -11,9 +11,10 @@ import pytest
 from tests.support.ports import wait_until
 from zonerelay.history import database as files
 from zonerelay.history import writer
-from zonerelay.history.reader import Form, Histories, Query
+from zonerelay.history.reader import Histories, Query
 from zonerelay.history.writer import History
 from zonerelay.model.clock import SystemClock
+from zonerelay.telemetry.logs.address_forms import Form
 from zonerelay.telemetry.logs.redact import Redactor
 
 DAY = 86_400.0

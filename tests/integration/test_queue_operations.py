@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.operator import operations as module
+from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter, Result
 from zonerelay.queue.zone import claims
 from zonerelay.queue.zone.plan import ZonePlan
@@ -32,13 +34,14 @@ async def relay() -> AsyncIterator[Relay]:
 
 
 @pytest.fixture
-def operations(relay: Relay) -> Operations:
+def operations(relay: Relay, tmp_path: Path) -> Operations:
     return Operations(
         store=relay.store,
         scheduler=relay.scheduler,
         settler=relay.settler,
         events=relay.events,
         clock=relay.clock,
+        journal=Journal(tmp_path / "acts", relay.clock),
     )
 
 

@@ -27,6 +27,7 @@ from zonerelay.model.envelope import Notify, Recipient
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.store.contract import (
     CHUNK_SIZE,
+    SHARED,
     EveryNth,
     Finish,
     MessageNotFoundError,
@@ -377,7 +378,8 @@ class TestSettling:
         async with store.begin(envelope) as writer:
             await writer.write(b"z" * 700_000)
             await writer.commit(
-                [delivery_for(envelope, "a@example.net")], lambda _: [Submit(event, b"event", (delivery,))]
+                [delivery_for(envelope, "a@example.net")],
+                beside=lambda _: [Submit(event, b"event", (delivery,))],
             )
         assert len(await claim_all(store)) == 1
         assert "webhook/hook" in await store.zones()
@@ -428,6 +430,31 @@ class TestSettling:
 
 
 class TestOperations:
+    async def test_update_moves_a_delivery_to_another_queue(self, store: Store) -> None:
+        """It is claimed when it goes, and it may come back; its message stays with the last one."""
+        deliveries = await store_message(store, 1, "a@example.net", "b@example.net")
+        (claimed, _) = await claim_all(store)
+        moved = replace(claimed, queue="other;bulk", next_attempt=NOW + 5, act="0a0b0c0d")
+        assert await store.update([claimed.key], lambda _: moved) == 1
+        store.release([claimed.key])
+        assert store.counts()["default"].total == 1
+        assert store.counts()["other;bulk"] == QueueCounts(deferred=1)
+        assert await store.deliveries_of(message_id(1)) == [moved, deliveries[1]]
+        assert [d async for d in store.scan("other;bulk")] == [moved]
+        assert await store.update([claimed.key], lambda d: d) == 0
+        assert await store.next_due("other;bulk") == NOW + 5
+        assert await store.claim("other;bulk", 10, now=NOW) == []
+        assert await store.claim("other;bulk", 10, now=NOW + 5) == [moved]
+        await store.update([moved.key], lambda d: replace(d, queue="default", next_attempt=0.0))
+        store.release([moved.key])
+        assert store.counts().get("other;bulk", QueueCounts()).total == 0
+        back = [replace(claimed, act="0a0b0c0d")]
+        assert await claim_all(store) == back
+        await store.settle([Finish(delivery) for delivery in (*back, deliveries[1])])
+        with pytest.raises(MessageNotFoundError):
+            await store.read_message(message_id(1))
+        assert await store.left_over() in ("", SHARED)
+
     async def test_update_rewrites_and_counts_what_exists(self, store: Store) -> None:
         deliveries = [(await store_message(store, number))[0] for number in range(5)]
         keys = [delivery.key for delivery in deliveries]
@@ -486,6 +513,19 @@ class TestOperations:
         gaps = [after - before for before, after in pairwise([0, *found, 121])]
         assert 1 <= min(gaps) <= max(gaps) <= 8
         assert len({number % 4 for number in found}) > 1
+
+    async def test_scan_goes_on_behind_a_delivery_that_may_be_gone(self, store: Store) -> None:
+        for number in range(4):
+            await store_message(
+                store, number, "a@example.net", "b c@example.net", zone=("a", "b")[number % 2]
+            )
+        every = [delivery.key async for delivery in store.scan()]
+        for at, key in enumerate(every):
+            assert [d.key async for d in store.scan(after=key)] == every[at + 1 :]
+            behind = [each for each in every[at + 1 :] if each.queue == key.queue]
+            assert [d.key async for d in store.scan(key.queue, after=key)] == behind
+        await store.update([every[2]], lambda _: None)
+        assert [d.key async for d in store.scan(after=every[2])] == every[3:]
 
     async def test_scan_shows_one_moment(self, store: Store) -> None:
         for number in range(5):

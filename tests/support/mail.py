@@ -30,6 +30,7 @@ from zonerelay.telemetry.events.subsystems import SmarthostEvents
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.telemetry.metrics.subsystems import SmarthostMetrics
+from zonerelay.telemetry.transcript import Transcripts
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"
@@ -181,6 +182,7 @@ def make_courier(
         read_body=bodies.read,
         renderer=renderer or make_renderer(bodies, clock=clock),
         observe_tls=observe_tls or TlsResults(),
+        transcripts=Transcripts(clock),
         clock=clock,
         random=random.Random(1),
     )

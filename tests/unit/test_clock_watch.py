@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations
 
 DAY = 86_400.0
@@ -43,6 +45,7 @@ def watch_of(relay: Relay) -> ClockWatch:
         settler=relay.settler,
         events=relay.events,
         clock=relay.clock,
+        journal=Journal(Path("no-act"), relay.clock),
     )
     return ClockWatch(operations, events=relay.events, clock=relay.clock)
 

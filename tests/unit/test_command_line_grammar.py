@@ -62,7 +62,9 @@ def test_an_empty_sender_is_a_filter() -> None:
             "queue drop --all --dom=example.com",
             "unrecognized arguments",
         ),  # no guessing what a cut option meant
-        ("queue hold --all --reason=x", "unrecognized arguments"),
+        ("queue reroute --all", "one of the arguments --zone --next-hop --ask-again is required"),
+        ("queue retry --all --at yesterday", "is no time: write +2h"),
+        ("queue retry --all --at 2020-01-01", "has passed"),
         ("explain", "required: ADDRESS"),
         ("explain a@b --client nowhere", "'nowhere' is not an IP address"),
         ("explain a@b --size much", "is not a size such as"),

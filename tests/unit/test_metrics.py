@@ -46,6 +46,24 @@ def test_every_outcome_has_its_counter_and_only_delivery_its_time() -> None:
     assert value(metrics, "zonerelay_delivery_seconds_bucket", le="0.25") == 1
 
 
+def test_replies_count_for_the_receiver_whose_host_gave_them() -> None:
+    metrics = Metrics()
+    for host, code, site, kind in (
+        ("aspmx.l.google.com", 250, "google", "2xx"),
+        ("example-com.mail.protection.outlook.com", 451, "microsoft", "4xx"),
+        ("example-com.a-v1.mx.microsoft", 550, "microsoft", "5xx"),
+        ("mta5.am0.yahoodns.net", 421, "yahoo", "4xx"),
+        ("mx01.mail.icloud.com", 554, "apple", "5xx"),
+        ("google.com.attacker.example", 250, "other", "2xx"),
+        ("localhost", 0, "other", "none"),
+    ):
+        before = value(metrics, "zonerelay_replies_total", **{"site": site, "class": kind})
+        metrics.replies.received(host, code)
+        assert value(metrics, "zonerelay_replies_total", **{"site": site, "class": kind}) == before + 1
+    everything = [key for key in samples(metrics) if key[0] == "zonerelay_replies_total"]
+    assert len(everything) == 32  # whatever hosts there are
+
+
 def test_a_doubtful_deferral_counts_as_in_doubt_alone() -> None:
     metrics = Metrics()
     metrics.settled("default", "deferred", 1.0, in_doubt=True)

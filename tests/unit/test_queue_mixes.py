@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,6 +21,7 @@ from zonerelay.config.units import parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, queue_of
+from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.batch import Batch
@@ -67,6 +69,7 @@ class Mix:
             settler=self.relay.settler,
             events=self.relay.events,
             clock=self.clock,
+            journal=Journal(Path("no-act"), self.clock),
         )
         self.host = {domain: self.random.choice(HOSTS) for domain in DOMAINS}
         self.dead: set[str] = set()

@@ -90,6 +90,9 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         metrics.settled("default", "delivered", 0.3)
         queue = ZoneQueue("default", ready=5, active=1, deferred=2, held=0, oldest=oldest)
         metrics.attach_queue([queue].copy)
+        metrics.attach_space(worker, lambda: 5000, 1000)
+        metrics.attach_configuration(iter([(1000.0 + worker, worker == 0)] * 9).__next__)
+        metrics.last_delivered.value = 100 + worker
         accounts.take(worker, 1, metrics.families())
     text = exposition(accounts.families()).decode()
     for line in (
@@ -97,6 +100,10 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
         'zonerelay_delivery_seconds_bucket{le="0.5"} 2.0',
         'zonerelay_queue_deliveries{state="ready",zone="default"} 10.0',
         'zonerelay_queue_oldest_seconds{zone="default"} 90.0',
+        'zonerelay_spool_free_bytes{worker="1"} 5000.0',
+        "zonerelay_config_last_reload_success_timestamp_seconds 1000.0",
+        "zonerelay_config_last_reload_successful 0.0",
+        "zonerelay_last_delivered_timestamp_seconds 101.0",
     ):
         assert line in text
     shared = exposition(accounts.families(shared=True)).decode()
@@ -187,14 +194,14 @@ def test_the_status_says_once_from_where_limits_are_leased_and_who_cannot_reach_
 
 
 def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:
-    def part(matched: int, changed: int, busy: int) -> Changed:
-        return Changed(action="x", matched=matched, changed=changed, busy=busy)
+    def part(verb: str, matched: int, changed: int, busy: int) -> Changed:
+        return Changed(action=verb, matched=matched, changed=changed, busy=busy)
 
-    private = merge_changed("drop", [part(5, 4, 1), part(3, 3, 0)], shared=False)
+    private = merge_changed([part("drop", 5, 4, 1), part("drop", 3, 3, 0)], shared=False)
     assert (private.matched, private.changed, private.busy) == (8, 7, 1)
-    dropped = merge_changed("drop", [part(10, 8, 2), part(2, 2, 0)], shared=True)
+    dropped = merge_changed([part("drop", 10, 8, 2), part("drop", 2, 2, 0)], shared=True)
     assert (dropped.matched, dropped.changed, dropped.busy) == (10, 10, 0)
-    held = merge_changed("hold", [part(10, 8, 2), part(10, 10, 0)], shared=True)
+    held = merge_changed([part("hold", 10, 8, 2), part("hold", 10, 10, 0)], shared=True)
     assert (held.matched, held.changed, held.busy) == (10, 10, 0)
 
 

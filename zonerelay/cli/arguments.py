@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import re
 from collections.abc import Sequence
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +36,14 @@ _CONFIG_HELP = (
     "or ./config/zonerelay.toml, the first that there is"
 )
 _FILTER_HELP = "Everything given must match; * stands for any text. Quote it from the shell."
+_AT_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"
 _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or configuration."
 
 SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-lua")
 """Whose queues `spool import --from` reads."""
+
+SCOPES = ("read", "operate", "submit")
+"""Of tokens; `config.credentials.identities` has them as a type."""
 
 SUMMARIES = ("domain", "site", "sender", "zone", "user", "reply", "priority")
 OUTCOMES = ("waiting", "delivered", "deferred", "bounced", "expired", "dropped", "refused")
@@ -47,6 +53,7 @@ CHANGES = {
     "retry": "try deliveries again now, whatever their schedule says",
     "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
     "release": "let held deliveries go on",
+    "reroute": "send deliveries another way: through another zone of the configuration",
     "bounce": "give deliveries up and report to their senders",
     "drop": "remove deliveries for good, without a report to their senders",
 }
@@ -54,7 +61,11 @@ CHANGES = {
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Exits with status 2 and a usage text on a mistake, as argparse does."""
-    return build().parse_args(arguments)
+    parser = build()
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "explain" and not (parsed.address or parsed.message_id):
+        parser.error("explain: the following arguments are required: ADDRESS, or --id ID")
+    return parsed
 
 
 def build() -> argparse.ArgumentParser:
@@ -87,12 +98,14 @@ def build() -> argparse.ArgumentParser:
     status.add_argument("--watch", action="store_true", help="look again every 2 seconds, until q or Ctrl-C")
     _json(status)
     _queue(commands)
+    _orders(commands)
     _explain(commands)
     _log(commands)
     report = _command(commands, "report", "what became of mail, in figures, as the daily report has it")
     report.add_argument(
         "--since", type=_age, default=86_400.0, metavar="AGE", help="of that time until now (default: 1d)"
     )
+    _acts(commands)
     resolve = _command(
         commands, "resolve", "addresses in the queue behind a pseudonym from the log; or its pseudonym"
     )
@@ -102,7 +115,9 @@ def build() -> argparse.ArgumentParser:
         help="u-…@d-… for a mailbox, d-… for every mailbox of a domain; an address gets its pseudonym",
     )
     _json(resolve)
+    _live(commands)
     _user(commands)
+    _token(commands)
     _certificates(commands)
     _dkim(commands)
     _outbox(commands)
@@ -167,28 +182,75 @@ def _queue(commands: Commands) -> None:
 def _change(verbs: Commands, name: str, help_text: str) -> None:
     parser = _command(verbs, name, help_text)
     parser.add_argument("message_ids", type=_message_id, nargs="*", metavar="ID", help="message ids")
-    _filters(parser)
+    if name == "retry":
+        parser.add_argument("--at", type=_at, metavar="TIME", help=f"not now, but then: {_AT_HELP}")
+    if name == "reroute":
+        aim = parser.add_mutually_exclusive_group(required=True)
+        aim.add_argument("--zone", dest="to_zone", metavar="TARGET", help="to this zone")
+        aim.add_argument("--next-hop", metavar="HOST", help="to the zone that has this next_hop")
+        aim.add_argument("--ask-again", action="store_true", help="to the zone that the routes choose now")
+    _filters(parser, "--from-zone" if name == "reroute" else "--zone")
     parser.add_argument("--all", action="store_true", help="the whole queue, when no filter is given")
     parser.add_argument("--yes", action="store_true", help="do not ask, which scripts need")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    if name == "bounce":
-        parser.add_argument(
-            "--reason", type=_one_line, default="", metavar="TEXT", help="told to the senders in the report"
-        )
+    told = "told to the senders in the report, and in the log" if name == "bounce" else "for the log"
+    parser.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help=told)
     _json(parser)
 
 
-def _filters(parser: argparse.ArgumentParser) -> None:
+def _acts(commands: Commands) -> None:
+    acts = _command(commands, "acts", "what operators have changed in the last 24 hours, the last one first")
+    acts.add_argument("--limit", type=_count, default=100, metavar="N", help="(default: %(default)s)")
+    _json(acts)
+    undo = _command(commands, "undo", "revert what an act of the last 24 hours has changed, and only that")
+    undo.add_argument("act", nargs="?", metavar="ID", help="the id of the act, which its command printed")
+    undo.add_argument("--list", action="store_true", help="as zonerelay acts")
+    undo.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for the log")
+    undo.add_argument("--limit", type=_count, default=100, help=argparse.SUPPRESS)
+    _json(undo)
+
+
+def _filters(parser: argparse.ArgumentParser, zone: str = "--zone") -> None:
     group = parser.add_argument_group("filters", _FILTER_HELP)
     group.add_argument("--sender", metavar="ADDRESS", help="envelope sender; <> for the null sender")
     group.add_argument("--recipient", metavar="ADDRESS")
     group.add_argument("--domain", help="recipient domain")
-    group.add_argument("--zone")
+    group.add_argument(zone, dest="zone", metavar="ZONE")
     group.add_argument("--priority", choices=[each.value for each in Priority])
     group.add_argument("--state", choices=[state.value for state in DeliveryState])
     group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
     group.add_argument("--younger-than", type=_age, metavar="AGE")
     group.add_argument("--reply", metavar="TEXT", help="the last reply contains this text")
+
+
+def _orders(commands: Commands) -> None:
+    suspend = _command(commands, "suspend", "keep mail from being sent, also mail to come, until resumed")
+    _selectors(suspend)
+    suspend.add_argument("--hold", action="store_true", help="as a hold rule: each can be released by itself")
+    suspend.add_argument("--for", dest="seconds", type=_age, metavar="AGE", help="ends by itself, e.g. 2h")
+    suspend.add_argument("--refuse", action="store_true", help="clients get 421 instead: they try again")
+    suspend.add_argument("--stop-clock", action="store_true", help="the mail gets no older meanwhile")
+    suspend.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for other operators")
+    suspend.add_argument("--list", action="store_true", help="show the orders in force")
+    _json(suspend)
+    resume = _command(commands, "resume", "end orders, and let go what they held")
+    resume.add_argument(
+        "order", nargs="?", default="", metavar="ORDER", help="id, as suspend --list shows it"
+    )
+    _selectors(resume)
+    resume.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for the log")
+    _json(resume)
+
+
+def _selectors(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which mail", _FILTER_HELP)
+    group.add_argument("--zone")
+    group.add_argument("--destination", metavar="NAME", help="a destination or host, as status shows it")
+    group.add_argument("--domain", help="recipient domain")
+    group.add_argument("--sender", metavar="ADDRESS", help="envelope sender; <> for the null sender")
+    group.add_argument("--user", metavar="NAME", help="user who had logged in")
+    group.add_argument("--recipient", metavar="ADDRESS")
+    group.add_argument("--all", action="store_true", help="all mail, instead")
 
 
 def _configuration(commands: Commands) -> None:
@@ -237,7 +299,12 @@ def _log(commands: Commands) -> None:
 
 def _explain(commands: Commands) -> None:
     explain = _command(commands, "explain", "say how mail for an address would travel; sends nothing")
-    explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
+    explain.add_argument(
+        "address", nargs="?", default="", metavar="ADDRESS", help="recipient; a bare domain will do"
+    )
+    explain.add_argument(
+        "--id", dest="message_id", type=_message_id, metavar="ID", help="where a message of the queue goes"
+    )
     explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
     mail = explain.add_argument_group(
         "about the mail", "Routes that ask for one of these match only if it is given."
@@ -257,6 +324,53 @@ def _explain(commands: Commands) -> None:
         help='a header field, "Name: value"; may be repeated',
     )
     _json(explain)
+
+
+def _live(commands: Commands) -> None:
+    tail = _command(commands, "tail", "what happens to mail, as it happens, until Ctrl-C")
+    tail.add_argument(
+        "address",
+        nargs="?",
+        default="",
+        metavar="VALUE",
+        help="an address, a client, a user, a Message-ID or an id",
+    )
+    for name, metavar, what in (
+        ("from", "ADDRESS", "messages of this sender, with what becomes of them; @example.com: of a domain"),
+        ("to", "ADDRESS", "about this recipient; @example.com: about a domain"),
+        ("domain", "DOMAIN", "about recipients in a domain, or sent to this destination"),
+        ("zone", "NAME", "in a zone"),
+        ("user", "NAME", "messages of a user who has logged in"),
+        ("client", "ADDRESS", "messages and refusals of a client"),
+        ("event", "NAMES", "events of these names, with commas between: deferred,bounced"),
+        ("id", "ID", "about one message"),
+    ):
+        tail.add_argument(f"--{name}", dest=f"tail_{name}", default="", metavar=metavar, help=what)
+    _json(tail)
+    transcript = _command(commands, "transcript", "what a client or a host and the relay say, as they say it")
+    subject = transcript.add_mutually_exclusive_group(required=True)
+    subject.add_argument(
+        "--client", default="", metavar="ADDRESS", help="sessions of a client, or of a network"
+    )
+    subject.add_argument(
+        "--domain", default="", metavar="DOMAIN", help="connections to a domain, an MX host or a next hop"
+    )
+    subject.add_argument("--id", type=_message_id, metavar="ID", help="attempts of one message")
+    transcript.add_argument(
+        "--for", dest="seconds", type=_age, default=300.0, metavar="TIME", help="ends after it (default: 5m)"
+    )
+    transcript.add_argument(
+        "--size",
+        type=_size,
+        default=10_000_000,
+        metavar="SIZE",
+        help="ends after so much text (default: 10 MB)",
+    )
+    transcript.add_argument(
+        "--sessions", type=_count, default=100, metavar="N", help="ends with one more (default: %(default)s)"
+    )
+    transcript.add_argument("--out", type=Path, metavar="FILE", help="write it there, readable by you alone")
+    _json(transcript)
 
 
 def _user(commands: Commands) -> None:
@@ -295,6 +409,27 @@ def _user(commands: Commands) -> None:
             source = verb.add_mutually_exclusive_group()
             source.add_argument("--password-stdin", action="store_true", help="read it from standard input")
             source.add_argument("--generate", action="store_true", help="make a random one and print it once")
+
+
+def _token(commands: Commands) -> None:
+    token = commands.add_parser("token", help="who may use the HTTP API and the page: bearer tokens")
+    verbs = token.add_subparsers(dest="verb", required=True, metavar="VERB")
+    add = _command(verbs, "add", "make a token and print it, once")
+    add.add_argument("name", type=_token_name, metavar="NAME", help="whose it is, for the log")
+    add.add_argument(
+        "--scope",
+        choices=SCOPES,
+        required=True,
+        help="read: look; operate: look, change the queue, read bodies; submit: hand in mail",
+    )
+    add.add_argument("--user", default="", metavar="NAME", help="user of the credentials file it acts as")
+    add.add_argument(
+        "--for", dest="lifetime", type=_age, metavar="AGE", help="it expires after that, e.g. 90d; else never"
+    )
+    listing = _command(verbs, "list", "list the tokens: names, scopes, times; never the tokens themselves")
+    _json(listing)
+    remove = _command(verbs, "remove", "remove a token: the next request with it is refused")
+    remove.add_argument("name", type=_token_name, metavar="NAME")
 
 
 def _certificates(commands: Commands) -> None:
@@ -439,11 +574,35 @@ def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> F
     )
 
 
+def _token_name(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", text) and text != "token_file":
+        return text
+    raise argparse.ArgumentTypeError("a name has letters, digits and . _ @ -, 64 at most")
+
+
 def _age(text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _at(text: str) -> float:
+    """A time to come: a span from now, a time of day, or an ISO 8601 time, local without an offset."""
+    now = datetime.now().astimezone()
+    try:
+        if text.startswith("+"):
+            return now.timestamp() + parse_duration(text[1:])
+        if len(text) <= len("HH:MM:SS"):
+            at = datetime.combine(now.date(), time.fromisoformat(text))
+            at += timedelta(days=at.astimezone() <= now)
+        else:
+            at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write {_AT_HELP}") from error
+    if at.timestamp() <= now.timestamp():
+        raise argparse.ArgumentTypeError(f"{text!r} has passed")
+    return at.timestamp()
 
 
 def _size(text: str) -> int:

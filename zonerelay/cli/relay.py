@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +58,42 @@ def client_of(settings: Settings) -> ControlClient:
 
 def connect(option: Path | None) -> ControlClient:
     """Raises CliError only when the file does not say where the relay is."""
-    from zonerelay.config.load import ConfigError, load_whereabouts
+    return find_relay(option)[0]
 
+
+def find_relay(option: Path | None) -> tuple[ControlClient, Path | None]:
+    """Returns a client and the relay's configuration file. Where no file is named and the usual one's relay
+    does not run, it is the sandbox of this user, if one runs; the person is told.
+    """
+    from zonerelay.config.load import ConfigError, load_whereabouts
+    from zonerelay.control.socket.client import ControlClient
+    from zonerelay.control.socket.socket_file import answers, control_socket_path
+
+    is_named = option is not None or bool(os.environ.get(ENVIRONMENT))
     try:
-        return client_of(load_whereabouts(config_path(option)))
-    except ConfigError as error:
+        config = config_path(option)
+        path = control_socket_path(load_whereabouts(config))
+    except (CliError, ConfigError) as error:
+        if isinstance(error, CliError) and (sandbox := _sandbox()):
+            return ControlClient(sandbox), None
         raise CliError(str(error), USAGE) from error
+    if not is_named and not answers(path) and (sandbox := _sandbox()):
+        return ControlClient(sandbox), None
+    return ControlClient(path), config
+
+
+def _sandbox() -> Path | None:
+    """Returns the control socket of this user's sandbox and tells the person, if just one runs."""
+    from zonerelay.control.socket.socket_file import answers
+    from zonerelay.sandbox import DIRECTORY
+
+    # Others may write into the directory of temporary files, too.
+    found = [
+        folder / "control.sock"
+        for folder in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*")
+        if answers(folder / "control.sock") and folder.lstat().st_uid == os.getuid()
+    ]
+    if len(found) != 1:
+        return None
+    print("zonerelay: no other relay runs here, so this is the sandbox", file=sys.stderr)
+    return found[0]

@@ -15,10 +15,12 @@ from typing import TypedDict
 from zonerelay.control.messages.answers import DestinationStatus, hurts
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.outcome import Attempt
 from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.scheduler import Scheduler
+from zonerelay.smtp.client.reply_class import class_of
 from zonerelay.store.contract import EveryNth, Store, StoreError, everybody
 
 PATIENCE = 2.0
@@ -30,16 +32,15 @@ SLICE = 1000
 
 @dataclass(slots=True)
 class Waiting:
-    """Deliveries to one domain in one zone by durable state. `oldest` and `last` are Unix times; `reply` is
-    that of the latest attempt.
+    """Deliveries to one domain in one zone by durable state. `oldest` is a Unix time, `last` the latest
+    attempt.
     """
 
     ready: int = 0
     deferred: int = 0
     held: int = 0
     oldest: float = float("inf")
-    last: float = 0.0
-    reply: str = ""
+    last: Attempt | None = None
 
     def count(self, delivery: Delivery, step: int) -> None:
         if delivery.held:
@@ -49,16 +50,26 @@ class Waiting:
         else:
             self.ready += step
         self.oldest = min(self.oldest, delivery.created)
-        if delivery.last is not None and delivery.last.at > self.last:
-            self.last, self.reply = delivery.last.at, str(delivery.last.reply)
+        self._attempted(delivery.last)
 
     def add(self, other: Waiting) -> None:
         self.ready += other.ready
         self.deferred += other.deferred
         self.held += other.held
         self.oldest = min(self.oldest, other.oldest)
-        if other.last > self.last:
-            self.last, self.reply = other.last, other.reply
+        self._attempted(other.last)
+
+    def _attempted(self, last: Attempt | None) -> None:
+        if last is not None and (self.last is None or last.at > self.last.at):
+            self.last = last
+
+    @property
+    def reply(self) -> str:
+        return "" if self.last is None else str(self.last.reply)
+
+    @property
+    def reply_class(self) -> str:
+        return "" if self.last is None else class_of(self.last.reply, local=self.last.local)
 
 
 class Destinations:
@@ -132,6 +143,10 @@ class Destinations:
                     waiting=each.waiting,
                     suspended_until=each.suspended_until,
                     reply=each.reply or mail.reply,
+                    reply_class=each.reply_class or mail.reply_class,
+                    per_minute=each.per_minute,
+                    max_rate=str(each.limits.max_rate or ""),
+                    max_connections=each.limits.max_connections,
                     next_turn=None if each.turn_in is None else now + each.turn_in,
                     **_counts(mail, now, each.active, each.waiting),
                 )
@@ -143,6 +158,7 @@ class Destinations:
                 active=0,
                 waiting=0,
                 reply=mail.reply,
+                reply_class=mail.reply_class,
                 **_counts(mail, now, 0, 0),
             )
 

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zonerelay import __version__
+from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.messages.answers import (
     Acknowledged,
     Address,
-    Changed,
     Count,
     DeliveryRow,
     End,
-    Explanation,
     Families,
     MessageDetail,
     Pong,
@@ -36,8 +35,9 @@ from zonerelay.control.messages.answers import (
     WebhookTested,
 )
 from zonerelay.control.messages.requests import (
+    Acts,
     Explain,
-    Filter,
+    Orders,
     PartMetrics,
     PartReadiness,
     Ping,
@@ -50,15 +50,22 @@ from zonerelay.control.messages.requests import (
     QueueTrace,
     Request,
     Resolve,
+    Resume,
     SpoolAcknowledge,
     Status,
+    Suspend,
+    Tail,
+    Transcript,
+    Undo,
     WebhookList,
     WebhookReplay,
     WebhookTest,
 )
+from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
-from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.control.streams import Streams
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
@@ -72,7 +79,8 @@ if TYPE_CHECKING:
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
 
-DEFAULT_REASON = "given up by the operator"
+MAX_EXPLAINED = 20
+"""Zones and domains of one message that are explained."""
 
 
 async def _nothing_lost(_loss: str) -> bool:
@@ -88,8 +96,11 @@ class ControlHandler:
         *,
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
+        orders: OrderAnswers,
         redactor: Redactor,
         bodies: Bodies,
+        acts: OperatorActs,
+        streams: Streams,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
         webhooks: Callable[[], Webhooks | None] = lambda: None,
@@ -98,9 +109,12 @@ class ControlHandler:
         self._acknowledge = acknowledge
         self._part = part
         self._bodies = bodies
+        self._acts = acts
+        self._streams = streams
         self._operations = operations
         self._status = status
         self._explainer = explainer
+        self._orders = orders
         self._redactor = redactor
 
     async def handle(self, request: Request, answer: Answer) -> End:
@@ -117,16 +131,20 @@ class ControlHandler:
                 return await self._list(request, answer)
             case QueueCount():
                 await self._count(request, answer)
-            case QueueChange():
-                await answer.send(await self._change(request, answer))
-            case QueueShow() | QueueTrace() | QueueCat():
+            case QueueChange() | Undo() | Acts():
+                await self._act(request, answer)
+            case QueueShow() | QueueTrace() | QueueCat() | Explain():
                 await self._one(request, answer)
             case QueueSummary():
                 await answer.send(await self._summary(request, answer))
                 return End(missing=self._operations.left_out())
+            case Suspend() | Resume() | Orders():
+                await answer.send(await self._orders.answer(request, answer.caller))
             case Resolve():
                 return await self._resolve(request, answer)
-            case Explain() | Status() | SpoolAcknowledge():
+            case Tail() | Transcript():
+                return await self._streams.answer(request, answer)
+            case Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case WebhookList() | WebhookTest() | WebhookReplay():
                 await self._webhook(request, answer)
@@ -153,12 +171,8 @@ class ControlHandler:
         else:
             await answer.send(WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
 
-    async def _answer(
-        self, request: Explain | Status | SpoolAcknowledge
-    ) -> Explanation | RelayStatus | Acknowledged:
+    async def _answer(self, request: Status | SpoolAcknowledge) -> RelayStatus | Acknowledged:
         match request:
-            case Explain():
-                return await self._explainer.explain(request)
             case Status():
                 return await self._status()
             case SpoolAcknowledge():
@@ -170,11 +184,13 @@ class ControlHandler:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
-        async with aclosing(self._operations.select(queue_filter(request.filter), limit, answer)) as found:
+        wanted = queue_filter(request.filter)
+        after = None if request.after is None else msgspec.convert(request.after, DeliveryKey)
+        async with aclosing(self._operations.select(wanted, limit, answer, after=after)) as found:
             async for delivery, message, state in found:
                 if request.limit and rows == request.limit:
                     return End(count=rows, more=True)
-                await answer.send(delivery_row(delivery, message, state))
+                await answer.send(self._row(delivery, message, state))
                 rows += 1
         return End(count=rows, missing=self._operations.left_out())
 
@@ -182,26 +198,18 @@ class ControlHandler:
         wanted = queue_filter(request.filter)
         async with aclosing(self._operations.select(wanted, request.sample)) as found:
             async for delivery, message, state in found:
-                await answer.send(delivery_row(delivery, message, state))
+                await answer.send(self._row(delivery, message, state))
         await answer.send(Count(matched=await self._operations.count(wanted, answer)))
 
-    async def _change(self, request: QueueChange, answer: Answer) -> Changed:
-        if request.filter.is_everything and not request.everything:
-            raise ControlError("no filter, and not everything either: which deliveries?")
-        wanted = queue_filter(request.filter)
-        verbs = {
-            "retry": self._operations.retry,
-            "hold": self._operations.hold,
-            "release": self._operations.release,
-            "drop": self._operations.drop,
-        }
-        if request.action == "bounce":
-            result = await self._operations.bounce(wanted, request.reason or DEFAULT_REASON, answer)
-        else:
-            result = await verbs[request.action](wanted, answer)
-        return Changed(
-            action=request.action, matched=result.matched, changed=result.changed, busy=result.busy
-        )
+    async def _act(self, request: QueueChange | Undo | Acts, answer: Answer) -> None:
+        match request:
+            case QueueChange():
+                await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
+            case Undo():
+                await answer.send(await self._acts.undo(request, request.who or answer.caller, answer))
+            case Acts():
+                for row in await self._acts.rows(request):
+                    await answer.send(row)
 
     async def _summary(self, request: QueueSummary, answer: Answer) -> Summary:
         tally = await self._operations.summary(
@@ -209,8 +217,12 @@ class ControlHandler:
         )
         return summary(request.by, tally)
 
-    async def _one(self, request: QueueShow | QueueTrace | QueueCat, answer: Answer) -> None:
+    async def _one(self, request: QueueShow | QueueTrace | QueueCat | Explain, answer: Answer) -> None:
         match request:
+            case Explain(message_id=""):
+                await answer.send(await self._explainer.explain(request))
+            case Explain():
+                await self._explain_queued(request, answer)
             case QueueShow():
                 await self._show(request, answer)
             case QueueTrace():
@@ -221,9 +233,32 @@ class ControlHandler:
                         await answer.send(frame)
 
     async def _show(self, request: QueueShow, answer: Answer) -> None:
-        shown = await self._operations.show(MessageId(request.message_id))
-        rows = [delivery_row(delivery, shown.message, state) for delivery, state in shown.deliveries]
-        await answer.send(message_detail(shown.message, rows))
+        message, rows = await self._rows_of(request.message_id)
+        detail = message_detail(message, rows)
+        await answer.send(msgspec.structs.replace(detail, orders=self._orders.named_in(rows)))
+
+    def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:
+        row = delivery_row(delivery, message, state)
+        order = self._orders.of(delivery, message)
+        return msgspec.structs.replace(row, order=order) if order else row
+
+    async def _rows_of(self, message_id: str) -> tuple[Message, list[DeliveryRow]]:
+        shown = await self._operations.show(MessageId(message_id))
+        rows = (self._row(delivery, shown.message, state) for delivery, state in shown.deliveries)
+        return shown.message, [self._explainer.compared(shown.message, row) for row in rows]
+
+    async def _explain_queued(self, request: Explain, answer: Answer) -> None:
+        message, rows = await self._rows_of(request.message_id)
+        wanted = request.address.strip("<> ").lower()
+        told: dict[tuple[str, str], DeliveryRow] = {}
+        for row in rows:
+            if not wanted or row.recipient.lower() == wanted:
+                told.setdefault((row.zone, row.domain), row)
+        if not told:
+            to = f" to {request.address}" if wanted else ""
+            raise NotFoundError(f"message {request.message_id} has no open delivery{to}")
+        for row in list(told.values())[:MAX_EXPLAINED]:
+            await answer.send(await self._explainer.explain_queued(message, row))
 
     async def _trace(self, request: QueueTrace, answer: Answer) -> None:
         for step in await self._operations.trace(MessageId(request.message_id)):
@@ -247,10 +282,6 @@ class ControlHandler:
                     seen.add(mailbox)
                     await answer.send(Address(address=mailbox, role=role, message_id=delivery.message_id))
         return End(count=len(seen), missing=self._operations.left_out())
-
-
-def queue_filter(wanted: Filter) -> QueueFilter:
-    return msgspec.convert(wanted, QueueFilter, from_attributes=True)
 
 
 def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:

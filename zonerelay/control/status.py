@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 
@@ -20,8 +21,10 @@ from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
-from zonerelay.control.messages.answers import RelayStatus, ZoneStatus
+from zonerelay.control.messages.answers import OrderRow, RelayStatus, ZoneStatus
+from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
+from zonerelay.model.outbox import zone_label
 from zonerelay.model.priority import zone_of
 from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.scheduler import Scheduler
@@ -46,6 +49,7 @@ class Surface:
     """When the configuration in force was taken up (Unix time)."""
     refused: float | None
     """When a reload was refused since then."""
+    history: History | None = None
 
 
 class StatusBoard:
@@ -75,9 +79,14 @@ class StatusBoard:
         self._name_servers = name_servers
         self._destinations = Destinations(store, scheduler, clock)
         self._surface = surface
+        self.orders: Callable[[], tuple[OrderRow, ...]] = tuple
+        """Returns the orders of operators in force."""
         self._clock = clock
         self._started = clock.now()
         self._oldest: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        self.free_space: int | None = None
+        """Octets, when they were last looked at."""
 
     async def close(self) -> None:
         """Call before the store is closed."""
@@ -91,6 +100,7 @@ class StatusBoard:
         """
         oldest: dict[str, float] = {}
         now = self._clock.now()
+        self.free_space = await asyncio.to_thread(_free_space, self._settings)
         try:
             for queue in filterfalse(is_webhook_zone, self._store.counts()):
                 created = await self._store.oldest(queue, now=now)
@@ -100,6 +110,14 @@ class StatusBoard:
         except StoreError:
             return  # `unhealthy` has the reason, and the store's events have told it
         self._oldest = oldest
+        # A store that cannot hand mail out says no times, but still ages.
+        with contextlib.suppress(StoreError):
+            due: dict[str, float] = {}
+            for queue in self._store.counts():
+                first = await self._store.next_due(queue)
+                if first is not None:
+                    due[zone_of(queue)] = min(first, due.get(zone_of(queue), first))
+            self._due = due
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
@@ -123,11 +141,21 @@ class StatusBoard:
             held=counts.held,
             oldest=0.0 if created is None else max(self._clock.now() - created, 0.0),
             connections=self._connections(zone),
+            overdue=max(self._clock.now() - self._due[zone], 0.0) if zone in self._due else 0.0,
         )
+
+    def destination_states(self) -> Iterable[tuple[tuple[str, str], int]]:
+        """Returns how many destinations of each zone are suspended now, and how many are not."""
+        found: Counter[tuple[str, str]] = Counter()
+        for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
+            found[zone_label(zone), "suspended"] += suspended
+            found[zone_label(zone), "usable"] += usable
+        return found.items()
 
     async def status(self) -> RelayStatus:
         await self.refresh()
         surface = self._surface()
+        history = surface.history
         destinations = await self._destinations.rows()
         return RelayStatus(
             software=__version__,
@@ -147,10 +175,13 @@ class StatusBoard:
             limits=self._limits(),
             counted=self._store.is_counted(),
             every=self._destinations.every,
-            free_space=await asyncio.to_thread(_free_space, self._settings),
+            free_space=self.free_space,
+            history_size=None if history is None else await asyncio.to_thread(history.size),
+            history_since=None if history is None else history.since,
             name_servers=self._name_servers(),
             taken_up=surface.taken_up,
             refused=surface.refused,
+            orders=self.orders(),
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:

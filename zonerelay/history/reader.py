@@ -9,7 +9,6 @@ history has them; where rows with addresses in clear are there too, they are fou
 from __future__ import annotations
 
 import fnmatch
-import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import msgspec
 
 from zonerelay.history.database import CLEAR, MORE, decode, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
-from zonerelay.model.address import Mailbox
+from zonerelay.telemetry.logs.address_forms import Form
 from zonerelay.telemetry.logs.redact import Redactor
 
 Field = str | int | float | bool | None
@@ -33,13 +32,6 @@ _ALONE = ("refused", "login-failed")
 """Events that are about no accepted message."""
 _SLACK = 3600.0
 """Seconds by which times may go back from one row to the next: a clock was set."""
-
-_PSEUDONYM = re.compile(r"[uc]-[a-z2-7]{13}(@d-[a-z2-7]{13})?")
-_DOMAIN = re.compile(r"d-[a-z2-7]{13}")
-
-
-class SearchError(Exception):
-    """What is searched for cannot be found by any search; the text says why."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
@@ -86,49 +78,6 @@ class Record:
     def text(self, name: str) -> str:
         value = self.fields.get(name)
         return "" if value is None else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One value in all forms that a history may have it in."""
-
-    exact: frozenset[str] = frozenset()
-    ends: tuple[str, ...] = ()
-    pattern: str = ""
-
-    def matches(self, text: str) -> bool:
-        lower = text.lower()
-        return bool(
-            lower in self.exact
-            or (self.ends and lower.endswith(self.ends))
-            or (self.pattern and fnmatch.fnmatchcase(lower, self.pattern))
-        )
-
-
-def form_of(text: str, redactor: Redactor | None, *, clear: bool) -> Form:
-    """Of an address, a client, a user or a Message-ID, or of a domain as `@example.com`. `redactor` is
-    `None` without a key; `clear`: addresses are kept as they are. Raises SearchError.
-    """
-    lower = text.strip().lower()
-    lower = "<>" if lower == "<>" else lower.strip("<>")
-    if _PSEUDONYM.fullmatch(lower):
-        return Form(frozenset({lower}))
-    if _DOMAIN.fullmatch(lower):
-        return Form(ends=(f"@{lower}",))
-    domain = lower.removeprefix("*")
-    if domain.startswith("@") and "*" not in domain:
-        hashed = () if redactor is None else (redactor.mailbox(Mailbox(f"x{domain}")).partition("@")[2],)
-        return Form(ends=(domain, *(f"@{each}" for each in hashed)))
-    if "*" in lower:
-        if clear:
-            return Form(pattern=lower)
-        raise SearchError(
-            f"{text}: the history has pseudonyms of whole addresses; no part of one can be searched for. Give"
-            ' a whole address, or a domain as @example.com; [history] addresses = "clear" keeps addresses'
-        )
-    if redactor is None or not lower:
-        return Form(frozenset({lower}))
-    return Form(frozenset({lower, redactor.mailbox(Mailbox(lower)), redactor.client(lower)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,6 +425,10 @@ def _told(record: Record) -> str:
             found = [f"no report: {text('reason')}"]
         case "reply-lost":
             found = ["the client left before it had our 250: it may send the message again"]
+        case "held":
+            found = [f"for order {text('order')} of an operator"]
+        case "repeated":
+            found = ["sent again with its idempotency key: it was answered and not stored a second time"]
         case "dropped":
             found = ["by an operator, without a report"]
         case _:

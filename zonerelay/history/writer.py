@@ -73,6 +73,8 @@ class History:
     ) -> None:
         self.redactor = redactor
         self.problem = ""
+        self.since: float | None = None
+        """When its oldest event was. Known once the file is open."""
         self._file = file
         self._keep, self._max_size, self._guard = keep, max_size, guard
         self._now = clock.now
@@ -97,6 +99,14 @@ class History:
 
     def problems(self) -> tuple[str, ...]:
         return (f"history: {self.problem}",) if self.problem else ()
+
+    def size(self) -> int:
+        """Octets on the disk. Blocks."""
+        found = 0
+        for end in ("", "-wal"):
+            with contextlib.suppress(OSError):
+                found += self._file.with_name(self._file.name + end).stat().st_size
+        return found
 
     def put(self, event: str, fields: Mapping[str, Field]) -> None:
         """On the event loop. Never raises or waits. The fields are not changed any more."""
@@ -186,6 +196,8 @@ class History:
             self._trim_at = now + TRIMMED
             while trim(database, now - self._keep, self._max_size) and not self._stop.is_set():
                 pass
+            oldest = database.execute("SELECT first FROM block ORDER BY row LIMIT 1").fetchone()
+            self.since = oldest[0] if oldest else None
 
     def _open(self) -> sqlite3.Connection:
         from zonerelay.history.database import CLEAR, next_row, open_for_writing  # noqa: PLC0415 - as above

@@ -44,8 +44,10 @@ class Delivery:
 
     `attempts` counts finished attempts that reached out to a peer. `last` is the most recent
     attempt or postponement, `None` before the first. `warned` is set once a delay warning
-    for this recipient has been stored. `unknown` is what a newer version has written into its record (JSON):
-    while versions are mixed an older one keeps what it does not understand.
+    for this recipient has been stored. `act` is the id of the operator's act, or of the standing order, that
+    changed it last, so that only what an act changed is undone; a deferral forgets it. `unknown` is what a
+    newer version has written into its record (JSON): while versions are mixed an older one keeps what it does
+    not understand.
     """
 
     queue: str
@@ -59,6 +61,7 @@ class Delivery:
     notify: Notify = Notify.UNSET
     orcpt: str = ""
     last: Attempt | None = None
+    act: str = ""
     unknown: bytes = b""
 
     @property
@@ -93,4 +96,5 @@ class Delivery:
             attempts=self.attempts + (1 if counts else 0),
             next_attempt=until,
             last=attempt,
+            act="",
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -96,6 +96,7 @@ class Scheduler:
         and one second more.
         """
         self._running = False
+        self._parts = replace(self._parts, orders=None)  # no zone begins anew any more
         if self._throttle_timer is not None:
             self._throttle_timer.stop()
         deadline = asyncio.get_running_loop().time() + timeout
@@ -126,16 +127,24 @@ class Scheduler:
                 and self._is_in_force(old, wanted_settings, other_routes)
             ):
                 continue
-            new = self._zones[name] = self._make(
-                wanted_settings or ZoneSettings(name=name), is_served=is_served
-            )
             if not is_served:
                 self._tell_missing(name)
-            if old is not None:
-                for priority in old.claims.priorities:
-                    new.claims.know(priority)
-                self._retire(old)
-            self.wake(name)
+            self._renew(old, wanted_settings or ZoneSettings(name=name), is_served=is_served)
+
+    def _renew(self, old: Zone | None, settings: ZoneSettings, *, is_served: bool) -> None:
+        new = self._zones[settings.name] = self._make(settings, is_served=is_served)
+        if old is not None:
+            for priority in old.claims.priorities:
+                new.claims.know(priority)
+            self._retire(old)
+        self.wake(settings.name)
+
+    def go_by_orders(self) -> None:
+        """Other orders of operators are in force: zones whose mail they keep, or kept, begin anew."""
+        orders = self._parts.orders
+        for zone in list(self._zones.values()) if orders is not None else ():
+            if orders is not None and zone.gate != orders.table.gate(zone.settings):
+                self._renew(zone, zone.settings, is_served=zone.is_served)
 
     def _is_in_force(self, zone: Zone, settings: ZoneSettings | None, other_routes: bool) -> bool:
         if settings is None:
@@ -277,6 +286,11 @@ class Scheduler:
             ZoneStatus(name, zone.plan.active, zone.plan.waiting, zone.destinations())
             for name, zone in self._zones.items()
         )
+
+    def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:
+        """Yields for each zone how many destinations are suspended, and how many others have mail."""
+        for name, zone in self._zones.items():
+            yield name, *zone.plan.count_destinations(now)
 
     def destination_of(self, zone: str, domain: str) -> DestinationKey | None:
         """Where mail for a domain goes, if that is known without asking."""

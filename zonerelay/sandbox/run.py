@@ -19,9 +19,12 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import uvloop
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.rule import Rule
 from rich.table import Table
 
+from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
 from zonerelay.config.settings import (
     AdminSettings,
     BounceSettings,
@@ -32,6 +35,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
+from zonerelay.sandbox import DIRECTORY
 from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.sandbox.journey import Journey
 from zonerelay.sandbox.sink import Sink
@@ -46,7 +50,7 @@ _FIRST_MAIL = ("someone@example.com", "reject-550@example.com", "greylist@exampl
 
 def main() -> int:
     console = Console(highlight=False)
-    with tempfile.TemporaryDirectory(prefix="zonerelay-sandbox-") as directory:
+    with tempfile.TemporaryDirectory(prefix=DIRECTORY) as directory:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_play(console, Path(directory)))
@@ -70,9 +74,10 @@ async def _play(console: Console, directory: Path) -> int:
     )
     try:
         await worker.start()
-        _introduce(console, worker, sink)
-        await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
-        await _interrupted()
+        _introduce(console, worker)
+        with _pinned(console, worker, sink, _token(directory, clock.now())):
+            await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
+            await _interrupted()
         console.print("\nStopping.", style="dim")
         await worker.stop()
     finally:
@@ -87,8 +92,15 @@ def _settings(directory: Path, sink_port: int) -> Settings:
         zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink_port}"),),
         retry=RetrySettings(schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0),
         bounce=replace(BounceSettings(), delay_warning=30.0),
-        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}"),
+        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
     )
+
+
+def _token(directory: Path, now: float) -> str:
+    """For the page, as long as the sandbox runs: loopback is other users' of this machine, too."""
+    text = make_token()
+    add(identities_file(directory), token_of(text, "sandbox", "operate", created=now, expires=0.0, user=""))
+    return text
 
 
 def _free(port: int) -> int:
@@ -103,13 +115,9 @@ def _free(port: int) -> int:
         return number
 
 
-def _introduce(console: Console, worker: Worker, sink: Sink) -> None:
-    smtp = worker.addresses()[0]
-    console.print(f"[bold]A relay listens on {smtp}[/], a sink behind it on {_LOOPBACK}:{sink.port}.")
-    console.print(f"Metrics: http://{_LOOPBACK}:{worker.http_port}/metrics   Stop: Ctrl-C\n")
-    console.print("Send it something; all mail goes to the sink, whatever the domain:\n")
-    example = f"    swaks --server {smtp} --from you@example.org --to someone@example.com\n"
-    console.print(example, soft_wrap=True)  # one line, to be copied
+def _introduce(console: Console, worker: Worker) -> None:
+    console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/], a sink behind it takes all mail,")
+    console.print("whatever the domain.\n")
     table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
     table.add_column("recipient", style="cyan")
     table.add_column("then")
@@ -117,6 +125,18 @@ def _introduce(console: Console, worker: Worker, sink: Sink) -> None:
         table.add_row(f"{address}@…", meaning)
     console.print(table)
     console.print("\nThree messages to begin with:\n")
+
+
+def _pinned(console: Console, worker: Worker, sink: Sink, token: str) -> Live:
+    """What a person needs while mail flows stays below it; in a file it comes at the end."""
+    smtp = worker.addresses()[0]
+    lines = (
+        f"swaks --server {smtp} --from you@example.org --to someone@example.com",
+        f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
+        f"sink {_LOOPBACK}:{sink.port}; metrics http://{_LOOPBACK}:{worker.http_port}/metrics; the page:",
+        f"http://{_LOOPBACK}:{worker.http_port}/login#{token}",
+    )
+    return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)
 
 
 def _send_first_mail(relay: str) -> None:
@@ -134,6 +154,6 @@ def _send_first_mail(relay: str) -> None:
 async def _interrupted() -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()

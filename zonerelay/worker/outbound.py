@@ -98,6 +98,7 @@ class Sending:
             read_body=read_body,
             renderer=self.renderer,
             observe_tls=events.outbound_tls,
+            transcripts=events.transcripts,
             clock=clock,
             random=random,
             shared=None if self.limits is None else self.limits.zone,

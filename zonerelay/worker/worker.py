@@ -22,6 +22,7 @@ from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.settings import Settings, space_guard, webhook_keys
+from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
@@ -36,6 +37,7 @@ from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError, history_redactor
 from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
@@ -50,7 +52,7 @@ from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
+from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
 from zonerelay.worker.report import DailyReport
@@ -107,6 +109,7 @@ class Worker:
         self._telling: TellsOthers | None = None
         self._report: DailyReport | None = None
         self._drop: DropDirectory | None = None
+        self._orders: Orders | None = None
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
@@ -162,9 +165,11 @@ class Worker:
         ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         settler = self._settler = self._build_settler(store, ids)
-        scheduler = self._scheduler = self._build_scheduler(store, settler, sending)
+        orders = self._orders = self._build_orders(settler)
+        scheduler = self._scheduler = self._build_scheduler(store, settler, sending, orders)
         sending.attach(scheduler)
-        listeners = self._listeners = self._build_listeners(store, ids, sending)
+        orders.changed = scheduler.go_by_orders
+        listeners = self._listeners = self._build_listeners(store, ids, sending, orders)
         settler.refused_stranger = listeners.refused_stranger
         telling = self._telling = self._build_telling(store, settler, ids)
         await self._open_to_operators(queue, settler, scheduler, sending, listeners)
@@ -177,6 +182,7 @@ class Worker:
             await self._report.configure(self.settings)
         assert self._clock_watch is not None
         self._clock_watch.start(store.last_message_id())
+        orders.start()
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
@@ -252,7 +258,17 @@ class Worker:
             clock=self.clock,
         )
 
-    def _build_scheduler(self, store: Store, settler: Settler, sending: Sending) -> Scheduler:
+    def _build_orders(self, settler: Settler) -> Orders:
+        """Raises OrdersError."""
+        home = self.settings.spool.path.parent
+        orders = Orders(
+            home, settler=settler, zone_of=self._zones.known_before, events=self.events, clock=self.clock
+        )
+        orders.read()
+        self.metrics.attach_orders(orders.in_force)
+        return orders
+
+    def _build_scheduler(self, store: Store, settler: Settler, sending: Sending, orders: Orders) -> Scheduler:
         return Scheduler(
             self.settings.zone,
             ZoneParts(
@@ -265,6 +281,7 @@ class Worker:
                 clock=self.clock,
                 random=self._random,
                 limits=sending.limits,
+                orders=orders,
             ),
             busy=CpuDemand().since_last,
         )
@@ -274,7 +291,9 @@ class Worker:
         given = settings.retry, settings.bounce, settings.zone
         return build_retry(*given, random=self._random, events=self.events, outbox=self.settings.outbox)
 
-    def _build_listeners(self, store: Store, ids: MessageIdSource, sending: Sending) -> Listeners:
+    def _build_listeners(
+        self, store: Store, ids: MessageIdSource, sending: Sending, orders: Orders
+    ) -> Listeners:
         return Listeners(
             self.settings,
             hostname=self.hostname,
@@ -289,6 +308,7 @@ class Worker:
             secret=secrets.token_bytes(32),
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
+            suspended=orders.refuse,
             inherited=self.identity.inherited,
         )
 
@@ -301,6 +321,8 @@ class Worker:
         listeners: Listeners,
     ) -> None:
         assert self._telling is not None
+        orders = self._orders
+        assert orders is not None
         parts = Parts(
             hostname=self.hostname,
             queue=queue,
@@ -310,6 +332,7 @@ class Worker:
             sending=sending,
             listeners=listeners,
             telling=self._telling,
+            orders=orders,
             events=self.events,
             redactor=self._redactor,
             clock=self.clock,
@@ -317,6 +340,10 @@ class Worker:
         board = build_board(self.settings, parts, self.surface)
         self.metrics.attach_queue(board.queues, queue.store.is_counted)
         self.metrics.attach_store(self.identity.index, queue.store.unhealthy)
+        guard = space_guard(self.settings.spool)
+        self.metrics.attach_space(self.identity.index, lambda: board.free_space, guard)
+        self.metrics.attach_destinations(board.destination_states)
+        self.metrics.attach_configuration(lambda: (self.taken_up, self.refused_at is None))
         self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
         self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
@@ -330,9 +357,14 @@ class Worker:
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
         )
-        operations = build_operations(parts)
+        journal = build_journal(self.settings, self.identity.index, self.clock)
+        operations = build_operations(parts, journal)
+        orders.release = operations.release_orders
+        operations.orders_in_force = orders.ids
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
-        await endpoints.open(build_handler(lambda: self.settings, parts, operations, board, endpoints.part))
+        acts = OperatorActs(operations, journal, parts.zones, self.clock)
+        handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
+        await endpoints.open(handler, lambda: self.settings)
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -403,6 +435,8 @@ class Worker:
             await self._report.close()
         if self._telling is not None:
             await self._telling.close()
+        if self._orders is not None:
+            await self._orders.stop()
         if self._scheduler is not None:
             await self._scheduler.stop(left)
         if self._settler is not None:
@@ -480,6 +514,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            history=self.history,
             problems=(
                 *self.problems,
                 *([self._left_over] if self._left_over else []),

@@ -1,4 +1,4 @@
-"""`queue retry|hold|release|bounce|drop`: change named messages at once, and any number only after a preview.
+"""`queue retry|hold|release|reroute|bounce|drop`: change named messages at once, many only after a preview.
 
 A bulk verb shows how many deliveries match and the oldest of them, then asks. Without a terminal it cannot
 ask, so the command is refused unless `--yes` is given. An empty filter does not match the whole queue: that
@@ -11,6 +11,8 @@ import sys
 import time
 from argparse import Namespace
 
+import msgspec
+
 from zonerelay.cli.arguments import filter_of
 from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
@@ -18,15 +20,17 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.control.messages.answers import Changed, Count, DeliveryRow, End
-from zonerelay.control.messages.requests import Filter, QueueChange, QueueCount
+from zonerelay.control.messages.requests import Filter, QueueChange, QueueCount, Undo
 from zonerelay.control.socket.client import ControlClient
 
 SAMPLE = 5
+FINAL = ("bounce", "drop")
 
 _DONE = {
     "retry": "will be tried now",
     "hold": "held",
     "release": "released",
+    "reroute": "rerouted",
     "bounce": "bounced",
     "drop": "dropped",
 }
@@ -43,8 +47,10 @@ def change(arguments: Namespace) -> int:
         return _dry_run(client, arguments, filters)
     if in_bulk and not arguments.yes and not _confirmed(client, arguments.verb, filters[0]):
         return FAILED
-    results = [_change(client, arguments, wanted) for wanted in filters]
-    return _report(arguments, _total(arguments.verb, results), named=not in_bulk)
+    results: list[Changed] = []
+    for wanted in filters:  # what one command changes is one act
+        results.append(_change(client, arguments, wanted, act=results[0].act if results else ""))
+    return _report(arguments, _total(results), named=not in_bulk)
 
 
 def _check_bulk(arguments: Namespace, wanted: Filter) -> None:
@@ -86,7 +92,8 @@ def _confirmed(client: ControlClient, verb: str, wanted: Filter) -> bool:
     chatter.print(delivery_table(sample, now=time.time(), wide=chatter.width >= output.WIDE))
     if matched > len(sample):
         chatter.print(f"… and {matched - len(sample):,} more")
-    chatter.print(f"\n{verb.capitalize()} {text.deliveries(matched)}? [y/N] ", end="")
+    final = " This cannot be undone." if verb in FINAL else ""
+    chatter.print(f"\n{verb.capitalize()} {text.deliveries(matched)}?{final} [y/N] ", end="")
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
     chatter.print("Nothing was changed.")
@@ -103,20 +110,33 @@ def _dry_run(client: ControlClient, arguments: Namespace, filters: list[Filter])
     rows = [row for _, sample in found for row in sample]
     if rows:
         console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
-    console.print(f"{arguments.verb} would change {text.deliveries(matched)}; nothing was changed.")
+    final = ", which could not be undone" if arguments.verb in FINAL else ""
+    console.print(f"{arguments.verb} would change {text.deliveries(matched)}{final}; nothing was changed.")
     return OK
 
 
-def _change(client: ControlClient, arguments: Namespace, wanted: Filter) -> Changed:
+def _change(client: ControlClient, arguments: Namespace, wanted: Filter, act: str) -> Changed:
     request = QueueChange(
         action=arguments.verb,
         filter=wanted,
-        reason=getattr(arguments, "reason", ""),
+        reason=arguments.reason,
         everything=arguments.all,
+        at=getattr(arguments, "at", None),
+        to_zone=getattr(arguments, "to_zone", None) or "",
+        next_hop=getattr(arguments, "next_hop", None) or "",
+        ask_again=getattr(arguments, "ask_again", False),
+        act=act,
     )
+    return changed_by(client, request, arguments)
+
+
+def changed_by(client: ControlClient, request: QueueChange | Undo, arguments: Namespace) -> Changed:
+    """Sends a changing request and shows how far it is. `arguments.incomplete` is set when a part of the
+    relay did not answer.
+    """
     changed: Changed | None = None
     end = End()
-    with ProgressBar(arguments.verb.capitalize()) as bar:
+    with ProgressBar("Undo" if isinstance(request, Undo) else request.action.capitalize()) as bar:
         for frame in client.stream(request):
             bar.saw(frame)
             if isinstance(frame, Changed):
@@ -130,13 +150,29 @@ def _change(client: ControlClient, arguments: Namespace, wanted: Filter) -> Chan
     return changed
 
 
-def _total(verb: str, results: list[Changed]) -> Changed:
-    return Changed(
-        action=verb,
+def _total(results: list[Changed]) -> Changed:
+    return msgspec.structs.replace(
+        results[0],
         matched=sum(result.matched for result in results),
         changed=sum(result.changed for result in results),
         busy=sum(result.busy for result in results),
+        no_undo="; ".join(dict.fromkeys(result.no_undo for result in results if result.no_undo)),
+        note="; ".join(dict.fromkeys(result.note for result in results if result.note)),
     )
+
+
+def _done(arguments: Namespace, total: Changed) -> str:
+    if (at := getattr(arguments, "at", None)) is not None:
+        return f"will be tried at {text.when(at)} ({text.until(at, time.time())})"
+    return " ".join(filter(None, (_DONE[arguments.verb], total.note)))
+
+
+def tell_act(changed: Changed) -> None:
+    """Says how to undo it, or why that is not possible."""
+    if changed.no_undo:
+        output.chatter().print(f"Act {changed.act} cannot be undone: {changed.no_undo}.")
+    elif changed.changed:
+        output.chatter().print(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
 
 
 def _report(arguments: Namespace, total: Changed, *, named: bool) -> int:
@@ -144,7 +180,8 @@ def _report(arguments: Namespace, total: Changed, *, named: bool) -> int:
     if arguments.json:
         output.print_document(total)
     else:
-        output.console().print(f"{text.deliveries(total.changed)} {_DONE[arguments.verb]}.")
+        output.console().print(f"{text.deliveries(total.changed)} {_done(arguments, total)}.")
+        tell_act(total)
         if total.busy:
             output.chatter().print(
                 f"{text.deliveries(total.busy)} being attempted at this moment and left alone: try again."

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
+from zonerelay.cli.operate.explain import zone_of
+from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
@@ -24,6 +26,7 @@ from zonerelay.control.messages.answers import (
     End,
     Frame,
     MessageDetail,
+    OrderRow,
     Summary,
     SummaryRow,
     TraceStep,
@@ -123,7 +126,9 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),
-        "last reply": text.clean(row.reply) or _held_back(row, now),
+        "last reply": (row.order and f"waits for order {row.order}")
+        or text.clean(row.reply)
+        or _held_back(row, now),
     }
     return [cells[name] for name in columns]
 
@@ -145,7 +150,7 @@ def show(arguments: Namespace) -> int:
     console.print(output.facts(_message_facts(detail, now)))
     for row in detail.deliveries:
         console.print()
-        console.print(output.facts(_delivery_facts(row, now)))
+        console.print(output.facts(_delivery_facts(row, now, detail.orders)))
     return OK
 
 
@@ -174,11 +179,16 @@ def _message_facts(detail: MessageDetail, now: float) -> Iterator[tuple[str, out
             yield name.lower(), text.clean(value)
 
 
-def _delivery_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _delivery_facts(
+    row: DeliveryRow, now: float, orders: Sequence[OrderRow] = ()
+) -> Iterator[tuple[str, output.Cell]]:
     yield "to", text.clean(row.recipient)
     yield "state", output.state(row.state)
+    for order in orders:
+        if order.id == row.order:
+            yield "order", order_line(order, now)
     yield "release", _held_back(row, now)
-    yield "zone", row.zone
+    yield "zone", zone_of(row)
     if row.priority not in ("", "normal"):
         yield "priority", row.priority
     yield "attempts", str(row.attempts)

@@ -12,7 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from zonerelay.cli.relay import config_path, connect
+from zonerelay.cli.operate.orders import orders_table
+from zonerelay.cli.relay import find_relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.watch import watch
@@ -27,12 +28,14 @@ from zonerelay.control.messages.requests import Status
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError
 
+WIDE = 150
+"""Columns of a terminal from which a destination fits on one line."""
 MAX_SHOWN = 20
 """Destinations in the table; `--json` has them all."""
 
 
 def status(arguments: Namespace) -> int:
-    client, config = connect(arguments.config), config_path(arguments.config)
+    client, config = find_relay(arguments.config)
     if arguments.watch:
         if arguments.json:
             raise CliError("--watch is for a terminal, --json for scripts: leave one of the two out", USAGE)
@@ -42,13 +45,13 @@ def status(arguments: Namespace) -> int:
         output.print_document(found)
         return OK
     console = output.console()
-    for part in _parts(found, config, is_all=arguments.all, wide=console.width >= output.WIDE):
+    for part in _parts(found, config, is_all=arguments.all, wide=console.width >= WIDE):
         console.print(part)
     return OK
 
 
-def _watched(client: ControlClient, config: Path, *, is_all: bool) -> Group:
-    wide = output.console().width >= output.WIDE
+def _watched(client: ControlClient, config: Path | None, *, is_all: bool) -> Group:
+    wide = output.console().width >= WIDE
     head = Text(f"{text.when(time.time())}, q ends", style="dim")
     try:
         found = client.ask(Status(), RelayStatus)
@@ -57,9 +60,14 @@ def _watched(client: ControlClient, config: Path, *, is_all: bool) -> Group:
     return Group(head, *_parts(found, config, is_all=is_all, wide=wide))
 
 
-def _parts(found: RelayStatus, config: Path, *, is_all: bool, wide: bool) -> Iterator[Table | Text]:
+def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool) -> Iterator[Table | Text]:
     now = time.time()
     yield output.facts(_facts(found, config, now))
+    if found.orders:
+        yield Text()
+        yield orders_table(found.orders[:MAX_SHOWN], now)
+        if len(found.orders) > MAX_SHOWN:
+            yield Text(f"… and {len(found.orders) - MAX_SHOWN:,} more orders (zonerelay suspend --list)")
     yield Text()
     yield _zones(found.zones)
     if found.workers:
@@ -70,7 +78,7 @@ def _parts(found: RelayStatus, config: Path, *, is_all: bool, wide: bool) -> Ite
         shown = tuple(filter(_matters, shown))[:MAX_SHOWN]
     if shown:
         yield Text()
-        yield _destinations(shown, now, found.every, wide=wide)
+        yield (_destinations if wide else _narrow)(shown, now, found.every)
     if found.destinations_total > len(shown):
         more = f"… and {found.destinations_total - len(shown):,} more destinations"
         yield Text(more if is_all else f"{more} (--all)")
@@ -90,17 +98,26 @@ def _matters(each: DestinationStatus) -> bool:
     return bool(waits) or each.suspended_until is not None
 
 
-def _configuration(found: RelayStatus, config: Path, now: float) -> Iterator[str]:
+def _configuration(found: RelayStatus, config: Path | None, now: float) -> Iterator[str]:
     yield f"in force for {text.span(now - found.taken_up)}"
     if found.refused is not None:
         yield f"a reload was refused {text.span(now - found.refused)} ago"
+    if config is None:
+        return
     with contextlib.suppress(OSError):
         changed = config.stat().st_mtime
         if changed > found.taken_up:
             yield f"the file was changed {text.span(now - changed)} ago: reload to put it in force"
 
 
-def _facts(found: RelayStatus, config: Path, now: float) -> Iterator[tuple[str, output.Cell]]:
+def _history(found: RelayStatus, now: float) -> str:
+    if found.history_size is None:
+        return "none is kept"
+    since = "" if found.history_since is None else f" of the last {text.span(now - found.history_since)}"
+    return f"{text.size(found.history_size)}{since}"
+
+
+def _facts(found: RelayStatus, config: Path | None, now: float) -> Iterator[tuple[str, output.Cell]]:
     for problem in found.problems:
         yield "problem", Text(text.clean(problem), style="bold red")
     yield "relay", f"{found.hostname}, zonerelay {found.software}, process {found.pid}"
@@ -109,6 +126,7 @@ def _facts(found: RelayStatus, config: Path, now: float) -> Iterator[tuple[str, 
         yield "configuration", ", ".join(_configuration(found, config, now))
     free = "" if found.free_space is None else f", {text.size(found.free_space)} free"
     yield "spool", found.backend + free
+    yield "history", _history(found, now)
     if found.guard:
         yield "free space", text.clean(found.guard)
     yield "dns", text.clean(found.name_servers)
@@ -167,38 +185,68 @@ def _penalties(penalties: Sequence[SourcePenalty], now: float) -> Table:
     return output.table(columns, rows, cut=("refused by", "reply"))
 
 
-def _why(each: DestinationStatus, now: float) -> str:
-    if each.reply or each.next_turn is None:
-        return text.clean(each.reply)
-    return f"waits for its turn at a rate: {text.until(each.next_turn, now)}"
+def _why(each: DestinationStatus, now: float, reply_class: str = "") -> str:
+    reply = text.clean(each.reply)
+    said = [f"{reply_class}: {reply}" if reply_class and reply else reply]
+    if each.next_turn is not None:
+        said.insert(0, f"waits for its turn at a rate: {text.until(each.next_turn, now)}")
+    return "; ".join(filter(None, said))
 
 
-def _destinations(destinations: Sequence[DestinationStatus], now: float, every: int, *, wide: bool) -> Table:
+_FIGURES = ("conn", "rate", "ready", "deferred", "held", "oldest", "suspended")
+
+
+def _figures(each: DestinationStatus, now: float, every: int) -> Sequence[str]:
     def count(deliveries: int) -> str:
         """Where only a sample was looked at, none found is not none."""
         if deliveries or every == 1:
             return text.short(deliveries)
         return f"<{every}" if every else "?"
 
+    of = f"/{each.max_connections}" if each.max_connections else ""
+    rate = f" of {each.max_rate}" if each.max_rate else ""
+    return (
+        f"{each.active}{of}",
+        f"{text.short(each.per_minute)}/m{rate}",
+        count(each.ready),
+        count(each.deferred),
+        count(each.held),
+        text.span(each.oldest_seconds) if each.oldest_seconds else "–",
+        "" if each.suspended_until is None else text.until(each.suspended_until, now),
+    )
+
+
+def _narrow(destinations: Sequence[DestinationStatus], now: float, every: int) -> Text:
+    """Two lines for each: the figures; the class and the text of the last reply, if there is one."""
+    width = output.console().width
+    rows = [_FIGURES, *(_figures(each, now, every) for each in destinations)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max(width - sum(widths) - len(widths), 10)
+    names = ["destination"]
+    names += [
+        text.clean(e.destination) + (f" ({e.zone})" if e.zone != "default" else "") for e in destinations
+    ]
+    heads = [
+        f"{name if len(name) <= room else name[: room - 1] + '…':<{room}} "
+        + " ".join(f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True))
+        for name, row in zip(names, rows, strict=True)
+    ]
+    lines = [Text(heads[0].upper(), "bold")]
+    for each, head in zip(destinations, heads[1:], strict=True):
+        lines.append(Text(head, "" if each.suspended_until is None else "yellow"))
+        if why := _why(each, now, each.reply_class):
+            lines.append(Text(f"  {why}", "dim"))
+    for line in lines:
+        line.rstrip()
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n").join(lines)
+
+
+def _destinations(destinations: Sequence[DestinationStatus], now: float, every: int) -> Table:
     rows: list[Sequence[output.Cell]] = []
     for each in destinations:
-        zone = f" ({each.zone})" if each.zone != "default" else ""
-        suspended = "" if each.suspended_until is None else text.until(each.suspended_until, now)
-        rows.append(
-            [
-                text.clean(each.destination) + ("" if wide else zone),
-                *([each.zone] if wide else []),
-                text.short(each.active),
-                count(each.ready),
-                count(each.deferred),
-                count(each.held),
-                text.span(each.oldest_seconds) if each.oldest_seconds else "–",
-                Text(suspended, style="yellow"),
-                _why(each, now),
-            ]
-        )
-    columns = ["destination", "zone", "active", "ready", "deferred", "held", "oldest"]
-    if not wide:
-        columns.remove("zone")
-    columns += ["suspended", "last reply"]
-    return output.table(columns, rows, cut=("destination", "zone", "last reply"), gap=2 if wide else 1)
+        *figures, suspended = _figures(each, now, every)
+        ended = (Text(suspended, style="yellow"), each.reply_class, _why(each, now))
+        rows.append([text.clean(each.destination), each.zone, *figures, *ended])
+    columns = ["destination", "zone", *_FIGURES, "class", "last reply"]
+    return output.table(columns, rows, cut=("destination", "zone", "last reply"))

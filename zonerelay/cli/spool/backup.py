@@ -3,7 +3,7 @@
     backup.json           the format, when and where it was made, how much is in it, a checksum of each file
     00.tar, 01.tar …      the mail of each worker's spool, as `spool export` writes it (docs/spool-format.md)
     home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports,
-                          the history
+                          the orders of operators, the history
 
 A backup is made beside a running relay, which waits for nothing: the spools are read from snapshots, all
 taken before the first is read; PostgreSQL in one transaction; Redis and S3 message by message, so that mail

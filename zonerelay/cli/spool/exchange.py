@@ -23,7 +23,7 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings
-from zonerelay.control.handler import queue_filter
+from zonerelay.control.acts import queue_filter
 from zonerelay.control.messages.answers import Progress
 from zonerelay.queue.operator.filters import Matcher
 from zonerelay.routing.zones.zones import Zones

@@ -16,11 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zonerelay.cli.terminal import output
+from zonerelay.config.credentials import identities
+from zonerelay.config.credentials.identities import FILE_NAME, identities_file
 from zonerelay.config.settings import NOTE, Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.history.database import open_for_reading
 from zonerelay.history.writer import DIRECTORY as HISTORY
 from zonerelay.process.setup import REDACT_KEY, redact_key_of
+from zonerelay.queue.operator.journal import DIRECTORY as ACTS
+from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.store.check import Fault, Findings
 from zonerelay.transfer.register import FILE as REGISTER
@@ -36,7 +40,10 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield REGISTER, home / REGISTER
     yield "mta-sts", policy_directory(settings)
     yield "refresh-tokens", token_directory(settings)
+    yield FILE_NAME, identities_file(home)
     yield HISTORY, home / HISTORY
+    yield ACTS, home / ACTS
+    yield ORDERS, home / ORDERS
 
 
 def save(settings: Settings, target: Path) -> None:
@@ -95,6 +102,9 @@ def check(settings: Settings, findings: Findings) -> None:
 
 def _problem_in(file: Path) -> str:
     try:
+        if file.name == FILE_NAME:
+            identities.read(file)
+            return ""
         if file.suffix != ".db":
             file.read_bytes()
             return ""
@@ -102,6 +112,8 @@ def _problem_in(file: Path) -> str:
         kept_from = not os.access(file.parent, os.W_OK)
         with contextlib.closing(open_for_reading(file, immutable=kept_from)) as database:
             found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except identities.IdentitiesError as error:
+        return f"{error}. Until then no token is let in"
     except (OSError, sqlite3.Error) as error:
         found = str(error)
     return "" if found == "ok" else f"{' '.join(found.split())}. No mail depends on it{_SET_ASIDE}"
@@ -112,8 +124,13 @@ def _copy(path: Path, target: Path) -> None:
     if path.name == HISTORY:
         _copy_databases(path, target)
     elif path.is_dir():
-        shutil.copytree(path, target)
+        shutil.copytree(path, target, ignore=shutil.ignore_patterns("*.new"), copy_function=_copy_file)
     else:
+        shutil.copy2(path, target)
+
+
+def _copy_file(path: str, target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # an act that has become too old meanwhile
         shutil.copy2(path, target)
 
 

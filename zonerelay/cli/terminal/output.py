@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
@@ -32,12 +32,12 @@ WIDE = 110
 Cell = str | Text
 
 
-def console() -> Console:
-    return _console(stderr=False)
+def console(stream: TextIO | None = None) -> Console:
+    return _console(stream or sys.stdout)
 
 
 def chatter() -> Console:
-    return _console(stderr=True)
+    return _console(sys.stderr)
 
 
 class _Printable(RenderHook):
@@ -75,10 +75,9 @@ def without_log() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _console(*, stderr: bool) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
+def _console(stream: TextIO) -> Console:
     made = _Console(
-        stderr=stderr,
+        file=stream,
         width=None if stream.isatty() else PIPE_WIDTH,
         # Addresses and replies are strangers' text: nothing in them is markup, an emoji or a number.
         markup=False,
@@ -136,18 +135,18 @@ def state(text: str) -> Text:
 
 def print_document(frame: msgspec.Struct) -> None:
     """Prints one JSON document, indented: `jq` reads it, and people can."""
-    _print_json(msgspec.json.format(msgspec.json.encode(frame), indent=2))
+    _print_json(msgspec.json.format(msgspec.json.encode(frame), indent=2), sys.stdout)
 
 
-def print_line(row: msgspec.Struct) -> None:
+def print_line(row: msgspec.Struct, stream: TextIO | None = None) -> None:
     """Prints one JSON object on one line."""
-    _print_json(msgspec.json.encode(row))
+    _print_json(msgspec.json.encode(row), stream or sys.stdout)
 
 
-def _print_json(document: bytes) -> None:
+def _print_json(document: bytes, stream: TextIO) -> None:
     """Prints characters that are not printable as escapes (RFC 8259 7): they could move a cursor."""
     lines = document.decode().split("\n")
-    sys.stdout.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
+    stream.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
 
 
 def _escaped(line: str) -> str:

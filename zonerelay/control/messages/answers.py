@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from zonerelay.control.messages.requests import VERSION, Request
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -39,6 +40,9 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+
+    `reply_class` is what the last reply means, of the list in docs/replies.md. `per_minute` transactions have
+    begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
     """
 
     zone: str
@@ -49,6 +53,10 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    reply_class: str = ""
+    per_minute: int = 0
+    max_rate: str = ""
+    max_connections: int = 0
     ready: int = 0
     deferred: int = 0
     held: int = 0
@@ -210,6 +218,8 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`.
 
     `created` is what ages count from; in the future, it is the release that the sender asked for.
+    One message's also have `routed`, what chose the zone at acceptance, and `new_zone`, where a new message
+    like it would go now, if that is another, with `new_why`.
     """
 
     message_id: str
@@ -228,6 +238,63 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     last_attempt: float | None = None
     in_doubt: bool = False
     priority: str = ""
+    order: str = ""
+    """The id of the order that it waits for."""
+    routed: str = ""
+    new_zone: str = ""
+    new_why: str = ""
+
+    @property
+    def queue(self) -> str:
+        """As stores name it."""
+        return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
+
+
+class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
+    """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
+    it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
+    """
+
+    id: str
+    effect: str
+    reason: str
+    who: str
+    since: float
+    until: float | None = None
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+    refuse: bool = False
+    stop_clock: bool = False
+    held: int = 0
+    refused: int = 0
+
+
+class OrderGiven(_Frame, frozen=True, kw_only=True, tag="order-given"):
+    """The order is in force. `new`: there was none with these selectors. `first_expiry`: no mail that it is
+    about is too old before this; `None`: there is none yet.
+    """
+
+    order: OrderRow
+    new: bool
+    first_expiry: float | None = None
+
+
+class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
+    """These orders are over, none if there was none; so many deliveries that they held were released."""
+
+    orders: tuple[OrderRow, ...] = ()
+    released: int = 0
+
+
+class OrdersInForce(_Frame, frozen=True, kw_only=True, tag="orders"):
+    """The answer to `Orders`, the newest first."""
+
+    orders: tuple[OrderRow, ...] = ()
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -250,6 +317,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     recipients_accepted: int
     headers: tuple[tuple[str, str], ...]
     deliveries: tuple[DeliveryRow, ...]
+    orders: tuple[OrderRow, ...] = ()
+    """Those that some of the deliveries wait for."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
@@ -303,12 +372,42 @@ class Count(_Frame, frozen=True, kw_only=True, tag="count"):
 
 
 class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
-    """`busy` deliveries are on their way at this moment, so they were left alone."""
+    """`busy` deliveries are on their way at this moment, so they were left alone.
+
+    `act` is the id of this act. `no_undo`: why it cannot be undone, "" if it can. `undoes` is the act that
+    this one has undone: of its deliveries, `gone` have left the queue and `altered` were changed since by
+    something else. `note` says the rest in words: where the mail goes now, when it is due.
+    """
 
     action: str
     matched: int
     changed: int
     busy: int
+    act: str = ""
+    no_undo: str = ""
+    undoes: str = ""
+    gone: int = 0
+    altered: int = 0
+    note: str = ""
+
+
+class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):
+    """An act of an operator. `what` is its filter in words, `until` how long it can be undone. `no_undo`: why
+    it cannot, "" if it can. `finished` false: it runs, or a crash has ended it.
+    """
+
+    act: str
+    at: float
+    action: str
+    who: str
+    what: str
+    reason: str
+    changed: int
+    until: float
+    finished: bool = True
+    no_undo: str = ""
+    undoes: str = ""
+    undone_by: str = ""
 
 
 class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
@@ -351,10 +450,16 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """Octets where the spool is, the least of several places. None: the queue is elsewhere."""
     name_servers: str = ""
     """In words, with the outage if there is one."""
+    history_size: int | None = None
+    """Octets, of all workers. None: no history is kept."""
+    history_since: float | None = None
+    """When its oldest event was, as far as is known."""
     taken_up: float = 0.0
     """When the configuration in force was taken up, at the start or by a reload."""
     refused: float | None = None
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
+    orders: tuple[OrderRow, ...] = ()
+    """Those in force."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -365,7 +470,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     one that the zone logs in with, if it does, in words.
     `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
     `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
-    `changes` are the zone's, if it changes anything.
+    `changes` are the zone's, if it changes anything. `queued` is the delivery, where a message of the queue
+    was asked about.
     """
 
     address: str
@@ -395,6 +501,46 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     rewritten: tuple[RewritePlan, ...] = ()
     changes: ChangePlan | None = None
     priority: str = ""
+    orders: tuple[OrderRow, ...] = ()
+    """Those for which it would wait, or be refused."""
+    queued: DeliveryRow | None = None
+
+
+class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
+    """An event, with the fields of its line in the log: addresses are pseudonyms there unless
+    `[log] redact = false`. `worker` is set where there are several.
+    """
+
+    at: float
+    event: str
+    level: str = "info"
+    fields: dict[str, str | int | float | bool | None] = {}
+    worker: int | None = None
+
+
+class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
+    """Of a stream, so many are missing here, because the reader is slow: events before they are filtered, or
+    lines. Or `why` there is a gap or an end, in words.
+    """
+
+    count: int = 0
+    why: str = ""
+    worker: int | None = None
+
+
+class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
+    """A line of a session, without its line end. `direction` is "received" or "sent" by the relay, or "note"
+    for what is no line: the octets of a body, a handshake, what was left out. `session` counts from 1 at
+    each worker; `side` is "inbound" or "outbound", `peer` the address at the other end.
+    """
+
+    at: float
+    session: int
+    side: str
+    peer: str
+    direction: str
+    text: str
+    worker: int | None = None
 
 
 class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
@@ -454,6 +600,10 @@ class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
 Frame = (
     Pong
     | DeliveryRow
+    | OrderRow
+    | OrderGiven
+    | OrdersEnded
+    | OrdersInForce
     | MessageDetail
     | TraceStep
     | MessageBody
@@ -462,6 +612,7 @@ Frame = (
     | Progress
     | Count
     | Changed
+    | ActRow
     | Acknowledged
     | Address
     | RelayStatus
@@ -469,6 +620,9 @@ Frame = (
     | WebhookRow
     | WebhookTested
     | WebhookReplayed
+    | MailEvent
+    | Missed
+    | TranscriptLine
     | Families
     | Reasons
     | End

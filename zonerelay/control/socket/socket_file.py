@@ -45,7 +45,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 def refuse_live(path: Path) -> None:
     """Raises ControlError when a relay answers there."""
-    if path.is_socket() and _answers(path):
+    if path.is_socket() and answers(path):
         raise ControlError(
             f"another relay answers at {path}: stop it, or give this one another [admin] socket"
         )
@@ -65,7 +65,7 @@ def _remove_stale(path: Path) -> None:
         raise ControlError(f"cannot remove the left-over {path}: {error.strerror}") from error
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
     """Anything but a refusal counts as an answer: a busy relay's socket must not be taken away."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_ANSWER_TIMEOUT)

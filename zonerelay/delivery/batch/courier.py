@@ -50,7 +50,7 @@ from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
-from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble
+from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
@@ -64,6 +64,7 @@ from zonerelay.routing.destinations.route import MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.smtp.client.transaction import Transaction
 from zonerelay.store.contract import StoreError
+from zonerelay.telemetry.transcript import Record, Transcripts
 
 MAX_LACKING = 20
 """Addresses of hosts that one attempt may find to lack what the message needs."""
@@ -83,11 +84,13 @@ class SmtpCourier:
         read_body: ReadBody,
         renderer: Renderer,
         observe_tls: TlsObserver,
+        transcripts: Transcripts,
         clock: Clock,
         random: random_module.Random,
         shared: AllowanceOf | None = None,
     ) -> None:
         self._sources = sources
+        self._transcripts = transcripts
         self._logins = logins
         self._max_hosts = settings.max_hosts_per_attempt
         self._timeouts = phase_timeouts(settings)
@@ -230,6 +233,7 @@ class SmtpCourier:
     ) -> Session | HostTrouble:
         """Returns a new connection, which owns the slot from then on, or the reason why there is none."""
         terms = state.terms
+        slot.record = self._record(state, host.name, display_address(ip, host.port), None)
         try:
             try:
                 session = await self._opener.open(terms, host, ip, slot, plan)
@@ -247,6 +251,13 @@ class SmtpCourier:
             self._sources.bound(terms.key.source, ip)
         self._chunking.allow(session)
         return session
+
+    def _record(self, state: BatchState, host: str, peer: str, before: Record | None) -> Record | None:
+        """The record of a connection that carries this batch, if an operator has begun a transcript of it."""
+        if not self._transcripts.on:
+            return None
+        names = {state.terms.route.name, host, peer, *(each.domain for each in state.batch.deliveries)}
+        return self._transcripts.outbound(names, state.batch.message.id, peer, before)
 
     def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, state: BatchState) -> None:
         state.progress.host_failed(host.name, trouble)
@@ -335,6 +346,8 @@ class SmtpCourier:
         Returns true when the peer's limits ended it and another connection to the host may serve more.
         """
         in_step = False
+        protocol, peer = session.protocol, session.peer
+        protocol.record = self._record(state, peer.host, peer.address, protocol.record)
         try:
             while True:
                 if state.body.spent:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.replies import ReplyParser
+from zonerelay.telemetry.transcript import Record
 
 WRITE_LIMIT = 256 * 1024
 """Octets queued in this process before the writer waits."""
@@ -47,6 +48,8 @@ class ClientProtocol(asyncio.Protocol):
     ) -> None:
         self.lost = False
         self.idle = False
+        self.record: Record | None = None
+        """Of a transcript that an operator has begun."""
         self._transport = transport
         self._loop = loop
         self._on_lost = on_lost
@@ -66,6 +69,8 @@ class ClientProtocol(asyncio.Protocol):
     # Callbacks of the transport.
 
     def data_received(self, data: bytes) -> None:
+        if self.record is not None:
+            self.record.replies(data)
         self._feed(data)
         if self.idle:
             self.abort()
@@ -77,6 +82,8 @@ class ClientProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        if self.record is not None:
+            self.record.note("the connection has ended")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -117,6 +124,8 @@ class ClientProtocol(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
             raise ConnectionLostError
+        if self.record is not None:
+            self.record.commands(data)
         self._transport.write(data)
 
     def acknowledge_at_once(self) -> None:
@@ -174,6 +183,8 @@ class ClientProtocol(asyncio.Protocol):
         """
         if not self._transport.is_closing():
             self.idle = False
+            if self.record is not None:
+                self.record.command(b"QUIT")
             self._transport.write(b"QUIT\r\n")
             self._transport.close()
             if self._timer is not None:

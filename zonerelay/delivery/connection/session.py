@@ -42,6 +42,7 @@ from zonerelay.routing.destinations.route import MxHost
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
 from zonerelay.smtp.client.replies import make_reply, printable
 from zonerelay.smtp.client.transaction import Peer
+from zonerelay.telemetry.transcript import Record
 
 
 class TlsTrouble(HostTrouble):
@@ -152,16 +153,23 @@ class SessionOpener:
     async def _open(
         self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
     ) -> Session:
-        zone = terms.zone
+        zone, record = terms.zone, slot.record
         timeout = self._settings.connect_timeout
-        sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.key.source)
+        try:
+            sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.key.source)
+        except HostTrouble as trouble:
+            if record is not None:
+                record.note(trouble.reply.text)
+            raise
         ehlo_name = terms.ehlo_name(self._hostname)
         greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self._settings, tls=self._tls)
+        greeter.record = record
         try:
             capabilities = await greeter.run()
             if login is not None:
                 await login.run(greeter, capabilities, security=greeter.proof.security)
             protocol = ClientProtocol(greeter.hand_over(), asyncio.get_running_loop(), slot.release)
+            protocol.record = record
         except BaseException:
             greeter.abort()
             raise
@@ -194,6 +202,8 @@ class _Greeter:
         """
         self.who = self.address if host.literal else f"{host.name} ({self.address})"
         self._sock = sock
+        self.record: Record | None = None
+        self._ehlo_name = ehlo_name
         self._settings = settings
         self._plan = plan
         self._tls = tls
@@ -228,7 +238,7 @@ class _Greeter:
 
     async def _connect(self) -> None:
         try:
-            await self._client.connect(timeout=self._settings.greeting_timeout)
+            self._heard(await self._client.connect(timeout=self._settings.greeting_timeout))
         except (aiosmtplib.SMTPException, OSError) as error:
             if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
                 raise self._broken_handshake(error) from error
@@ -255,14 +265,17 @@ class _Greeter:
         """Sends a line of a log-in and returns the reply's code and text, whatever they are. Raises
         HostTrouble.
         """
+        if self.record is not None:
+            self.record.command(line, secret=not line.startswith(b"AUTH "))
         try:
-            code, text = await self._client.execute_command(line, timeout=self._settings.ehlo_timeout)
+            said = await self._client.execute_command(line, timeout=self._settings.ehlo_timeout)
         except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
             text = f"{self.address} answered AUTH with what is no reply"
             raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._trouble("AUTH", error) from error
-        return code, text
+        self._heard(said)
+        return said.code, said.message
 
     def abort(self) -> None:
         self._client.close()
@@ -276,11 +289,13 @@ class _Greeter:
         timeout = self._settings.ehlo_timeout
         try:
             try:
-                return parse_ehlo((await self._client.ehlo(timeout=timeout)).message)
+                return parse_ehlo((await self._ehlo(timeout)).message)
             except aiosmtplib.SMTPHeloError as error:
                 if error.code < 500 or not self._client.is_connected:
                     raise
-            await self._client.helo(timeout=timeout)
+                self._heard(error)
+            self._said(b"HELO " + self._ehlo_name.encode())
+            self._heard(await self._client.helo(timeout=timeout))
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._trouble("EHLO", error) from error
         return Capabilities()
@@ -290,8 +305,10 @@ class _Greeter:
         context = self._tls.context(verify=self._plan.verify)
         timeout = self._settings.starttls_timeout
         try:
-            await self._client.starttls(tls_context=context, timeout=timeout)
+            self._said(b"STARTTLS")
+            self._heard(await self._client.starttls(tls_context=context, timeout=timeout))
         except aiosmtplib.SMTPResponseException as error:
+            self._heard(error)
             if self._plan.may_fall_back and self._client.is_connected:
                 return False
             said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
@@ -311,17 +328,37 @@ class _Greeter:
             raise self._tls_trouble(f"{self.who}: {error}") from error
         worth = self.proof.security
         self.tls_words = f"{tls.version()} {worth}" if worth != ENCRYPTED else tls.version()
+        if self.record is not None:
+            self.record.note(f"encrypted with {self.tls_words}")
 
     async def _introduce_again(self) -> Capabilities:
         # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a
         # connection that breaks here is a failed handshake too. A refusal in words has come by TLS.
         try:
-            reply = await self._client.ehlo(timeout=self._settings.ehlo_timeout)
+            reply = await self._ehlo(self._settings.ehlo_timeout)
         except aiosmtplib.SMTPHeloError as error:
             raise self._trouble("EHLO", error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         return parse_ehlo(reply.message)
+
+    async def _ehlo(self, timeout: float) -> aiosmtplib.SMTPResponse:
+        self._said(b"EHLO " + self._ehlo_name.encode())
+        reply = await self._client.ehlo(timeout=timeout)
+        self._heard(reply)
+        return reply
+
+    def _said(self, line: bytes) -> None:
+        if self.record is not None:
+            self.record.command(line)
+
+    def _heard(self, reply: aiosmtplib.SMTPResponse | aiosmtplib.SMTPResponseException) -> None:
+        if self.record is not None:
+            *more, last = reply.message.encode("utf-8", "replace").split(b"\n")
+            code = b"%d" % reply.code
+            self.record.replies(
+                b"".join(code + b"-%s\r\n" % line for line in more) + code + b" %s\r\n" % last
+            )
 
     def _hold_transport(self) -> None:
         # aiosmtplib types it as BaseTransport; on a TCP socket it is a Transport, with TLS and without.
@@ -333,11 +370,17 @@ class _Greeter:
     def _tls_trouble(self, text: str) -> TlsTrouble:
         if not self._plan.may_fall_back:
             text = f"{text}; {self._plan.why}"
+        if self.record is not None:
+            self.record.note(text)
         return TlsTrouble(Reply(451, "7.5", text), address=self.address)
 
     def _trouble(self, phase: str, error: Exception) -> HostTrouble:
         """Returns a transient trouble: the failure is about the host, and no mail has been mentioned yet."""
         said = None
+        if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
+            self.record.note(f"{phase}: {error or type(error).__name__}")
+        elif phase != "AUTH" and isinstance(error, aiosmtplib.SMTPResponseException):
+            self._heard(error)
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
             detail, text = said.detail or "3.0", f"{self.address} refused us at {phase}: {said}"

@@ -20,12 +20,13 @@ from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
+from zonerelay.telemetry.transcript import Record
 
 
 class Slot:
-    """The right to have one connection. `release` may be called again."""
+    """The right to have one connection. `release` may be called again. `record` is that of a transcript."""
 
-    __slots__ = ("_on_release", "line", "released", "site", "zone")
+    __slots__ = ("_on_release", "line", "record", "released", "site", "zone")
 
     def __init__(
         self, zone: str, site: SiteKey, line: DestinationKey, on_release: Callable[[Slot], None]
@@ -34,6 +35,7 @@ class Slot:
         self.site = site
         self.line = line
         self.released = False
+        self.record: Record | None = None
         self._on_release = on_release
 
     def release(self) -> None:

@@ -21,15 +21,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.config.settings import BareLineEnds, HeaderControls
+from zonerelay.config.settings import BareLineEnds, HeaderControls, Idempotency
 from zonerelay.config.units import format_size
+from zonerelay.inbound.cleanup import idempotency
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
 from zonerelay.inbound.limits.large_bodies import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import Rewrites, notes_of
@@ -41,7 +42,17 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.bdat import ChunkReader
 from zonerelay.smtp.server.dots import BodyReader
-from zonerelay.store.contract import CHUNK_SIZE, MessageWriter, StoreError, StoreFullError
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    BeingStoredError,
+    MessageWriter,
+    NotKeptError,
+    Once,
+    OtherContentError,
+    StoredBeforeError,
+    StoreError,
+    StoreFullError,
+)
 
 BACKLOG = 256 * 1024
 MAX_PIECES = 64  # that wait side by side: an object for every two octets is twenty times what is accounted
@@ -52,6 +63,11 @@ are here at once, each has its own, and its own write.
 SMALL = 16 * 1024  # a message that is here whole, and no larger, is gone before it would be counted
 
 _NOTHING_YET = Header()
+_OF_KEYS: dict[type[StoreError], ServerReply] = {
+    OtherContentError: replies.OTHER_CONTENT,
+    BeingStoredError: replies.BEING_STORED,
+    NotKeptError: replies.NOT_KEPT,
+}
 
 
 class Intake:
@@ -90,6 +106,8 @@ class Intake:
         self._ready: list[bytes] = []
         self._ready_size = 0
         self._zone_named = ""
+        self._key, self._key_kind = transaction.idempotency_key, "key"
+        self._digest: idempotency.ContentDigest | None = None
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
         self.held = 0  # octets in the account of all sessions
         self._waiter: asyncio.Future[None] | None = None
@@ -98,6 +116,11 @@ class Intake:
     def rest(self) -> bytes:
         """The octets that followed the end of data, or of the chunk: commands."""
         return self._body.rest
+
+    @property
+    def size(self) -> int:
+        """Octets of the message that have arrived."""
+        return self._size
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
         """The next `size` octets belong to the message (BDAT)."""
@@ -154,8 +177,13 @@ class Intake:
                         return await self._commit(writer)
                     else:
                         await self._wait()
+        except StoredBeforeError as error:
+            self._context.events.repeated(error.message_id, self.envelope)
+            return replies.queued(error.message_id)
         except StoreFullError as error:
             self._refuse(replies.STORE_FULL, str(error))
+        except (OtherContentError, BeingStoredError, NotKeptError) as error:
+            self._refuse(_OF_KEYS[type(error)], str(error))
         except StoreError as error:
             self._refuse(replies.STORE_TROUBLE, str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
@@ -178,6 +206,8 @@ class Intake:
             self._append(piece)
             if self._hash is not None:
                 self._hash.feed(piece)
+            if self._digest is not None:
+                self._digest.feed(piece)
 
     def _scan(self, scanner: HeaderScanner, piece: bytes) -> None:
         try:
@@ -196,8 +226,15 @@ class Intake:
         if self._hash is not None:
             self._hash.feed(header.lead + held)
         self._header = header if context.dropped.isdisjoint(header.names) else self._dropped_from(header)
+        if client_state.idempotency is not Idempotency.OFF and not self._key:
+            self._key, self._key_kind = idempotency.message_id_in(header.fields), "message-id"
+        if self._key:
+            self._digest = idempotency.ContentDigest(header.fields)
+            self._digest.feed(held[scanner.size :])
         if header.controls:
             self._refuse(replies.HEADER_CONTROLS)
+        elif self.refusal is not None:
+            return
         elif header.received > self._settings.max_received:
             self._refuse(replies.MAIL_LOOP)
         elif client_state.is_bound and not client_state.may_write_as(authors(header, held)):
@@ -235,9 +272,27 @@ class Intake:
             and zone_header.trusts(origin.client_address, origin.user)
         ):
             self._zone_named = zone_header.zone_in(header.fields)
+        if IDEMPOTENCY_KEY in header.names and client_state.grants.may_relay:
+            self._take_key(header)
         gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
         return without(header, gone)
+
+    def _take_key(self, header: Header) -> None:
+        key = idempotency.key_in(header.fields)
+        if key is None:
+            self._refuse(replies.BAD_KEY)
+        else:
+            self._key = self._key or key
+
+    def _once(self) -> Once:
+        assert self._digest is not None
+        context = self._context
+        return Once(
+            idempotency.identity(self._key_kind, self._key, self.envelope),
+            self._digest.hexdigest(),
+            context.clock.now() + context.idempotency_window,
+        )
 
     def _edited(self, held: bytes) -> bytes:
         return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
@@ -347,6 +402,7 @@ class Intake:
         message = await writer.commit(
             deliveries,
             beside=None if webhooks is None else webhooks.accepted,
+            once=self._once() if self._key else None,
             headers=self._header.fields,
             eight_bit=self._eight_bit,
             plain_lines=self._body.is_plain,

@@ -27,7 +27,7 @@ from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import NotifyQueue, SharedContext, TellsAcceptance
+from zonerelay.inbound.state.context import NotifyQueue, SharedContext, Suspended, TellsAcceptance
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
@@ -76,6 +76,7 @@ class Listeners:
         secret: bytes,
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
+        suspended: Suspended = lambda origin, sender, recipient, named: "",
         inherited: Inherited = NOTHING,
     ) -> None:
         self._hostname = hostname
@@ -90,6 +91,7 @@ class Listeners:
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(lambda: _mail(store.counts()), clock),
+            suspended=suspended,
         )
         self._make_listener = partial(
             Listener,
@@ -217,6 +219,7 @@ class Listeners:
             webhooks=self._webhooks(),
             hash_bodies=bool(settings.dkim),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
+            idempotency_window=settings.spool.idempotency_window,
         )
 
     def _build(self, settings: ListenerSettings) -> _Kept:

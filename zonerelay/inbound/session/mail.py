@@ -96,6 +96,11 @@ def _mail_refusal(conversation: Conversation, command: MailCommand) -> ServerRep
         command.sender
     ):
         return conversation.refuse(replies.NOT_YOUR_ADDRESS, "MAIL", mailbox=command.sender)
+    order = context.suspended(conversation.client_state.origin, command.sender, None, False)
+    if order:
+        return conversation.refuse(
+            replies.SUSPENDED, "MAIL", mailbox=command.sender, detail=f"by order {order}"
+        )
     return None
 
 
@@ -219,6 +224,9 @@ def _take(
     refusal = _rcpt_refusal(conversation, transaction, key, given) if may_relay else _denied(conversation)
     if refusal is not None:
         return conversation.refuse(refusal, "RCPT", mailbox=given)
+    order = _order_against(conversation, transaction, given)
+    if order:
+        return conversation.refuse(replies.SUSPENDED, "RCPT", mailbox=given, detail=f"by order {order}")
     if key in transaction.recipients:
         return replies.RECIPIENT_OK
     if Rcpt in conversation.context.consultants.asked:
@@ -231,6 +239,15 @@ def _denied(conversation: Conversation) -> ServerReply:
     state = conversation.client_state
     may_log_in = conversation.context.settings.auth is not ListenerAuth.OFF
     return replies.relaying_denied(state.client.address, may_log_in=may_log_in)
+
+
+def _order_against(conversation: Conversation, transaction: Transaction, given: Mailbox) -> str:
+    context, client_state = conversation.context, conversation.client_state
+    zone_header, user = context.zone_header, client_state.user
+    names_zone = zone_header is not None and zone_header.trusts(
+        client_state.client.address, "" if user is None else user.name
+    )
+    return context.suspended(client_state.origin, transaction.mail.sender, given, names_zone)
 
 
 def _rcpt_refusal(

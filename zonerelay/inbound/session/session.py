@@ -47,6 +47,7 @@ from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO
 from zonerelay.smtp.server.lines import LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
+from zonerelay.telemetry.transcript import Record
 
 MAX_PIPELINED = 64 * 1024
 MAX_LINES_AT_ONCE = 500  # then other connections are served
@@ -91,6 +92,8 @@ class Session(asyncio.Protocol):
         self._ended = False  # the client sends nothing more
         self._blocked = False  # the client does not take our replies
         self._yielded = False  # lines wait while other connections are served
+        self._transcripts = context.events.transcripts
+        self._record: Record | None = None
 
     # The event loop calls these.
 
@@ -99,6 +102,8 @@ class Session(asyncio.Protocol):
         self.transport = Transport(transport, self.loop)  # type: ignore[arg-type]
         self.client, refusal = self._admission.welcome(self, transport.get_extra_info("peername"))
         self.conversation = Conversation(self.context, self.client)
+        if self._transcripts.on:
+            self._read_along()
         if refusal is not None:
             self._say_goodbye(refusal)
             return
@@ -148,6 +153,8 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         left, self._closing = self._ended or not self._closing, True
+        if self._record is not None:
+            self._record.note("the connection has ended")
         self.transport.lost()
         if self._timer is not None:
             self._timer.cancel()
@@ -218,6 +225,8 @@ class Session(asyncio.Protocol):
 
     def _greet(self) -> None:
         self._greeted = True
+        if self._transcripts.on:
+            self._read_along()
         answer = self.conversation.greet()
         self._reply(answer.wire, answer)
 
@@ -265,6 +274,8 @@ class Session(asyncio.Protocol):
         assert info is not None
         self.deadlines.established(self.loop.time())
         self.context.events.metrics.tls_sessions.add((info.version,))
+        if self._record is not None:
+            self._record.note(f"encrypted with {info.version}")
         before = self.conversation
         self.conversation = Conversation(self.context, self.client, info)
         self.conversation.go_on_from(before)
@@ -301,6 +312,21 @@ class Session(asyncio.Protocol):
             self._say_goodbye(replies.NO_PROXY)
             return True
         return False
+
+    def _read_along(self, line: bytes | LineFault = b"") -> None:
+        """Tell the transcripts that an operator has begun of this client, if any, of this line."""
+        record = self._record = self._transcripts.inbound(self.client.address, self._record)
+        if record is None:
+            return
+        self.transport.overhear(self._overheard)
+        if isinstance(line, LineFault):
+            record.note(f"a line: {line.value}")
+        elif line:
+            record.command(line, secret=self.conversation.exchange is not None)
+
+    def _overheard(self, octets: bytes) -> None:
+        if self._record is not None:
+            self._record.replies(octets)
 
     # Commands.
 
@@ -349,6 +375,8 @@ class Session(asyncio.Protocol):
 
     def _answer(self, line: bytes | LineFault) -> ServerReply:
         conversation = self.conversation
+        if self._transcripts.on:
+            self._read_along(line)
         try:
             answer = commands.answer(conversation, line, more=self.lines.waiting > 0)
             return conversation.slowed(answer) if conversation.delay else answer
@@ -532,6 +560,8 @@ class Session(asyncio.Protocol):
     def _finish(self, intake: Intake, answer: ServerReply) -> None:
         """End the mail transaction with this reply."""
         self.intake = None
+        if self._record is not None:
+            self._record.note(f"the message: {intake.size} octets, not shown")
         if intake.held:
             intake.release()
         if answer.reason is not None:

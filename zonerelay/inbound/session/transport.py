@@ -36,6 +36,7 @@ class Transport:
         self.is_paused = False
         # Most connections have no TLS, and every reply goes through here.
         self.write: Callable[[bytes], None] = transport.write
+        self._overheard: Callable[[bytes], None] | None = None
         self._proxy: ProxyReader | None = None
         self._tls: Channel | None = None
         self.is_wrapped = False
@@ -102,6 +103,18 @@ class Transport:
         return plain
 
     # Out, and the end.
+
+    def overhear(self, told: Callable[[bytes], None]) -> None:
+        """Tell of all that is written, in clear text. Again after a handshake."""
+        if self.write is self._overheard:
+            return
+        write = self.write
+
+        def tell_and_write(data: bytes) -> None:
+            told(data)
+            write(data)
+
+        self.write = self._overheard = tell_and_write
 
     def _write_encrypted(self, data: bytes) -> None:
         assert self._tls is not None

@@ -26,7 +26,9 @@ MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser tim
 
 
 class ClientState:
-    """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept."""
+    """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept. `idempotency` is
+    the listener's, until a log-in has a better one.
+    """
 
     __slots__ = (
         "_extended",
@@ -36,6 +38,7 @@ class ClientState:
         "client",
         "grants",
         "helo",
+        "idempotency",
         "kept",
         "tls",
         "user",
@@ -50,6 +53,7 @@ class ClientState:
         self.tls = tls
         self.user: User | None = None
         self.helo = ""
+        self.idempotency = settings.idempotency
         self._extended = True
         self._origin: Origin | None = None
         self.kept: dict[str, object] | None = None  # by a policy about this client

@@ -26,16 +26,26 @@ from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Message
+from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
+IDEMPOTENCY_KEY = "idempotency-key"
+"""The field in which clients name the key of a message."""
+DAY = 86400.0
+
 HANDSHAKE = 30.0
 """Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
 
+
+Suspended = Callable[[Origin, Mailbox, Mailbox | None, bool], str]
+"""Returns the id of the operator's order for which mail of a client from a sender is refused, "" if there is
+none. Without a recipient: at MAIL. The last argument: the message itself may name its zone.
+"""
 
 NotifyQueue = Callable[[str, float], None]
 """Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
@@ -51,6 +61,10 @@ class TellsAcceptance(Protocol):
         """That write is done."""
 
 
+def _nothing_is_suspended(_: Origin, __: Mailbox, ___: Mailbox | None, ____: bool) -> str:
+    return ""
+
+
 def _no_limit() -> SessionMemory:
     return SessionMemory(sys.maxsize)
 
@@ -61,7 +75,8 @@ class SharedContext:
 
     `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
     no listener offers AUTH. `hash_bodies`: mail may be signed (DKIM), and the hash of a body is cheapest
-    while it arrives. `zone_sizes` is the largest message, in octets, of each zone that limits it.
+    while it arrives. `zone_sizes` is the largest message, in octets, of each zone that limits it;
+    `idempotency_window` is in seconds.
     """
 
     memory: SessionMemory = field(default_factory=_no_limit)
@@ -76,6 +91,8 @@ class SharedContext:
     srs_recipients: SrsRecipients = field(default_factory=SrsRecipients)
     hash_bodies: bool = False
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
+    suspended: Suspended = _nothing_is_suspended
+    idempotency_window: float = DAY
 
     def fields(self) -> dict[str, Any]:  # Any: values of every field's type
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -126,7 +143,7 @@ class ListenerContext(SharedContext):
 
 
 def dropped_headers(settings: ListenerSettings) -> frozenset[str]:
-    names = {name.lower() for name in settings.drop_headers}
+    names = {name.lower() for name in settings.drop_headers} | {IDEMPOTENCY_KEY}
     if settings.zone_header:
         names.add(settings.zone_header.lower())
     return frozenset(names)

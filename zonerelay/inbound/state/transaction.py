@@ -47,6 +47,7 @@ class Transaction:
     """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
 
     `cost` is what the recipients stand for in the memory of all sessions, `octets` what BDAT has announced.
+    `idempotency_key` is one that the client named outside the message, "" when it may be in the header.
     `rewritten` says how recipients came to differ from those that the client named, with the new addresses.
     """
 
@@ -56,6 +57,7 @@ class Transaction:
         self.release = release
         self.edits = edits
         self.zone = ""
+        self.idempotency_key = ""
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0
         self.octets = 0

@@ -64,6 +64,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
     local: bool = False
     in_doubt: bool = False
+    act: str = ""
 
     def last(self) -> Attempt | None:
         if self.code < 200:  # no reply has it
@@ -130,6 +131,7 @@ class Row:
             next_attempt=0.0 if due else state.next,
             held=state.held,
             last=state.last(),
+            act=state.act,
         )
 
     def open(self) -> list[Delivery]:
@@ -175,7 +177,11 @@ class Row:
         to = delivery.recipient
         state = State() if last is None else _with_reply(last, delivery.attempts, redact, to)
         state = msgspec.structs.replace(
-            state, attempts=delivery.attempts, next=max(delivery.next_attempt, 0.0), held=delivery.held
+            state,
+            attempts=delivery.attempts,
+            next=max(delivery.next_attempt, 0.0),
+            held=delivery.held,
+            act=delivery.act,
         )
         self._settle(delivery.recipient, state)
 

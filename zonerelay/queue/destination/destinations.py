@@ -20,6 +20,7 @@ from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.suspension import Suspension
 from zonerelay.queue.selection.rates import Pace, Rates, Ticket
 from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, SiteKey
+from zonerelay.smtp.client.reply_class import class_of
 
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
@@ -101,12 +102,15 @@ class Destination(Line):
 
     __slots__ = (
         "active",
+        "before",
+        "begun",
         "counted",
         "is_queued",
         "is_slow",
         "key",
         "label",
         "limits",
+        "minute",
         "most_domains",
         "pace",
         "route",
@@ -122,6 +126,8 @@ class Destination(Line):
         self.site = site
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
+        self.minute = self.begun = self.before = 0
+        """Transactions that have begun in this minute and in the one before it."""
         self.is_queued = False
         self.stands_as: Priority | None = None
         """In which of the zone's rings (`round_robin.py`)."""
@@ -150,6 +156,22 @@ class Destination(Line):
         self.site.changed()
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
+    def begins(self, tick: float) -> None:
+        """Counts a transaction."""
+        self.active += 1
+        minute = int(tick // 60)
+        if minute != self.minute:
+            self.before = self.begun if minute == self.minute + 1 else 0
+            self.minute, self.begun = minute, 0
+        self.begun += 1
+
+    def per_minute(self, tick: float) -> int:
+        """Transactions in the last sixty seconds, as if those of the minute before had come evenly."""
+        ago, passed = int(tick // 60) - self.minute, tick % 60 / 60
+        if ago:
+            return round(self.begun * (1 - passed)) if ago == 1 else 0
+        return round(self.begun + self.before * (1 - passed))
+
     def status(self, tick: float) -> DestinationStatus:
         """`tick` is a monotonic clock's reading."""
         suspension = self.suspension
@@ -162,6 +184,9 @@ class Destination(Line):
             waiting=self.waiting,
             suspended_until=suspension.until if suspension.is_troubled else None,
             reply=str(suspension.reply or ""),
+            reply_class="" if suspension.reply is None else class_of(suspension.reply, local=True),
+            per_minute=self.per_minute(tick),
+            limits=self.limits,
             turn_in=due - tick if due > tick else None,
         )
 
@@ -200,7 +225,7 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
     """For `status`. `reply` is the reason of the last failure to reach any host, `""` if none. `turn_in`:
-    seconds until a rate lets the next one go, where mail waits for that.
+    seconds until a rate lets the next one go, where mail waits for that. `per_minute`: transactions of late.
     """
 
     key: DestinationKey
@@ -209,4 +234,7 @@ class DestinationStatus:
     waiting: int
     suspended_until: float | None
     reply: str
+    reply_class: str
+    per_minute: int
+    limits: DestinationLimits
     turn_in: float | None = None

@@ -1,4 +1,4 @@
-"""The verbs of operators on the queue: list, show, trace, retry, hold, release, bounce, drop.
+"""The verbs of operators on the queue: list, show, trace, retry, hold, release, reroute, bounce, drop, undo.
 
 Policy: deliveries on their way at this moment are left alone and counted as `busy`. Every change is durable
 when its verb returns, in batches of `BATCH`, so a verb over a huge queue neither blocks the loop nor holds
@@ -8,15 +8,20 @@ it in memory; when it fails or is cancelled half-way, the finished batches stay 
   suspension of their destinations is lifted; held ones stay held.
 - hold: nothing is attempted until release; survives restarts; held deliveries do not expire.
 - release: held deliveries become due now; those that their senders hold back, at the time of their release.
+- reroute: deliveries go to another zone's queue and are due there as after a release; held ones stay held.
 - bounce: deliveries leave with a failure report to the sender, as if the peer had refused them.
 - drop: deliveries leave without a report.
+- undo: what an act changed, and nothing has changed since, is as it was before (`journal`).
+
+With an `act`, the journal has each delivery before the store changes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -33,8 +38,11 @@ from zonerelay.model.reply import Reply
 from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.operator.journal import Act, Entry, Journal, State
+from zonerelay.queue.operator.reroute import Rerouting
 from zonerelay.queue.operator.summary import BOUNDS, KEYS, MAX_KEYS, NEED_MESSAGE, UNKNOWN, Summary, Tally
 from zonerelay.queue.operator.trace import Shown, Step, steps
+from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import DAMAGED, EveryNth, MessageNotFoundError, Store, StoreCorruptError
@@ -51,24 +59,40 @@ SUMMED = 250
 """Deliveries that a summary counts without a pause of the event loop."""
 SAMPLE = 10_000
 """Deliveries from which a summary is estimated."""
+AGAIN = 0.5
+"""Seconds after which deliveries are released that another change had withdrawn."""
 TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
 Selected = tuple[Delivery, Message | None, DeliveryState]
-_Change = Callable[[Delivery], Delivery | None]
-_Act = Callable[[Sequence[DeliveryKey]], Awaitable[int]]
+_Change = Callable[[Delivery], Delivery]
+_Work = Callable[[Sequence[Delivery]], Awaitable[int]]
+_Step = tuple[Delivery, Delivery]
+RACES = 5
+"""How often deliveries that change while an act is noted are looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`changed` can be less than `matched - busy`: some already were as wanted, or left meanwhile."""
+    """`changed` can be less than `matched - busy`: some already were as wanted, or left meanwhile.
+
+    Of an undo, `gone` have left the queue and `altered` were changed since by something else.
+    """
 
     matched: int = 0
     changed: int = 0
     busy: int = 0
+    gone: int = 0
+    altered: int = 0
 
     def __add__(self, other: Result) -> Result:
-        return Result(self.matched + other.matched, self.changed + other.changed, self.busy + other.busy)
+        return Result(
+            self.matched + other.matched,
+            self.changed + other.changed,
+            self.busy + other.busy,
+            self.gone + other.gone,
+            self.altered + other.altered,
+        )
 
 
 class VerbProgress(Protocol):
@@ -85,13 +109,23 @@ class Operations:
     """One per worker. Methods raise StoreError when the store cannot do it."""
 
     def __init__(
-        self, *, store: Store, scheduler: Scheduler, settler: Settler, events: Events, clock: Clock
+        self,
+        *,
+        store: Store,
+        scheduler: Scheduler,
+        settler: Settler,
+        events: Events,
+        clock: Clock,
+        journal: Journal,
     ) -> None:
+        self._journal = journal
         self._store = store
         self._scheduler = scheduler
         self._settler = settler
         self._events = events
         self._clock = clock
+        self.orders_in_force: Callable[[], Collection[str]] = tuple
+        """Returns the ids of operators' orders that may hold mail."""
 
     # Looking
 
@@ -100,11 +134,20 @@ class Operations:
         return (LEFT_OUT,) if self._store.unhealthy() == DAMAGED else ()
 
     async def select(
-        self, wanted: QueueFilter, limit: int | None = None, progress: VerbProgress | None = None
+        self,
+        wanted: QueueFilter,
+        limit: int | None = None,
+        progress: VerbProgress | None = None,
+        *,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Selected, None]:
-        """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable."""
+        """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable.
+        `after`: only those behind this one, which was the last of a former page and may be gone.
+        """
         left = sys.maxsize if limit is None else limit
-        async with aclosing(self._matching(wanted, progress, most=SHOWN, within=SOON)) as batches:
+        async with aclosing(
+            self._matching(wanted, progress, most=SHOWN, within=SOON, after=after)
+        ) as batches:
             async for batch in batches:
                 messages = await self._store.read_messages([each.message_id for each, _ in batch[:left]])
                 for delivery, state in batch[:left]:
@@ -158,41 +201,134 @@ class Operations:
 
     # Changing
 
-    async def retry(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
-        return await self._change("retry", wanted, _retried, progress, after=self._resume)
+    async def retry(
+        self,
+        wanted: QueueFilter,
+        progress: VerbProgress | None = None,
+        *,
+        at: float = 0.0,
+        act: Act | None = None,
+    ) -> Result:
+        """`at` (Unix seconds) is when they are due, 0 now."""
+        after = None if at else self._resume
+        return await self._change(
+            "retry", wanted, lambda each: _retried(each, at), progress, act, after=after
+        )
 
-    async def hold(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
-        return await self._change("hold", wanted, _held, progress)
+    async def hold(
+        self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
+    ) -> Result:
+        orders = self.orders_in_force()
 
-    async def release(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
+        def held(delivery: Delivery) -> Delivery:
+            # What an order holds is the operator's from now on, or the order's end would release it.
+            by_order = delivery.act in orders
+            return replace(delivery, held=True, act="" if by_order else delivery.act)
+
+        return await self._change("hold", wanted, held, progress, act)
+
+    async def release(
+        self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
+    ) -> Result:
         now = self._clock.now()
-        return await self._change("release", wanted, lambda delivery: _released(delivery, now), progress)
+        return await self._change("release", wanted, lambda each: _released(each, now), progress, act)
 
-    async def drop(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> Result:
-        return await self._change("drop", wanted, _dropped, progress)
+    async def reroute(
+        self,
+        wanted: QueueFilter,
+        rerouting: Rerouting,
+        progress: VerbProgress | None = None,
+        *,
+        act: Act | None = None,
+    ) -> Result:
+        async def reroute(deliveries: Sequence[Delivery]) -> int:
+            ids = [each.message_id for each in deliveries] if rerouting.needs_messages else []
+            messages = await self._store.read_messages(ids) if ids else {}
+            now = self._clock.now()
+            queues = {
+                each.key: rerouting.queue_of(each, messages.get(each.message_id)) for each in deliveries
+            }
+            changed = await self._update(deliveries, lambda each: _moved(each, queues[each.key], now), act)
+            self._wake(queues.values())
+            return changed
 
-    async def bounce(self, wanted: QueueFilter, reason: str, progress: VerbProgress | None = None) -> Result:
+        return await self._over("reroute", wanted, reroute, progress, act)
+
+    async def drop(
+        self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
+    ) -> Result:
+        async def drop(deliveries: Sequence[Delivery]) -> int:
+            dropped: dict[DeliveryKey, None] = {}
+            await self._store.update(_keys(deliveries), lambda each: dropped.setdefault(each.key))
+            self._events.dropped(list(dropped))
+            return len(dropped)
+
+        return await self._over("drop", wanted, drop, progress, act)
+
+    async def bounce(
+        self,
+        wanted: QueueFilter,
+        reason: str,
+        progress: VerbProgress | None = None,
+        *,
+        act: Act | None = None,
+    ) -> Result:
         # One line for the report: it ends up in a status field.
         reply = Reply(554, "7.0", " ".join(reason.split()) or "returned by the operator")
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
 
-        async def bounce(keys: Sequence[DeliveryKey]) -> int:
-            return await self._bounce(keys, outcome)
+        async def bounce(deliveries: Sequence[Delivery]) -> int:
+            return await self._bounce(_keys(deliveries), outcome)
 
-        return await self._over("bounce", wanted, bounce, progress)
+        return await self._over("bounce", wanted, bounce, progress, act)
+
+    async def undo(self, undone: Act, act: Act, progress: VerbProgress | None = None) -> Result:
+        """Restores what `undone` changed. Also a second time, after a crash: nothing is restored twice."""
+        result = Result()
+        try:
+            async with aclosing(self._journal.entries(undone.id)) as pieces:
+                async for entries in pieces:
+                    result += await self._restore(entries, act)
+                    if progress is not None:
+                        progress.done += len(entries)
+        finally:
+            self._tell("undo", result, act.what, act)
+        return result
+
+    async def release_orders(self, over: Sequence[Order]) -> int:
+        """Releases what these orders have held, and nothing else; returns how many deliveries."""
+        ids = {order.id for order in over}
+        counts = self._store.counts().values()
+        if self._store.is_counted() and not any(each.held for each in counts):
+            return 0
+
+        def released(delivery: Delivery) -> Delivery:
+            is_theirs = delivery.held and delivery.act in ids
+            return replace(delivery, held=False, act="") if is_theirs else delivery
+
+        result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
+        count = result.changed
+        while result.busy:  # another change has its hands on some
+            await asyncio.sleep(AGAIN)
+            result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
+            count += result.changed
+        return count
 
     async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
         """Apply a change to the deferred deliveries that it alters; returns how many those were."""
-        corrected = 0
+        return (await self._correct(QueueFilter(state=DeliveryState.DEFERRED), change)).changed
 
-        async def update(keys: Sequence[DeliveryKey]) -> int:
-            return await self._store.update(keys, change)
+    async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> Result:
+        corrected = Result()
 
-        async with aclosing(self._matching(QueueFilter(state=DeliveryState.DEFERRED), None)) as batches:
+        async def update(deliveries: Sequence[Delivery]) -> int:
+            return await self._store.update(_keys(deliveries), change)
+
+        async with aclosing(self._matching(wanted, None)) as batches:
             async for batch in batches:
-                keys = [delivery.key for delivery, _ in batch if change(delivery) != delivery]
-                if keys:
-                    corrected += (await self._one_batch(keys, update)).changed
+                some = [delivery for delivery, _ in batch if change(delivery) != delivery]
+                if some:
+                    corrected += await self._one_batch(some, update)
         return corrected
 
     async def _change(
@@ -201,47 +337,125 @@ class Operations:
         wanted: QueueFilter,
         change: _Change,
         progress: VerbProgress | None,
+        act: Act | None,
+        *,
         after: Callable[[Sequence[DeliveryKey]], None] | None = None,
     ) -> Result:
-        async def update(keys: Sequence[DeliveryKey]) -> int:
-            changed = 0
-            dropped: dict[DeliveryKey, None] = {}
-
-            def counted(delivery: Delivery) -> Delivery | None:
-                nonlocal changed
-                new = change(delivery)
-                changed += new != delivery
-                if new is None:
-                    dropped[delivery.key] = None
-                return new
-
-            await self._store.update(keys, counted)
-            self._events.dropped(list(dropped))
+        async def update(deliveries: Sequence[Delivery]) -> int:
+            changed = await self._update(deliveries, change, act)
             if after is not None:
-                after(keys)
+                after(_keys(deliveries))
             return changed
 
-        return await self._over(verb, wanted, update, progress)
+        return await self._over(verb, wanted, update, progress, act)
 
-    async def _over(self, verb: str, wanted: QueueFilter, act: _Act, progress: VerbProgress | None) -> Result:
-        """Withdraws, acts on and gives back the matching deliveries, batch by batch."""
+    async def _update(self, deliveries: Sequence[Delivery], change: _Change, act: Act | None) -> int:
+        """Notes what the change makes of these, then lets the store do exactly that. A delivery that is not
+        as it was noted, because it has changed meanwhile, is noted and changed once more.
+        """
+        changed: set[DeliveryKey] = set()
+        left = {each.key: each for each in deliveries}
+        for _ in range(RACES):
+            steps: dict[DeliveryKey, _Step] = {}
+            for key, old in left.items():
+                new = change(old)
+                if new is not old and new != old:
+                    steps[key] = (old, new if act is None else replace(new, act=act.id))
+            if not steps:
+                break
+            if act is not None:
+                noted = [Entry(key, State.of(old), State.of(new)) for key, (old, new) in steps.items()]
+                await self._journal.note(act.id, noted)
+            met: dict[DeliveryKey, Delivery] = {}
+            await self._store.update(list(steps), functools.partial(_stepped, steps, met))
+            left = {key: each for key, each in met.items() if each != steps[key][0]}
+            changed |= met.keys() - left.keys()
+        return len(changed)
+
+    async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
+        wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
+        # Where an undo that a crash has cut off may have put them back already.
+        wanted |= {entry.key: entry for entry in entries}
+        free = self._scheduler.withdraw(wanted)
+        states: dict[DeliveryKey, State] = {}
+
+        def step(current: Delivery) -> Delivery:
+            entry = wanted[current.key]
+            states[entry.key] = State.of(current)
+            return entry.before.restored(current) if states[entry.key] == entry.after else current
+
+        try:
+            await self._store.update([key for key in wanted if key in free], step)
+        finally:
+            self._scheduler.give_back(free)
+        missing = [entry for key, entry in wanted.items() if key in free and entry.key not in states]
+        await self._look_elsewhere(missing, states)
+        restored = [entry for entry in entries if states.get(entry.key) == entry.after]
+        self._wake(entry.before.queue for entry in restored if entry.before.queue != entry.after.queue)
+        # Noted when it is done: a crash in between leaves less to undo of this undo, never more.
+        await self._journal.note(
+            act.id,
+            [Entry(e.key._replace(queue=e.before.queue), e.after, e.before) for e in restored],
+        )
+        busy = sum(e.key._replace(queue=e.after.queue) not in free for e in entries if e.key not in states)
+        known = [(entry, states[entry.key]) for entry in entries if entry.key in states]
+        return Result(
+            len(entries),
+            len(restored),
+            busy,
+            gone=len(entries) - len(known) - busy,
+            altered=sum(state not in (entry.before, entry.after) for entry, state in known),
+        )
+
+    async def _look_elsewhere(self, missing: Sequence[Entry], states: dict[DeliveryKey, State]) -> None:
+        """Finds out which of the missing were moved to another queue since: these have not left."""
+        origins = {entry.key[1:]: entry.key for entry in missing}
+
+        def found(current: Delivery) -> Delivery:
+            states[origins[current.key[1:]]] = State.of(current)
+            return current
+
+        queues = [queue for queue, counts in self._store.counts().items() if counts.total] if missing else []
+        for queue in queues:
+            keys = [entry.key._replace(queue=queue) for entry in missing]
+            await self._store.update(keys, found)
+
+    def _wake(self, queues: Iterable[str]) -> None:
+        for queue in set(queues):
+            self._scheduler.wake(queue)
+
+    async def _over(
+        self,
+        verb: str,
+        wanted: QueueFilter,
+        work: _Work,
+        progress: VerbProgress | None,
+        act: Act | None,
+    ) -> Result:
+        """Withdraws, works on and gives back the matching deliveries, batch by batch."""
         result = Result()
         try:
             async with aclosing(self._matching(wanted, progress)) as batches:
                 async for batch in batches:
-                    result += await self._one_batch([delivery.key for delivery, _ in batch], act)
+                    result += await self._one_batch([delivery for delivery, _ in batch], work)
         finally:
-            if result.matched:
-                self._events.operated(verb, result.changed, detail=_described(wanted))
+            self._tell(verb, result, described(wanted), act)
         return result
 
-    async def _one_batch(self, keys: Sequence[DeliveryKey], act: _Act) -> Result:
-        free = self._scheduler.withdraw(keys)
+    def _tell(self, verb: str, result: Result, detail: str, act: Act | None) -> None:
+        if act is not None:
+            told = {"detail": act.what, "act": act.id, "who": act.who, "reason": act.reason}
+            self._events.operated(verb, result.changed, **told)
+        elif result.matched:
+            self._events.operated(verb, result.changed, detail=detail)
+
+    async def _one_batch(self, deliveries: Sequence[Delivery], work: _Work) -> Result:
+        free = self._scheduler.withdraw(_keys(deliveries))
         try:
-            changed = await act([key for key in keys if key in free]) if free else 0
+            changed = await work([each for each in deliveries if each.key in free]) if free else 0
         finally:
             self._scheduler.give_back(free)
-        return Result(len(keys), changed, len(keys) - len(free))
+        return Result(len(deliveries), changed, len(deliveries) - len(free))
 
     async def _bounce(self, keys: Sequence[DeliveryKey], outcome: Outcome) -> int:
         bounced = 0
@@ -279,6 +493,7 @@ class Operations:
         most: int = BATCH,
         within: float = NEVER,
         every: int = 1,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
         """Matches in batches of at most `most`, which take no longer `within` that many seconds. A batch is
         complete before anything is done to it. Of `every` so many deliveries one is looked at.
@@ -288,7 +503,7 @@ class Operations:
         began = self._clock.monotonic()
         seen = 0
         active = self._scheduler.active_keys()
-        async with aclosing(self._candidates(wanted, matcher, progress, every)) as candidates:
+        async with aclosing(self._candidates(wanted, matcher, progress, every, after)) as candidates:
             async for delivery in candidates:
                 seen += 1
                 if seen % BATCH == 0:
@@ -310,11 +525,17 @@ class Operations:
             yield batch
 
     async def _candidates(
-        self, wanted: QueueFilter, matcher: Matcher, progress: VerbProgress | None, every: int
+        self,
+        wanted: QueueFilter,
+        matcher: Matcher,
+        progress: VerbProgress | None,
+        every: int,
+        after: DeliveryKey | None,
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
-            for delivery in await self._store.deliveries_of(wanted.message_id):
-                if not is_webhook_zone(delivery.queue):
+            found = await self._store.deliveries_of(wanted.message_id)
+            for delivery in sorted(found, key=lambda each: each.key):
+                if (after is None or delivery.key > after) and not is_webhook_zone(delivery.queue):
                     yield delivery
             return
         may_match = matcher.recipient
@@ -323,8 +544,12 @@ class Operations:
         elif progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
-        for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):
-            async with closing(self._store.scan(queue, wanted=may_match)) as deliveries:
+        queues: Sequence[str | None] = (None,) if wanted.zone is None else queues_of(wanted.zone)
+        if after is not None and after.queue in queues:
+            queues = queues[queues.index(after.queue) :]
+        for queue in queues:
+            start = after if after is not None and queue in (None, after.queue) else None
+            async with closing(self._store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
                     if not is_webhook_zone(delivery.queue):
                         yield delivery
@@ -357,25 +582,43 @@ def _state(delivery: Delivery, active: set[DeliveryKey], now: float) -> Delivery
     return DeliveryState.ACTIVE if delivery.key in active else delivery.state(now)
 
 
-def _retried(delivery: Delivery) -> Delivery:
-    return delivery if delivery.held else replace(delivery, next_attempt=0.0)
+def _stepped(
+    steps: Mapping[DeliveryKey, _Step], met: dict[DeliveryKey, Delivery], current: Delivery
+) -> Delivery:
+    """The delivery after its step, if it is as it was before. `met` has it as it was found last: a shared
+    store asks again when others were faster.
+    """
+    key = current.key
+    met[key] = current
+    old, new = steps[key]
+    return new if current == old else current
 
 
-def _held(delivery: Delivery) -> Delivery:
-    return replace(delivery, held=True)
+def _keys(deliveries: Sequence[Delivery]) -> list[DeliveryKey]:
+    return [each.key for each in deliveries]
+
+
+def _retried(delivery: Delivery, at: float) -> Delivery:
+    return delivery if delivery.held else replace(delivery, next_attempt=at)
 
 
 def _released(delivery: Delivery, now: float) -> Delivery:
-    if not delivery.held:
+    return replace(delivery, held=False, next_attempt=_due(delivery, now)) if delivery.held else delivery
+
+
+def _moved(delivery: Delivery, queue: str, now: float) -> Delivery:
+    if queue == delivery.queue:
         return delivery
-    return replace(delivery, held=False, next_attempt=delivery.created if delivery.created > now else 0.0)
+    due = delivery.next_attempt if delivery.held else _due(delivery, now)
+    return replace(delivery, queue=queue, next_attempt=due)
 
 
-def _dropped(delivery: Delivery) -> None:
-    del delivery
+def _due(delivery: Delivery, now: float) -> float:
+    """Now, or when its sender wants it to be sent."""
+    return delivery.created if delivery.created > now else 0.0
 
 
-def _described(wanted: QueueFilter) -> str:
+def described(wanted: QueueFilter) -> str:
     """The filter as one line of the log, which shows later what was done."""
     given = ((field.name, getattr(wanted, field.name)) for field in fields(wanted))
     return " ".join(f"{name}={value}" for name, value in given if value is not None)

@@ -168,7 +168,7 @@ class RoundRobin:
 
     def start(self, destination: Destination, tick: float) -> Ticket | None:
         """Counts a transaction that starts; returns the ticket to its turns, where there is a rate."""
-        destination.active += 1
+        destination.begins(tick)
         destination.site.changed()
         self.active += 1
         if self._shared is not None:

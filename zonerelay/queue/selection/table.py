@@ -72,6 +72,17 @@ class Destinations:
             if destination is not None and destination.suspension.resume() is Transition.RESUMED
         ]
 
+    def count(self, now: float) -> tuple[int, int]:
+        """Returns how many destinations are suspended and how many are not, of those that `status` tells."""
+        suspended = usable = 0
+        for each in self.destinations.values():
+            is_busy = each.waiting or each.active
+            if each.suspension.is_troubled:
+                suspended += bool(is_busy or not each.suspension.is_forgettable(now))
+            elif is_busy:
+                usable += 1
+        return suspended, usable
+
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return tuple(
             destination.status(tick)

@@ -87,6 +87,7 @@ class DispositionPolicy:
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
         self._retry = retry
         self._bounce = bounce
+        self.shortest_lifetime = retry.shortest_lifetime
 
     async def decide(
         self,
@@ -97,8 +98,11 @@ class DispositionPolicy:
         in_doubt: InDoubt,
         now: float,
         until: float | None = None,
+        paused: float = 0.0,
     ) -> Disposition:
-        """`until`: when to look again at a delivery that was deferred without an attempt."""
+        """`until`: when to look again at a delivery that was deferred without an attempt. `paused`: for how
+        many seconds its age has not counted.
+        """
         if message is None:
             return put_off(delivery, outcome, now)
         if outcome.verdict is Verdict.DELIVERED:
@@ -110,7 +114,8 @@ class DispositionPolicy:
                 outcome = replace(outcome, verdict=Verdict.BOUNCED)
         if outcome.verdict is not Verdict.DEFERRED:
             return self._failed(message.envelope, delivery, outcome)
-        next_attempt = await self._next_attempt(message.envelope, delivery, outcome, until, now)
+        aged = replace(delivery, created=delivery.created + paused) if paused else delivery
+        next_attempt = await self._next_attempt(message.envelope, aged, outcome, until, now)
         if next_attempt is None:
             return self._failed(message.envelope, delivery, _expired(delivery, outcome))
         return self._deferred(message.envelope, delivery, outcome, next_attempt, now)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import attrgetter
 
@@ -48,6 +48,10 @@ from zonerelay.telemetry.events.events import Events
 
 Postponed = Callable[[str, float], None]
 """`postponed(zone, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
+
+Paused = Callable[[Delivery, Message | None, str], float]
+
+Keep = Callable[[Message, Sequence[Delivery], str], Sequence[Delivery]]
 
 RefusedStranger = Callable[[Mailbox, Reply, float], None]
 """`refused_stranger(recipient, reply, now)`; `now` is monotonic."""
@@ -151,6 +155,10 @@ class Settler:
         """Is called when a deferral is durable."""
         self.teller: Teller | None = None
         """Tells others of outcomes, in the same write."""
+        self.paused: Paused = lambda delivery, message, destination: 0.0
+        """Returns the seconds for which a delivery's clock stood still by an operator's order."""
+        self.keep: Keep = lambda message, deliveries, destination: deliveries
+        """Holds deliveries that operators' orders are about; returns the others."""
         self.refused_stranger: RefusedStranger | None = None
         """Is told what a next hop has refused for good of mail whose sender gets no report."""
 
@@ -164,7 +172,11 @@ class Settler:
             zone.name: zone.max_message_size for zone in zones if zone.max_message_size
         }
 
-    # For the scheduler
+    # For the scheduler and for operators
+
+    def first_expiry(self, created: float, zone: str) -> float:
+        """The Unix time before which no delivery of a zone expires that is no older."""
+        return created + self._policy.shortest_lifetime(zone)
 
     def is_old(self, delivery: Delivery) -> bool:
         """As `DispositionPolicy.is_old`."""
@@ -255,6 +267,23 @@ class Settler:
         self._start(parcel, self._settle(parcel))
         await durable
 
+    def hold(
+        self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None], *, reserved: bool
+    ) -> None:
+        """Holds deliveries under the id of an order; calls `then` when that is durable. `reserved`: they are
+        counted as on their way already.
+        """
+        changes = [Postpone(replace(delivery, held=True, act=order)) for delivery in deliveries]
+
+        def durable() -> None:
+            for change in changes:
+                self._events.held(change.delivery.key, order)
+            then()
+
+        if not reserved:
+            self.outcome_log.reserve(len(changes))
+        self.outcome_log.put(AtomicWrite(changes, durable))
+
     def _start(self, parcel: _Parcel | Unattempted, work: Coroutine[object, object, None]) -> None:
         self._in_work.add(parcel)
         self._tasks.start(work)
@@ -292,8 +321,14 @@ class Settler:
     async def _read_and_settle(self, message_id: MessageId, parcel: _Parcel) -> None:
         try:
             parcel.message = await self._read(message_id)
-            await self._settle(parcel)
+            if parcel.message is not None:
+                # What an operator has suspended must not expire or bounce for its destination.
+                left = self.keep(parcel.message, parcel.deliveries, parcel.destination)
+                parcel.outcomes, parcel.deliveries = parcel.outcomes[: len(left)], left
+            if parcel.deliveries:
+                await self._settle(parcel)
         finally:
+            self._in_work.discard(parcel)
             self._at_once.release()
 
     async def _read(self, message_id: MessageId) -> Message | None:
@@ -333,6 +368,7 @@ class Settler:
                 in_doubt=self._in_doubt.get(delivery.zone, self._default_in_doubt),
                 now=now,
                 until=parcel.until,
+                paused=self.paused(delivery, parcel.message, parcel.destination),
             )
             for delivery, outcome in zip(parcel.deliveries, parcel.outcomes, strict=True)
         ]

@@ -51,6 +51,7 @@ class Attempts:
         self._zone = zone
         self._store = parts.store
         self._courier = parts.courier
+        self._orders = parts.orders
         self._settler = parts.settler
         self._events = parts.events
         self._clock = parts.clock
@@ -110,6 +111,11 @@ class Attempts:
             except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
                 self._unreadable(work, error)
                 return ()
+            if self._orders is not None and self._orders.table.by_envelope:
+                label = work.destination.label
+                work.deliveries = self._orders.keep(message, work.deliveries, work.route.name, label)
+                if not work.deliveries:
+                    return ()
             if self._zone.max_message_size and message.size > self._zone.max_message_size:
                 return self._return(work, message)
             return await self._deliver(work, message)

@@ -9,6 +9,7 @@ from zonerelay.config.settings import RetrySettings
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.queue.contract import Courier, Router
+from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import QueueStore
@@ -29,4 +30,6 @@ class ZoneParts:
     random: Random
     limits: LimitKeeper | None = None
     """Where other workers go by the same limits."""
+    orders: Orders | None = None
+    """Those of operators."""
     throttle: BacklogThrottle | None = None

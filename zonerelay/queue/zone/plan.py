@@ -35,6 +35,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   → thousands of domains that died together do not fill the window with mail that cannot go.
 - Rest: where there is much of that, nothing is fetched before the next probe, but old mail, at a steady rate
   → a dead host's hundreds of thousands do not use up the time of the others' mail.
+- Gate (`orders/`): what an operator's order keeps goes back to the store, and claims pass over it
+  → suspended mail takes neither memory nor time, however much of it there is.
 - Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
 - Withdrawn deliveries are not planned until they are given back → an operator's change and an
   attempt never cross.
@@ -61,6 +63,7 @@ from zonerelay.queue.destination.destinations import (
 from zonerelay.queue.destination.probation import Probes
 from zonerelay.queue.destination.route_lookups import LookUps
 from zonerelay.queue.destination.suspension import Transition, learn
+from zonerelay.queue.orders.order import OPEN, Gate, Order
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS, RoundRobin
@@ -85,8 +88,10 @@ class ZonePlan:
         window: int = WINDOW,
         shared: ZoneAllowance | None = None,
         throttle: BacklogThrottle | None = None,
+        gate: Gate = OPEN,
     ) -> None:
         self.zone = zone
+        self._gate = gate
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
         self._throttle = throttle
@@ -101,12 +106,14 @@ class ZonePlan:
         self._table = Destinations(zone, retry, self._rates, self._round_robin)
         self._lines = self._table.lines
         self.clear, self.status = self._table.clear, self._table.status
+        self.count_destinations = self._table.count
         self._works: set[Work] = set()
         self._look_ups = LookUps()
         self.take_look_ups = self._look_ups.take
         """Takes the domains to look up now; each must end in `found` or `unroutable`."""
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
+        self._to_hold: list[tuple[Delivery, Order]] = []
         self._withdrawn: set[DeliveryKey] = set()
         self._is_asked = False
         """The store has not answered the last plan."""
@@ -229,8 +236,8 @@ class ZonePlan:
 
     @property
     def has_requests(self) -> bool:
-        """`take_look_ups`, `take_parked` or `take_returned` has something."""
-        return bool(self._look_ups.is_wanted or self._parked or self._returned)
+        """`take_look_ups`, `take_parked`, `take_to_hold` or `take_returned` has something."""
+        return bool(self._look_ups.is_wanted or self._parked or self._returned or self._to_hold)
 
     @property
     def is_crowded(self) -> bool:
@@ -271,6 +278,11 @@ class ZonePlan:
         returned, self._returned = self._returned, []
         return returned
 
+    def take_to_hold(self) -> list[tuple[Delivery, Order]]:
+        """To be held, each for an order."""
+        to_hold, self._to_hold = self._to_hold, []
+        return to_hold
+
     # Operators
 
     def active_keys(self) -> set[DeliveryKey]:
@@ -280,6 +292,7 @@ class ZonePlan:
         """Forget these, and do not take them up again before `give_back`. They must not be active."""
         self._withdrawn.update(keys)
         self._returned = self._without_withdrawn(self._returned)
+        self._to_hold = [each for each in self._to_hold if each[0].key not in self._withdrawn]
         self._parked = {line: self._without_withdrawn(some) for line, some in self._parked.items()}
         for key in keys:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
@@ -317,7 +330,7 @@ class ZonePlan:
             if line.waiting:
                 yield self._window.drain(line)
         # Last: an attempt that ends meanwhile may have put off what waited.
-        yield self.take_returned()
+        yield [*self.take_returned(), *(delivery for delivery, _ in self.take_to_hold())]
         for _, deliveries in self.take_parked():
             yield deliveries
 
@@ -352,7 +365,9 @@ class ZonePlan:
 
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
-        if isinstance(line, Destination):
+        if self._gate is not OPEN and (order := self._order_about(line)) is not None:
+            self._keep(line, order)
+        elif isinstance(line, Destination):
             self._probes_next_hop(line)
             suspension = line.suspension
             is_suspended = suspension.is_suspended(now)
@@ -366,6 +381,30 @@ class ZonePlan:
             self._round_robin.offer(line, now, new=True)
         elif isinstance(line, Unrouted):
             self._look_ups.want(line)
+
+    def _order_about(self, line: Line) -> Order | None:
+        if isinstance(line, Destination):
+            return self._gate.keeps(line.route.name, line.label)
+        return next(filter(None, map(self._gate.keeps_domain, line.domains)), None)
+
+    def _keep(self, line: Line, order: Order) -> None:
+        """An order keeps what waits there: it goes back to the store, and no more of it is fetched. Where
+        claims pass over too many domains already, it is to be held.
+        """
+        deliveries = self._window.drain(line)
+        if self._by_domain:
+            for delivery in deliveries:
+                backlog, window = line.backlog(delivery.priority), self._window.of(delivery.priority)
+                if delivery.domain not in backlog.passed_over:
+                    if not window.may_pass_over():
+                        self._to_hold.append((delivery, order))
+                        continue
+                    window.pass_over(backlog, delivery.domain)
+                self._returned.append(delivery)
+        else:
+            self._returned += deliveries
+        for priority, backlog in line.backlogs.items():
+            self._window.of(priority).rest(backlog)
 
     def _probes_next_hop(self, destination: Destination) -> None:
         self._window.is_probing = not self._by_domain and destination.suspension.is_troubled

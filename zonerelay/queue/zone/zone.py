@@ -20,6 +20,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, Once, Tasks, Timers, in_slices
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
+from zonerelay.queue.orders.order import OPEN
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.disposition import TROUBLE
 from zonerelay.queue.zone.attempts import Attempts
@@ -48,6 +49,7 @@ class Zone:
         self.settings = settings
         self.is_served = is_served
         self.retry = parts.retry
+        self.gate = OPEN if parts.orders is None else parts.orders.table.gate(settings)
         self._parts = parts
         self._store = parts.store
         self._settler = parts.settler
@@ -57,12 +59,23 @@ class Zone:
         self._rates = rates
         shared = None if parts.limits is None else parts.limits.zone(settings.name)
         self.plan = ZonePlan(
-            settings, parts.retry, rates, window=window, shared=shared, throttle=parts.throttle
+            settings,
+            parts.retry,
+            rates,
+            window=window,
+            shared=shared,
+            throttle=parts.throttle,
+            gate=self.gate,
         )
         self._errands = Tasks("queue.errand", parts.events)
         self._pump_soon = Once(self.pump)
         self.claims = Claims(
-            settings.name, self.plan, parts, tasks=self._errands, claimed=self.pump, is_served=is_served
+            settings.name,
+            self.plan,
+            parts,
+            tasks=self._errands,
+            claimed=self.pump,
+            is_served=is_served and not self.gate.is_closed,
         )
         self._next_turn = Alarm(parts.clock.monotonic, self.pump)
         rates.changed = self._turns_changed
@@ -150,6 +163,9 @@ class Zone:
             self._errands.start(self._look_up(domain))
         for destination, deliveries in self.plan.take_parked():
             self._put_off(destination, deliveries)
+        for delivery, order in self.plan.take_to_hold():
+            assert self._parts.orders is not None
+            self._parts.orders.hold([delivery], order)
         returned = self.plan.take_returned()
         if returned:
             self._release(returned)

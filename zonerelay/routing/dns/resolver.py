@@ -74,6 +74,7 @@ class Resolver:
         servers = servers_of(settings)
         self._thorough = None if servers else _thorough(settings)
         names = ", ".join(map(str, servers)) or "the system's"
+        self._observer = observer
         self._watch = NameServerWatch(names, self._probe, observer)
         self.problem = self._watch.problem
         self.state = self._watch.state
@@ -157,6 +158,8 @@ class Resolver:
         async with self._slots:
             reading = await self._read(name, kind, self._settings.timeout)
         self._watch.ended(name, reading.status)
+        if self._observer is not None:
+            self._observer.asked(reading.status.name.lower())
         if reading.status is DnsStatus.OK:
             records = finish(reading.records)[:MAX_RECORDS]
             if records:

@@ -72,6 +72,8 @@ class Rule:
         self.zone = route.zone
         self.number = number
         self.priority = Priority(route.set_priority) if route.set_priority else None
+        self.needs_message = bool(route.header or route.min_size or route.max_size or route.priority)
+        """It cannot be asked before the message is here."""
         try:
             self._about_mail = tuple(_about_mail(route))
             self.about_recipient = tuple(_about_recipient(route))

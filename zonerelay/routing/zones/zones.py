@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from zonerelay.config.settings import RouteSettings, ZoneSettings
-from zonerelay.model.envelope import Envelope
+from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.priority import Priority
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail, Rule, reason
 
@@ -108,6 +108,20 @@ class Zones:
     def get(self, name: str) -> ZoneSettings:
         """Returns the settings of a chosen zone. Only the default zone need not be configured."""
         return self._zones.get(name, self._default)
+
+    def known_before(self, origin: Origin, sender: str, recipient: str) -> str | None:
+        """The zone of a recipient of mail that is not here yet; `None` where it depends on the message."""
+        mail = RoutedMail(
+            sender=sender,
+            user=origin.user,
+            listener=origin.listener,
+            client=origin.client_address,
+            certificate=origin.certificate,
+        )
+        for rule in self._rules:
+            if rule.goes_to(recipient) and (rule.needs_message or rule.takes(mail)):
+                return None if rule.needs_message else rule.zone
+        return DEFAULT_ZONE
 
     def choose(self, envelope: Envelope, /, *, headers: Headers, size: int, named: str = "") -> ZoneOf:
         """Returns the choices for one message. `named` is the zone in its zone header, `""` if it may not

@@ -17,9 +17,9 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.contract import Once, StoreCorruptError, StoreError
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.batch import Op, Put, Remove, Rewrite
+from zonerelay.store.disk.batch import Keep, Op, Put, Remove, Rewrite
 from zonerelay.store.disk.files import EncodedMessage, State
 
 HOT_DELIVERIES = 10_000
@@ -170,6 +170,7 @@ class ChangePlan:
         self._open: dict[MessageId, dict[DeliveryKey, Delivery]] = {}
         self._new: dict[MessageId, Put] = {}
         self.ops: list[Op] = []
+        self.once: tuple[Once, MessageId] | None = None
         self.size = 0
         self.states: dict[MessageId, MessageState] = {}
         self.transitions: dict[DeliveryKey, Transition] = {}
@@ -202,7 +203,9 @@ class ChangePlan:
         return None if state is None else self._open.get(state.id, state.deliveries).get(key)
 
     def change(self, key: DeliveryKey, new: Delivery | None) -> None:
-        """A delivery's new state, `None` if it leaves. Ignored when it does not exist (any more)."""
+        """A delivery's new state, perhaps in another queue, `None` if it leaves. Ignored when it does not
+        exist (any more).
+        """
         old = self.current(key)
         if old is None:
             return
@@ -213,15 +216,21 @@ class ChangePlan:
             self._encoded[state.id] = state.encoded()
             self.states[state.id] = state
         deliveries = self._open[state.id]
-        if new is None or record is None:
+        moved = new is not None and new.key != key
+        if new is None or moved:
             del deliveries[key], self._encoded[state.id][key]
-        else:
-            deliveries[key], self._encoded[state.id][key] = new, record
+        if new is not None and record is not None:
+            deliveries[new.key], self._encoded[state.id][new.key] = new, record
         before = self.transitions.get(key)
-        self.transitions[key] = (old if before is None else before[0], new)
+        self.transitions[key] = (old if before is None else before[0], None if moved else new)
+        if new is not None and moved:
+            self.transitions[new.key] = (None, new)
+            state.known = (*state.known, new.key)
 
     def seal(self, states: States) -> None:
         """Complete the operations and let the states run ahead. They are handed to the committer at once."""
+        if self.once is not None:
+            self.ops.append(Keep(disk_format.key_name(*self.once)))
         for message_id, state in self.states.items():
             deliveries, encoded = self._open[message_id], self._encoded[message_id]
             if message_id in self._new:

@@ -76,11 +76,17 @@ class WritePlan:
         return before[1] if before is not None else self._in_flight.state(key, self._found)
 
     def change(self, key: DeliveryKey, new: Delivery | None) -> None:
-        """A delivery's new state, `None` if it leaves. Ignored when it does not exist (any more)."""
+        """A delivery's new state, perhaps in another queue, `None` if it leaves. Ignored when it does not
+        exist (any more).
+        """
         old = self.current(key)
         if old is None:
             return
-        self._write(key, old, new)
+        if new is not None and new.key != key:
+            self._write(key, old, None)
+            self._write(new.key, None, new)
+        else:
+            self._write(key, old, new)
         if new is None:
             self._closed[key.message_id] = self._closed.get(key.message_id, 0) + 1
         self.size += _RECORD_SIZE

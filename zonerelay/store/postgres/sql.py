@@ -31,6 +31,26 @@ SELECT * FROM unnest(
 )
 """
 
+# In order, so that two relays that write the same keys do not wait for each other.
+KEEP = """
+INSERT INTO kept (identity, digest, message_id, until)
+SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::float8[]) AS k (identity) ORDER BY identity
+ON CONFLICT (identity) DO UPDATE SET
+    digest = excluded.digest, message_id = excluded.message_id, until = excluded.until
+WHERE kept.until <= $5
+RETURNING identity
+"""
+
+KEPT = "SELECT identity, message_id, digest, until FROM kept WHERE identity = ANY($1::text[])"
+
+# The time twice: a key may be used again while this waits for its row.
+FORGET_KEPT = """
+DELETE FROM kept WHERE until <= $1
+    AND identity IN (SELECT identity FROM kept WHERE until <= $1 ORDER BY until LIMIT $2)
+"""
+
+DROP_CHUNKS = "DELETE FROM chunk WHERE message_id = ANY($1::bigint[])"
+
 ADD_CHUNKS = """
 WITH u AS (
     INSERT INTO upload (message_id, session)
@@ -191,9 +211,10 @@ DELETE FROM chunk WHERE message_id = ANY($1::bigint[])
 REWRITE = f"""
 UPDATE delivery d
 SET next_attempt = k.next_attempt, held = k.held, record = k.record, claimed_by = k.claimed_by,
-    parked = false
-FROM unnest($1::text[], $2::bigint[], $3::text[], $4::float8[], $5::bool[], $6::bytea[], $7::bigint[])
-    AS k (zone, message_id, recipient, next_attempt, held, record, claimed_by)
+    parked = false, zone = k.goes
+FROM unnest(
+    $1::text[], $2::bigint[], $3::text[], $4::float8[], $5::bool[], $6::bytea[], $7::bigint[], $8::text[]
+) AS k (zone, message_id, recipient, next_attempt, held, record, claimed_by, goes)
 WHERE {_SAME}
 """
 

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.body.chunks import check_own_message, split
@@ -33,6 +34,7 @@ from zonerelay.store.contract import (
     SHARED,
     Change,
     Finish,
+    Once,
     Postpone,
     StoreError,
     Submit,
@@ -49,6 +51,8 @@ from zonerelay.store.surroundings import Surroundings
 HOT_MESSAGES = 4096
 """Messages whose metadata is kept in memory after acceptance or a read."""
 _RECORD_SIZE = 200
+FORGET_EVERY, FORGET = 10.0, 10_000
+"""Seconds between two looks for expired idempotency keys while messages with keys come, and how many go."""
 
 
 class PostgresStore(BatchedUpdate):
@@ -70,6 +74,8 @@ class PostgresStore(BatchedUpdate):
         self._in_flight: dict[Submission, None] = {}
         self._uploading: set[int] = set()
         self._doubtful: dict[int, set[str]] = {}
+        self._forget_at = 0.0
+        self._forgetting: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         keeper.hooks = PostgresHooks(
             failed=self._batch_failed,
@@ -110,14 +116,32 @@ class PostgresStore(BatchedUpdate):
         job = Submission(uploads=[(key, place, chunk) for place, chunk in enumerate(chunks, first)])
         return self._submit(job, size=len(chunks) * CHUNK_SIZE)
 
+    async def submit_once(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
+    ) -> asyncio.Future[None]:
+        if (now := self._now()) >= self._forget_at:
+            self._forget_at = now + FORGET_EVERY
+            self._forgetting = asyncio.get_running_loop().create_task(self._forget_keys(now))
+        return self.submit_message(message, deliveries, chunks, beside, once)
+
+    async def _forget_keys(self, now: float) -> None:
+        with contextlib.suppress(StoreError):  # the keeper tells of a database that fails
+            await self._keeper.ask(sql.FORGET_KEPT, now, FORGET)
+
     def submit_message(
         self,
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
         beside: Sequence[Submit] = (),
+        once: Once | None = None,
     ) -> asyncio.Future[None]:
-        new = MessageRows(message, deliveries, chunks, self._keeps)
+        new = MessageRows(message, deliveries, chunks, self._keeps, once)
         job = Submission(messages=[new], news=self._to_share(new))
         for report in beside:
             added = MessageRows(report.message, report.deliveries, split(report.body), self._keeps)
@@ -267,7 +291,8 @@ class PostgresStore(BatchedUpdate):
         self._in_flight.pop(job, None)
         self._end_uploads(job)
         self._let_go(job)
-        for new in job.messages:
+        # A message with a key that is stored after all is what its client will ask for again.
+        for new in (new for new in job.messages if new.once is None):
             self._doubtful[new.id] = {delivery.queue for delivery in new.deliveries}
         _tell(job, error)
 
@@ -351,10 +376,14 @@ class PostgresStore(BatchedUpdate):
 
     def _land_update(self, key: DeliveryKey, old: Delivery, new: Delivery | None, *, kept: bool) -> None:
         claims = self._claims
-        self._counter.move(key.queue, old, new)
+        self._counter.move(key.queue, old, new if new is None or new.key == key else None)
         claims.zone(key.queue).doubt()
         let_go = claims.let_go.pop(key, None)
-        if new is None:
+        if new is not None and new.key != key:
+            claims.drop(key)
+            self._counter.move(new.queue, None, new)
+            claims.zone(new.queue).doubt()
+        elif new is None:
             claims.drop(key)
             self._forget_message(key.message_id)
         elif key in claims.handed:
@@ -403,6 +432,7 @@ class PostgresStore(BatchedUpdate):
     # --- the end
 
     async def close(self) -> None:
+        await cancel_all(self._forgetting)
         await self._database.close()
         await self._counter.stop()
         await self._keeper.close()

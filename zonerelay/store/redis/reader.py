@@ -148,8 +148,15 @@ class RedisReader:
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         names = sorted(await self.zones()) if zone is None else [zone]
+        starts: dict[bytes, bytes] = {}
+        if after is not None:
+            names = [name for name in names if name >= after.queue]
+            member = b"%b %b" % (after.message_id.encode("ascii"), records.field(after.recipient))
+            starts[rows.zone_field(after.queue)] = b"(" + member
         fields = [rows.zone_field(name) for name in names]
         ends = await asyncio.gather(
             *(self._keeper.call("ZRANGE", self._queue_key(field), -1, -1) for field in fields)
@@ -157,12 +164,11 @@ class RedisReader:
         for field, end in zip(fields, ends, strict=True):
             for last in as_list(end):
                 assert isinstance(last, bytes)
-                async for delivery in self._scan_zone(field, b"[" + last):
+                async for delivery in self._scan_zone(field, starts.get(field, b"-"), b"[" + last):
                     if wanted(delivery.recipient):
                         yield delivery
 
-    async def _scan_zone(self, zone: bytes, end: bytes) -> AsyncIterator[Delivery]:
-        start = b"-"
+    async def _scan_zone(self, zone: bytes, start: bytes, end: bytes) -> AsyncIterator[Delivery]:
         while True:
             page = pairs(as_list(await self._keeper.run("page", zone, start, end, PAGE_ROWS)))
             for member, raw in page:

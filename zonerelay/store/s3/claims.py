@@ -128,7 +128,13 @@ class S3Claims(IndexClaims[OwnMessage], BatchedUpdate):
 def _changer(keys: Sequence[DeliveryKey], change: ChangeOne, existed: dict[DeliveryKey, bool]) -> Decide:
     def decide(state: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
         existed.update((key, key in state) for key in keys)
-        return {key: changed(state[key], change) for key in keys if key in state}
+        decided: dict[DeliveryKey, Delivery | None] = {}
+        for key in keys:
+            if key in state:
+                new = changed(state[key], change)
+                decided[key] = None
+                decided[key if new is None else new.key] = new
+        return decided
 
     return decide
 

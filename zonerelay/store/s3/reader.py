@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
@@ -152,13 +153,15 @@ class S3Reader:
         return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncGenerator[Delivery, None]:
         self._keeper.check_usable()
         keys = [*self._mine.index.sorted_keys(zone)]
         foreign = await self._foreign_keys(zone)
         if foreign:
             keys = sorted({*keys, *foreign})
+        if after is not None:
+            keys = keys[bisect_right(keys, after) :]
         if wanted is not everybody:
             keys = [key for key in keys if wanted(key.recipient)]
         for start in range(0, len(keys), GROUP):

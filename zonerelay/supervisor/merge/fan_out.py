@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
 import msgspec
 
 from zonerelay import __version__
+from zonerelay.control.acts import MAX_ROWS, new_act
 from zonerelay.control.messages.answers import (
+    ActRow,
     Address,
     Changed,
     Count,
     DeliveryRow,
     End,
     Explanation,
+    OrderGiven,
+    OrdersEnded,
+    OrdersInForce,
     Pong,
     Progress,
     RelayStatus,
@@ -31,7 +38,9 @@ from zonerelay.control.messages.answers import (
     WebhookRow,
 )
 from zonerelay.control.messages.requests import (
+    Acts,
     Explain,
+    Orders,
     Ping,
     QueueCat,
     QueueChange,
@@ -42,22 +51,33 @@ from zonerelay.control.messages.requests import (
     QueueTrace,
     Request,
     Resolve,
+    Resume,
     SpoolAcknowledge,
     Status,
+    Suspend,
+    Tail,
+    Transcript,
+    Undo,
     WebhookList,
     WebhookReplay,
     WebhookTest,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import is_outbox
+from zonerelay.model.priority import queues_of
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import (
+    merge_act,
     merge_changed,
     merge_explained,
+    merge_orders,
     merge_status,
     merge_summaries,
     merge_webhooks,
 )
+from zonerelay.supervisor.merge.streams import LiveStream
 
 MAX_RESOLVED = 100
 """Addresses in one answer, as one worker's."""
@@ -87,17 +107,18 @@ class FanOut:
                 await self._count(request, asked, answer)
             case QueueSummary():
                 await self._summary(request, asked, answer)
-            case QueueChange():
-                await self._change(request, asked, answer)
-            case QueueShow() | QueueTrace():
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case QueueCat():
-                request = msgspec.structs.replace(request, who=answer.caller)
-                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
-            case SpoolAcknowledge() | WebhookTest():
-                await self._find(request, asked, answer, first=0)
-            case Explain() | WebhookList() | WebhookReplay():
-                await self._merged(request, asked, answer)
+            case WebhookList() | WebhookReplay():
+                await self._webhooks(request, asked, answer)
+            case QueueChange() | Undo() | Acts():
+                await self._act(request, asked, answer)
+            case Suspend() | Resume() | Orders():
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case Explain() if not request.message_id:
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain() | WebhookTest():
+                await self._find(request, asked, answer)
+            case Tail() | Transcript():
+                return await LiveStream(self._relay, request, answer.caller).run(answer)
             case _:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
@@ -114,13 +135,13 @@ class FanOut:
             heads: dict[int, DeliveryRow] = {}
             streams: dict[int, Rows] = {}
             for worker in self._readers(asked):
-                rows = asked.rows(worker, QueueList(filter=request.filter, limit=limit))
+                rows = asked.rows(worker, msgspec.structs.replace(request, limit=limit))
                 streams[worker] = await stack.enter_async_context(aclosing(rows))
             await _begin(streams, heads)
             while heads:
                 if request.limit and answer.done == request.limit:
                     return End(count=answer.done, more=True, missing=asked.missing)
-                worker = min(heads, key=lambda each: _order(heads[each]))
+                worker = min(heads, key=lambda each: _order(heads[each], request.filter.zone))
                 await answer.send(heads.pop(worker))
                 answer.done += 1
                 await _advance(worker, streams, heads)
@@ -139,7 +160,7 @@ class FanOut:
                         counts.append(frame.matched)
 
         await asyncio.gather(*map(count, self._readers(asked)))
-        for row in sorted(rows, key=_order)[: request.sample]:
+        for row in sorted(rows, key=lambda row: _order(row, request.filter.zone))[: request.sample]:
             await answer.send(row)
         await answer.send(Count(matched=sum(counts)))
 
@@ -157,16 +178,69 @@ class FanOut:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
         await answer.send(merge_summaries(found))
 
+    async def _act(self, request: QueueChange | Undo | Acts, asked: WorkerAnswers, answer: Answer) -> None:
+        if isinstance(request, Acts):
+            await self._acts(request, asked, answer)
+            return
+        request = msgspec.structs.replace(request, act=request.act or new_act(), who=answer.caller)
+        if isinstance(request, Undo):
+            await self._undo(request, asked, answer)
+        else:
+            await self._change(request, asked, answer)
+
     async def _change(self, request: QueueChange, asked: WorkerAnswers, answer: Answer) -> None:
         # Of a shared queue one worker after the other: each changes what the others do not attempt.
         put = asked.one_by_one if self._relay.shared else asked.all
         found = await put(request, Changed)
         if not found:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
-        await answer.send(merge_changed(request.action, list(found.values()), shared=self._relay.shared))
+        await answer.send(merge_changed(list(found.values()), shared=self._relay.shared))
 
-    async def _webhooks(self, request: WebhookList, asked: WorkerAnswers, answer: Answer) -> None:
+    async def _undo(self, request: Undo, asked: WorkerAnswers, answer: Answer) -> None:
+        """Each worker undoes what it has changed itself, also in a shared queue."""
+        refused: list[ControlError] = []
+
+        async def undo(worker: int) -> Changed | None:
+            try:
+                return await asked.one(worker, request, Changed)
+            except ControlError as error:
+                refused.append(error)
+                return None
+
+        found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
+        # One that did not run then has no such act.
+        refused.sort(key=lambda error: isinstance(error, NotFoundError))
+        if not found and (asked.missing or not refused):
+            raise ControlError(f"no worker that answers has it: {'; '.join(asked.missing)}")
+        if not found:
+            raise refused[0]
+        notes = [f"in part: {error}" for error in refused if not isinstance(error, NotFoundError)]
+        whole = merge_changed(found, shared=False)
+        await answer.send(msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes)))))
+
+    async def _acts(self, request: Acts, asked: WorkerAnswers, answer: Answer) -> None:
+        found: dict[str, ActRow] = {}
+
+        async def ask(worker: int) -> None:
+            async with aclosing(asked.of(worker, request)) as answered:
+                async for frame in answered:
+                    if isinstance(frame, ActRow):
+                        before = found.get(frame.act)
+                        found[frame.act] = frame if before is None else merge_act(before, frame)
+
+        await asyncio.gather(*map(ask, asked.workers()))
+        rows = sorted(found.values(), key=lambda row: row.at, reverse=True)
+        for row in rows[: request.limit or MAX_ROWS]:
+            await answer.send(row)
+
+    async def _webhooks(
+        self, request: WebhookList | WebhookReplay, asked: WorkerAnswers, answer: Answer
+    ) -> None:
         """The webhooks of all workers: what waits is added up, and the worst state counts."""
+        if isinstance(request, WebhookReplay):
+            found = await asked.all(request, WebhookReplayed)
+            await answer.send(WebhookReplayed(queued=sum(each.queued for each in found.values())))
+            return
         rows: list[WebhookRow] = []
         for worker in asked.workers():
             async with aclosing(asked.of(worker, request)) as answered:
@@ -176,13 +250,14 @@ class FanOut:
 
     async def _find(
         self,
-        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | WebhookTest,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | Explain | WebhookTest,
         asked: WorkerAnswers,
         answer: Answer,
-        *,
-        first: int,
     ) -> None:
         """Sends the answer of the one worker that has the message or the loss."""
+        first = 0 if isinstance(request, SpoolAcknowledge | WebhookTest) else int(request.message_id[-2:], 16)
+        if isinstance(request, QueueCat):
+            request = msgspec.structs.replace(request, who=answer.caller)
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
@@ -199,23 +274,42 @@ class FanOut:
             raise ControlError(f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}")
         raise not_found
 
-    async def _merged(
-        self, request: Explain | WebhookList | WebhookReplay, asked: WorkerAnswers, answer: Answer
-    ) -> None:
-        match request:
-            case Explain():
-                await self._explain(request, asked, answer)
-            case WebhookList():
-                await self._webhooks(request, asked, answer)
-            case WebhookReplay():
-                found = await asked.all(request, WebhookReplayed)
-                await answer.send(WebhookReplayed(queued=sum(each.queued for each in found.values())))
+    async def _answer(
+        self, request: Explain | Suspend | Resume | Orders, asked: WorkerAnswers, caller: str
+    ) -> Explanation | OrderGiven | OrdersEnded | OrdersInForce:
+        if isinstance(request, Explain):
+            found = await asked.all(request, Explanation)
+            if not found:
+                raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+            return merge_explained(list(found.values()))
+        return await self._orders(request, asked, caller)
 
-    async def _explain(self, request: Explain, asked: WorkerAnswers, answer: Answer) -> None:
-        found = await asked.all(request, Explanation)
-        if not found:
-            raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
-        await answer.send(merge_explained(list(found.values())))
+    async def _orders(
+        self, request: Suspend | Resume | Orders, asked: WorkerAnswers, caller: str
+    ) -> OrderGiven | OrdersEnded | OrdersInForce:
+        match request:
+            case Suspend():
+                until = request.until if request.seconds is None else time.time() + request.seconds
+                order_id, who = request.id or secrets.token_hex(4), request.who or caller
+                request = msgspec.structs.replace(request, id=order_id, who=who, seconds=None, until=until)
+                given = list((await asked.one_by_one(request, OrderGiven)).values())
+                if not given:
+                    raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+                (order,) = merge_orders([each.order] for each in given)
+                expiries = [each.first_expiry for each in given if each.first_expiry is not None]
+                return OrderGiven(order=order, new=given[0].new, first_expiry=min(expiries, default=None))
+            case Resume():
+                request = msgspec.structs.replace(request, who=request.who or caller)
+                ended = list((await asked.all(request, OrdersEnded)).values())
+                if not ended:
+                    raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+                return OrdersEnded(
+                    orders=merge_orders(each.orders for each in ended),
+                    released=sum(each.released for each in ended),
+                )
+            case Orders():
+                found = await asked.all(request, OrdersInForce)
+                return OrdersInForce(orders=merge_orders(each.orders for each in found.values()))
 
     async def _resolve(self, request: Resolve, asked: WorkerAnswers, answer: Answer) -> End:
         seen = set[str]()
@@ -252,6 +346,9 @@ async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, Deliv
         heads[worker] = row
 
 
-def _order(row: DeliveryRow) -> tuple[str, str, str]:
-    """The order in which each worker lists: zone by zone, the oldest message first."""
-    return row.zone, row.message_id, row.recipient
+def _order(row: DeliveryRow, zone: str | None) -> tuple[object, ...]:
+    """The order in which each worker lists: queue by queue, the oldest message first, the outbox last. Pages
+    depend on it. The queues of one `zone` come in the order of urgency.
+    """
+    place = 0 if zone is None else queues_of(zone).index(row.queue)
+    return place, is_outbox(MessageId(row.message_id)), row.queue, row.message_id, row.recipient

@@ -20,6 +20,7 @@ from zonerelay.control.messages.requests import PartMetrics, PartReadiness
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.supervisor.merge.control_client import UnansweredError, ask
 from zonerelay.supervisor.merge.relay_state import RelayState
+from zonerelay.telemetry.metrics.collectors import ReloadCollector
 from zonerelay.telemetry.metrics.families import Family, MetricTotals, collect, exposition
 
 METRICS_TIMEOUT = 2.0
@@ -32,6 +33,7 @@ class RelayMetrics:
         self._totals = totals
         self._state = state
         self._registry = CollectorRegistry()
+        self._registry.register(ReloadCollector(lambda: (state.taken_up, state.refused is None)))
         ProcessCollector(registry=self._registry)
 
     async def refresh(self) -> None:

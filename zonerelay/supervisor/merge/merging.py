@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from zonerelay.control.messages.answers import (
+    ActRow,
     Changed,
     DestinationStatus,
     Explanation,
+    OrderRow,
     RelayStatus,
     SourcePenalty,
     Summary,
@@ -19,6 +22,8 @@ from zonerelay.control.messages.answers import (
     ZoneStatus,
     hurts,
 )
+
+N = TypeVar("N", int, float)
 
 MAX_KEYS = 10_000
 """Rows of a summary, as one worker's."""
@@ -47,7 +52,10 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         counted=all(part.counted for part in answers),
         every=0 if not all(part.every for part in answers) else max((p.every for p in answers), default=1),
         free_space=min((p.free_space for p in answers if p.free_space is not None), default=None),
+        history_size=_known(sum, [part.history_size for part in answers]),
+        history_since=_known(min, [part.history_since for part in answers]),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
+        orders=merge_orders(part.orders for part in answers),
     )
 
 
@@ -68,6 +76,26 @@ def merge_webhooks(rows: Iterable[WebhookRow]) -> list[WebhookRow]:
             oldest=min((each.oldest for each in both if each.oldest is not None), default=None),
         )
     return list(merged.values())
+
+
+def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
+    """All workers have the same ones, and each counts what it did for them."""
+    found: dict[str, OrderRow] = {}
+    for row in (row for part in parts for row in part):
+        before = found.get(row.id)
+        found[row.id] = (
+            row
+            if before is None
+            else msgspec.structs.replace(
+                row, held=row.held + before.held, refused=row.refused + before.refused
+            )
+        )
+    return tuple(sorted(found.values(), key=lambda row: -row.since))
+
+
+def _known(together: Callable[[list[N]], N], parts: Iterable[N | None]) -> N | None:
+    known = [each for each in parts if each is not None]
+    return together(known) if known else None
 
 
 def _usual(parts: Mapping[int, str]) -> str:
@@ -140,6 +168,10 @@ def _destination(
         oldest_seconds=max(one.oldest_seconds, other.oldest_seconds),
         reply=later.reply or one.reply or other.reply,
         next_turn=min(turns, default=None),
+        reply_class=later.reply_class if later.reply else one.reply_class or other.reply_class,
+        per_minute=one.per_minute + other.per_minute,
+        max_rate=later.max_rate or one.max_rate or other.max_rate,
+        max_connections=max(one.max_connections, other.max_connections),
     )
 
 
@@ -152,16 +184,38 @@ def _penalties(rows: Iterable[SourcePenalty]) -> tuple[SourcePenalty, ...]:
     return tuple(found.values())
 
 
-def merge_changed(verb: str, parts: Sequence[Changed], *, shared: bool) -> Changed:
+def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
     """Of a shared queue every worker sees every delivery, and leaves alone what others are attempting."""
+    whole = msgspec.structs.replace(
+        parts[0],
+        matched=sum(each.matched for each in parts),
+        changed=sum(each.changed for each in parts),
+        busy=sum(each.busy for each in parts),
+        gone=sum(each.gone for each in parts),
+        altered=sum(each.altered for each in parts),
+        act=next((each.act for each in parts if each.act), ""),
+        no_undo="; ".join(dict.fromkeys(each.no_undo for each in parts if each.no_undo)),
+        note="; ".join(dict.fromkeys(each.note for each in parts if each.note)),
+    )
     if not shared:
-        matched, changed = sum(each.matched for each in parts), sum(each.changed for each in parts)
-        return Changed(action=verb, matched=matched, changed=changed, busy=sum(each.busy for each in parts))
-    matched = max((each.matched for each in parts), default=0)
+        return whole
+    matched = max(each.matched for each in parts)
     changes = [each.changed for each in parts]
-    changed = min(sum(changes) if verb in ONCE_GONE else max(changes, default=0), matched)
-    return Changed(
-        action=verb, matched=matched, changed=changed, busy=min((e.busy for e in parts), default=0)
+    changed = min(sum(changes) if whole.action in ONCE_GONE else max(changes), matched)
+    busy = min(each.busy for each in parts)
+    return msgspec.structs.replace(whole, matched=matched, changed=changed, busy=busy)
+
+
+def merge_act(one: ActRow, other: ActRow) -> ActRow:
+    """One act in two workers. It can be undone as long as one of them can."""
+    return msgspec.structs.replace(
+        one,
+        at=min(one.at, other.at),
+        changed=one.changed + other.changed,
+        until=min(one.until, other.until),
+        finished=one.finished and other.finished,
+        no_undo=one.no_undo and other.no_undo,
+        undone_by=one.undone_by and other.undone_by,
     )
 
 

@@ -9,16 +9,17 @@ label except zone names, outcomes and reasons from our own fixed lists. Never ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message, Origin
+from zonerelay.model.envelope import Envelope, Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
+from zonerelay.telemetry.events.stream import Stream
 from zonerelay.telemetry.events.subsystems import (
     LimitEvents,
     NameServerEvents,
@@ -29,8 +30,13 @@ from zonerelay.telemetry.events.subsystems import (
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.logs.refusals import OTHERS, RefusalLog
 from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.telemetry.transcript import Transcripts
 
 Field = str | int | float | bool | None
+
+
+Told = tuple[float, str, str, dict[str, Field]]
+"""An event as it is told to those who follow: its time, level, name and fields."""
 
 
 class LogSink(Protocol):
@@ -58,7 +64,9 @@ class Events:
         clock: Clock,
         history: HistorySink | None = None,
     ) -> None:
-        self._emit = sink.emit
+        self._log = self._emit = sink.emit
+        self._followers: list[Stream[Told]] = []
+        self.transcripts = Transcripts(clock)
         self.metrics = metrics
         self._redact = redactor
         self._clock = clock
@@ -79,6 +87,22 @@ class Events:
         if self._history is not None:
             own = self._history.redactor
             self._history.put(event, shown if own is self._redact else fields(own))
+
+    def follow(self, stream: Stream[Told]) -> None:
+        """Tell every event of mail there, too. Without a follower it costs nothing."""
+        self._followers = [*self._followers, stream]
+        self._emit = self._emit_and_tell
+
+    def leave(self, stream: Stream[Told]) -> None:
+        self._followers = [each for each in self._followers if each is not stream]
+        if not self._followers:
+            self._emit = self._log
+
+    def _emit_and_tell(self, level: str, event: str, fields: dict[str, Field]) -> None:
+        self._log(level, event, fields)
+        told = (self._clock.now(), level, event, fields)
+        for stream in self._followers:
+            stream.put(told)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
         """A 250 is about to be sent: the message is durable."""
@@ -179,6 +203,11 @@ class Events:
             lambda redact: {"id": message_id, "client": redact.client(origin.client_address)},
         )
 
+    def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
+        """A message with an idempotency key came again: its client hears the first answer a second time."""
+        client = envelope.origin.client_address
+        self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
+
     def settled(
         self,
         delivery: Delivery,
@@ -199,6 +228,10 @@ class Events:
         age = now - created if now > created else 0.0
         zone = delivery.zone
         self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
+        if verdict == "delivered":
+            self.metrics.last_delivered.value = int(now)
+        if outcome.host:
+            self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
         reply = str(outcome.reply)
 
         def fields(redact: Redactor) -> dict[str, Field]:
@@ -280,13 +313,57 @@ class Events:
     def source_back(self, source: str, address: str) -> None:
         self._emit("info", "source-back", {"source": source, "address": address})
 
-    def operated(self, verb: str, count: int, *, detail: str = "") -> None:
-        """An operator changed the queue."""
-        self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})
+    def operated(
+        self, verb: str, count: int, *, detail: str = "", act: str = "", who: str = "", reason: str = ""
+    ) -> None:
+        """An operator changed the queue: the act with this id, in this worker's part of it."""
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            found: dict[str, Field] = {"verb": verb, "count": count, "detail": redact.text(detail)}
+            if act:
+                found |= {"act": act, "by": who, "reason": redact.text(reason)}
+            return found
+
+        self._tell("warning", "operated", fields)
+
+    def requested(self, fields: Mapping[str, str]) -> None:
+        """An operator asked for a change over HTTP, or a token was refused."""
+        self._emit("warning", "http-request", {**fields})
+
+    def order(
+        self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
+    ) -> None:
+        """An operator's order was given, changed or ended, or has expired."""
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            found: dict[str, Field] = {
+                "order": order,
+                "effect": effect,
+                "about": redact.text(about),
+                "by": who,
+                "reason": redact.text(reason),
+            }
+            return found if until is None else found | {"until": round(until, 3)}
+
+        self._tell("warning", event, fields)
+
+    def held(self, key: DeliveryKey, order: str) -> None:
+        """A delivery was held under an order when it would have been attempted."""
+
+        def fields(redact: Redactor) -> dict[str, Field]:
+            recipient = redact.mailbox(key.recipient)
+            return {"id": key.message_id, "recipient": recipient, "order": order}
+
+        self._tell("info", "held", fields)
 
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
         """A person has read a message, as `zone` sends it, or as received ("")."""
         self._emit("warning", "body-read", {"id": message_id, "zone": zone, "by": who})
+
+    def transcript_begun(self, subject: str, seconds: float, who: str) -> None:
+        """A person reads sessions along. `subject` is a client, a destination or a message."""
+        fields: dict[str, Field] = {"of": self._redact.text(subject), "seconds": round(seconds), "by": who}
+        self._emit("warning", "transcript-begun", fields)
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
         """A connection that was to be encrypted is (`ok`), is not used (`failed`) or goes on in clear text

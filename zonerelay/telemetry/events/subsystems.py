@@ -104,6 +104,10 @@ class NameServerEvents:
     _emit: Emit
     _metrics: NameServerMetrics
 
+    def asked(self, result: str) -> None:
+        """A question has ended; `result` is one of `DNS_RESULTS`."""
+        self._metrics.look_ups.add((result,))
+
     def lost(self, servers: str, reason: str) -> None:
         """Mail that has to look up a domain waits."""
         self._metrics.lost.value += 1

@@ -27,6 +27,8 @@ class ZoneQueue(NamedTuple):
     held: int
     oldest: float
     connections: int = 0
+    overdue: float = 0.0
+    """Seconds for which the deferred delivery that is due first has been due."""
 
 
 class QueueCollector(Collector):
@@ -45,6 +47,11 @@ class QueueCollector(Collector):
         oldest = GaugeMetricFamily(
             "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", labels=("zone",)
         )
+        overdue = GaugeMetricFamily(
+            "zonerelay_queue_overdue_seconds",
+            "How long the deferred delivery that was due first has been due.",
+            labels=("zone",),
+        )
         outbound = GaugeMetricFamily(
             "zonerelay_outbound_connections", "Open connections to peers.", labels=("zone",)
         )
@@ -60,9 +67,11 @@ class QueueCollector(Collector):
                 deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
                 deliveries.add_metric((queue.zone, "held"), queue.held)
                 oldest.add_metric((queue.zone,), queue.oldest)
+                overdue.add_metric((queue.zone,), queue.overdue)
         counting.add_metric((), int(not is_counted))
         yield deliveries
         yield oldest
+        yield overdue
         yield counting
         yield outbound
 
@@ -93,3 +102,25 @@ class ReadCounter(ReadGauge):
     """A family of numbers that only grow."""
 
     _family = CounterMetricFamily
+
+
+class ReloadCollector(Collector):
+    """When the configuration in force was taken up, and whether the last reload was. The names are those that
+    Prometheus has for the same of itself.
+    """
+
+    def __init__(self, read: Callable[[], tuple[float, bool]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        since, is_good = self._read()
+        yield GaugeMetricFamily(
+            "zonerelay_config_last_reload_success_timestamp_seconds",
+            "When the configuration in force was taken up, Unix time.",
+            since,
+        )
+        yield GaugeMetricFamily(
+            "zonerelay_config_last_reload_successful",
+            "1, or 0 while the configuration on disk was refused.",
+            float(is_good),
+        )

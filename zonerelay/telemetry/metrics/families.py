@@ -20,9 +20,12 @@ SHARED_QUEUE = "zonerelay_queue_deliveries"
 _GREATEST = frozenset(
     {
         "zonerelay_queue_oldest_seconds",
+        "zonerelay_queue_overdue_seconds",
+        "zonerelay_last_delivered_timestamp_seconds",
         "zonerelay_loop_lag_longest_seconds",
         "zonerelay",
-        # Every worker counts the same table.
+        # All workers have the same orders, and count the same table.
+        "zonerelay_orders",
         "zonerelay_outbox_rows",
         "zonerelay_outbox_lag_seconds",
     }
@@ -30,6 +33,8 @@ _GREATEST = frozenset(
 _LEAST = frozenset(
     {
         "zonerelay_certificate_expiry_timestamp_seconds",
+        "zonerelay_config_last_reload_success_timestamp_seconds",
+        "zonerelay_config_last_reload_successful",
         "zonerelay_name_servers_reachable",
         "zonerelay_smarthost_login",
         "zonerelay_outbox_up",

@@ -25,6 +25,7 @@ from zonerelay.telemetry.metrics.collectors import (
     ReadCounter,
     ReadGauge,
     Readings,
+    ReloadCollector,
     ZoneQueue,
 )
 from zonerelay.telemetry.metrics.families import Family, collect
@@ -33,6 +34,7 @@ from zonerelay.telemetry.metrics.subsystems import (
     LimitMetrics,
     NameServerMetrics,
     OutboxMetrics,
+    ReplyMetrics,
     SmarthostMetrics,
     StsCounters,
     WebhookMetrics,
@@ -53,7 +55,8 @@ TLS_RESULTS = tuple(
 )
 TROUBLES = (
     "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock",
-    "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.read_message", "queue.report",
+    "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.orders", "queue.read_message",
+    "queue.report",
     "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload", "retry.backoff",
     "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report",
 )  # fmt: skip
@@ -140,6 +143,10 @@ class Metrics:
             "How much later than asked the event loop calls a timer.",
             LAG_BUCKETS,
         )
+        self.last_delivered = made.gauge(
+            "zonerelay_last_delivered_timestamp_seconds",
+            "When a delivery was last delivered, Unix time; 0 before the first.",
+        )
         self.inbound = made.gauge("zonerelay_inbound_connections", "Open connections of clients.")
         self.policy_failures = made.labelled(
             "zonerelay_policy_failures_total", "Policies that gave no usable answer.", "event", "kind"
@@ -165,11 +172,12 @@ class Metrics:
         self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
         self.webhooks = WebhookMetrics()
+        self.replies = ReplyMetrics()
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
-        parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.webhooks)
-        for each in parts:
+        parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
+        for each in (*parts, self.webhooks):
             registry.register(each)
         self.attach(
             ReadGauge(
@@ -244,6 +252,17 @@ class Metrics:
             )
         )
 
+    def attach_orders(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """`read` returns how many orders of operators are in force, by effect."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_orders",
+                "Orders of operators in force, by their effect.",
+                lambda: (((effect,), count) for effect, count in read().items()),
+                "effect",
+            )
+        )
+
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
         """`read` returns at how many destinations each source is passed over."""
         self.attach(
@@ -267,6 +286,43 @@ class Metrics:
                 "worker",
             )
         )
+
+    def attach_space(self, worker: int, read: Callable[[], int | None], guard: int) -> None:
+        """`read` returns the octets that are free for the worker's spool, `None` where they are not known;
+        below `guard` it takes no new mail.
+        """
+
+        def free() -> Readings:
+            octets = read()
+            return () if octets is None else [((str(worker),), octets)]
+
+        self.attach(
+            ReadGauge("zonerelay_spool_free_bytes", "Space that is free for the spool.", free, "worker")
+        )
+        self.attach(
+            ReadGauge(
+                "zonerelay_spool_min_free_bytes",
+                "Free space below which no new mail is taken.",
+                lambda: [((str(worker),), guard)],
+                "worker",
+            )
+        )
+
+    def attach_destinations(self, read: Callable[[], Readings]) -> None:
+        """`read` returns by zone and state how many destinations are known."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_destinations",
+                "Destinations with mail or with trouble, by whether they are suspended now.",
+                read,
+                "zone",
+                "state",
+            )
+        )
+
+    def attach_configuration(self, read: Callable[[], tuple[float, bool]]) -> None:
+        """`read` returns when the configuration in force was taken up, and whether none was refused since."""
+        self.attach(ReloadCollector(read))
 
     def attach_restraint(self, read: Callable[[], float]) -> None:
         """`read` returns for how many seconds mail that has waited was held back so far."""

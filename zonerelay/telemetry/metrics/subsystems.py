@@ -1,4 +1,4 @@
-"""The metrics of one subsystem each: shared limits, MTA-STS, name servers, the outbox, smarthosts.
+"""The metrics of one subsystem each: shared limits, MTA-STS, DNS, the outbox, smarthosts, replies.
 
 Labels are zones, credentials and fixed words of ours. The metrics of a subsystem that is not configured are
 not exposed.
@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
-from zonerelay.telemetry.metrics.instruments import Instruments
+from zonerelay.telemetry.metrics.instruments import OTHER, Instruments
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 
@@ -93,9 +93,18 @@ class StsCounters(Instruments):
         )
 
 
+DNS_RESULTS = ("ok", "nxdomain", "nodata", "servfail", "timeout", "bad")
+
+
 class NameServerMetrics(Instruments):
     def __init__(self) -> None:
         super().__init__()
+        self.look_ups = self.labelled(
+            "zonerelay_dns_lookups_total",
+            "Questions to name servers, by what came of them.",
+            "result",
+            declared=DNS_RESULTS,
+        )
         self.lost = self.counter("zonerelay_name_servers_lost_total", "Times that no name server answered.")
         self.reachable = self.gauge(
             "zonerelay_name_servers_reachable", "1 while name servers answer, else 0."
@@ -216,3 +225,41 @@ class WebhookMetrics(Instruments):
         for webhook, count in self._read().items():
             queued.add_metric((webhook,), count)
         yield queued
+
+
+SITES = {
+    "google.com": "google",
+    "googlemail.com": "google",
+    "smtp.goog": "google",
+    "outlook.com": "microsoft",
+    "hotmail.com": "microsoft",
+    "mx.microsoft": "microsoft",
+    "yahoodns.net": "yahoo",
+    "icloud.com": "apple",
+    "gmx.net": "gmx",
+    "web.de": "gmx",
+    "pphosted.com": "proofpoint",
+    "ppe-hosted.com": "proofpoint",
+    "mimecast.com": "mimecast",
+}
+"""The large receivers by the last two labels of their MX hosts' names; every other host is `other`."""
+REPLY_CLASSES = ("2xx", "4xx", "5xx", "none")
+
+
+class ReplyMetrics(Instruments):
+    def __init__(self) -> None:
+        super().__init__()
+        self._replies = self.labelled(
+            "zonerelay_replies_total",
+            "Last replies to recipients, by receiver and first digit.",
+            "site",
+            "class",
+        )
+        self._replies.declare(
+            (site, kind) for site in (*dict.fromkeys(SITES.values()), OTHER) for kind in REPLY_CLASSES
+        )
+
+    def received(self, host: str, code: int) -> None:
+        """The last reply to one recipient's attempt; 0: the host gave none."""
+        site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), OTHER)
+        self._replies.add((site, f"{code // 100}xx" if code else "none"))

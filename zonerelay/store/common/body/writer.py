@@ -19,7 +19,17 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.chunks import check_deliveries
-from zonerelay.store.contract import CHUNK_SIZE, Beside, BodyFacts, Change, StoreError, Submit
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    Beside,
+    BodyFacts,
+    Change,
+    Once,
+    OtherContentError,
+    StoredBeforeError,
+    StoreError,
+    Submit,
+)
 
 GROUP_CHUNKS = 8
 """Chunks in one synced batch of a large body: 512 KiB."""
@@ -49,6 +59,16 @@ class Spool(Protocol):
         beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         """Write the last chunks of a body and make the message exist, with others `beside` it."""
+
+    async def submit_once(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
+    ) -> asyncio.Future[None]:
+        """The same, with the key in the same write. Both it and the future raise what `commit` raises."""
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         """Remove the first `count` chunks, in the background."""
@@ -116,7 +136,12 @@ class BodyWriter:
             await asyncio.shield(self._written)
 
     async def commit(
-        self, deliveries: Sequence[Delivery], beside: Beside | None = None, **facts: Unpack[BodyFacts]
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        beside: Beside | None = None,
+        once: Once | None = None,
+        **facts: Unpack[BodyFacts],
     ) -> Message:
         self._check_open()
         check_deliveries(self._envelope.id, deliveries)
@@ -132,10 +157,18 @@ class BodyWriter:
             **facts,
         )
         others = () if beside is None else beside(message)
-        stored = self._spool.submit_message(message, deliveries, chunks, others)
+        if once is None:
+            stored = self._spool.submit_message(message, deliveries, chunks, others)
+        else:
+            stored = await self._spool.submit_once(message, deliveries, chunks, once, others)
         # From here the message exists or the spool has failed; leaving does not change that.
         self._finish()
-        await stored
+        try:
+            await stored
+        except (StoredBeforeError, OtherContentError):
+            if self._submitted:
+                self._spool.remove_chunks(message.id, self._submitted)
+            raise
         if others and self._behind is not None:
             await self._behind(others)
         return message

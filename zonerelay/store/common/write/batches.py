@@ -39,6 +39,6 @@ def in_batches(keys: Iterable[DeliveryKey], size: int) -> Iterator[list[Delivery
 def changed(old: Delivery, change: ChangeOne) -> Delivery | None:
     """The delivery's state after `change`. Raises StoreError when that belongs to another delivery."""
     new = change(old)
-    if new is not None and new.key != old.key:
+    if new is not None and new.key != old.key._replace(queue=new.queue):
         raise StoreError("a change may not turn a delivery into another one")
     return new

@@ -1,0 +1,153 @@
+"""Workers are killed in the middle of hold, undo, reroute: no mail is lost or doubled, undo is exact."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import smtplib
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.crew import AT_ONCE, client_of, relay_of, run, status, until_running
+from tests.support.ports import LOOPBACK, free_port
+from tests.support.process import RelayProcess
+from zonerelay.control.messages.answers import ActRow, Changed, DeliveryRow
+from zonerelay.control.messages.requests import (
+    Acts,
+    ChangeVerb,
+    QueueChange,
+    QueueList,
+    Request,
+    Undo,
+)
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.sandbox.sink import Sink
+
+MESSAGES, RECIPIENTS = 8, 300
+Queue = dict[tuple[str, str], tuple[str, str, float]]
+
+
+async def test_killed_in_the_middle_of_acts(tmp_path: Path, sink: Sink) -> None:
+    tables = {"retry": {"schedule": ["1h"], "suspend_min": "1h", "suspend_max": "1h"}}
+    relay = relay_of(tmp_path, free_port(), tables=tables)
+    with relay.config.open("a") as config:
+        config.write(f'\n[[zone]]\nname = "other"\ntls = "none"\nnext_hop = "{LOOPBACK}:{sink.port}"\n')
+    with relay:
+        await AT_ONCE(_fill_queue, relay)
+        await AT_ONCE(_kill_and_undo, relay)
+        await AT_ONCE(_kill_and_undo_reroute, relay)
+        await AT_ONCE(relay.wait_until_empty)
+    arrived = Counter(recipient for message in sink.messages for recipient in message.recipients)
+    assert len(arrived) == MESSAGES * RECIPIENTS
+    assert set(arrived.values()) == {1}
+
+
+def _fill_queue(relay: RelayProcess) -> None:
+    for number in range(MESSAGES):
+        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
+            people = [f"u{number}-{each}@d{each % 3}.example" for each in range(RECIPIENTS)]
+            client.sendmail("app@example.org", people, b"Subject: x\r\n\r\nx\r\n")
+
+    def waits() -> bool:
+        return sum(zone.deferred for zone in status(relay).zones) == MESSAGES * RECIPIENTS
+
+    relay.wait_for(waits, what="all mail deferred")
+    # Nothing is attempted from here on.
+    _change(relay, "retry", at=time.time() + 4 * 3600)
+
+
+def _kill_and_undo(relay: RelayProcess) -> None:
+    held = run(relay, "queue", "hold", "--domain", "d0.example", "--yes", "--reason", "before")
+    assert "zonerelay undo" in held.stderr
+    before = _queue(relay)
+    assert Counter(state for state, _, _ in before.values())["held"] == MESSAGES * RECIPIENTS // 3
+    _killed(relay, QueueChange(action="hold", everything=True, reason="peer is down"))
+    assert before.keys() == _queue(relay).keys()
+    _undo(relay, _last(relay).act)
+    assert _queue(relay) == before
+    act = _change(relay, "hold")
+    assert set(Counter(state for state, _, _ in _queue(relay).values())) == {"held"}
+    _killed(relay, Undo(undoes=act))
+    _undo(relay, act)
+    assert _queue(relay) == before
+    table = run(relay, "acts").stdout
+    assert "peer is down" in table
+    assert f"by {_last(relay).act}" in table
+    again = run(relay, "undo", act)
+    assert again.returncode == 0
+    assert "was undone before" in again.stderr
+
+
+def _kill_and_undo_reroute(relay: RelayProcess) -> None:
+    _change(relay, "hold")
+    before = _queue(relay)
+    _killed(relay, QueueChange(action="reroute", everything=True, to_zone="other"))
+    assert before.keys() == _queue(relay).keys()
+    _undo(relay, _last(relay).act)
+    assert _queue(relay) == before
+    _change(relay, "reroute", to_zone="other")
+    assert {zone for _, zone, _ in _queue(relay).values()} == {"other"}
+    _change(relay, "release")
+
+
+def _killed(relay: RelayProcess, request: Request) -> None:
+    """Both workers are killed while they do it, soon after one of them has noted its first deliveries."""
+    pids = [each.pid for each in status(relay).workers]
+    logs = relay.directory / "acts"
+    before = set(logs.glob("*/*.log"))
+
+    async def act() -> None:
+        asking = asyncio.create_task(AT_ONCE(_ask, relay, request))
+        while not set(logs.glob("*/*.log")) - before:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(random.uniform(0, 0.03))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await asking
+
+    asyncio.run(act())
+    _until(lambda: not set(pids) & {each.pid for each in status(relay).workers}, "other workers")
+    until_running(relay)
+    _until(lambda: status(relay).counted, "all counted")
+
+
+def _ask(relay: RelayProcess, request: Request) -> None:
+    with contextlib.suppress(ControlError):
+        list(client_of(relay).stream(request))
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def _queue(relay: RelayProcess) -> Queue:
+    rows = [row for row in client_of(relay).stream(QueueList()) if isinstance(row, DeliveryRow)]
+    found = {(row.message_id, row.recipient): (row.state, row.zone, row.next_attempt) for row in rows}
+    assert len(found) == len(rows) == MESSAGES * RECIPIENTS
+    return found
+
+
+def _change(relay: RelayProcess, verb: ChangeVerb, to_zone: str = "", at: float | None = None) -> str:
+    request = QueueChange(action=verb, everything=True, to_zone=to_zone, at=at)
+    changed = client_of(relay).ask(request, Changed)
+    assert changed.busy == 0
+    return changed.act
+
+
+def _undo(relay: RelayProcess, act: str) -> None:
+    ran = run(relay, "undo", act)
+    assert ran.returncode == 0, ran.stderr
+    assert f"before act {act}." in ran.stdout
+    assert "left the queue" not in ran.stderr
+
+
+def _last(relay: RelayProcess) -> ActRow:
+    return next(each for each in client_of(relay).stream(Acts(limit=1)) if isinstance(each, ActRow))

@@ -1,0 +1,251 @@
+"""Acts of operators over a running scheduler: an undo reverts what its act changed, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.queueing import DEFERRED, DELIVERED, Relay
+from zonerelay.config.settings import RetrySettings, RouteSettings, TlsMode, ZoneSettings
+from zonerelay.control.acts import OperatorActs
+from zonerelay.control.messages.answers import ActRow, Changed
+from zonerelay.control.messages.requests import Acts, Filter, QueueChange, Undo
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.queue.operator.journal import KEPT, Journal
+from zonerelay.queue.operator.operations import Operations
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.common.write.batches import ChangeOne
+from zonerelay.store.contract import StoreError
+
+ZONES = (
+    ZoneSettings(),
+    ZoneSettings(name="other", next_hop="[smart.example]:587"),
+    ZoneSettings(name="clear", tls=TlsMode.NONE),
+    ZoneSettings(name="twin-a", next_hop="twin.example"),
+    ZoneSettings(name="twin-b", next_hop="twin.example"),
+)
+ROUTES = (RouteSettings(zone="clear", recipient_domain=("routed.example",)),)
+
+
+class Progress:
+    done = 0
+    total = 0
+
+
+@dataclass
+class Desk:
+    relay: Relay
+    acts: OperatorActs
+
+    async def change(self, action: str, who: str = "ann", **more: object) -> Changed:
+        wanted = Filter(**more.pop("filter", {}))  # type: ignore[arg-type]  # by name
+        request = QueueChange(action=action, filter=wanted, everything=True, **more)  # type: ignore[arg-type]
+        return await self.acts.change(request, who, Progress())
+
+    async def undo(self, changed: Changed | str) -> Changed:
+        act = changed if isinstance(changed, str) else changed.act
+        return await self.acts.undo(Undo(undoes=act), "bob", Progress())
+
+    async def rows(self) -> list[ActRow]:
+        return await self.acts.rows(Acts())
+
+    async def of(self, name: str) -> Delivery:
+        (found,) = [each for each in await self.relay.stored() if each.recipient.startswith(name)]
+        return found
+
+    async def states(self) -> dict[str, str]:
+        now = self.relay.clock.now()
+        return {d.recipient.partition("@")[0]: d.state(now).value for d in await self.relay.stored()}
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    retry = RetrySettings(schedule=(600.0,), jitter=0.0)
+    relay = Relay(zones=ZONES, retry=retry, clock=ManualClock())
+    relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
+    await relay.scheduler.start()
+    journal = Journal(tmp_path / "acts", relay.clock)
+    verbs = Operations(
+        store=relay.store,
+        scheduler=relay.scheduler,
+        settler=relay.settler,
+        events=relay.events,
+        clock=relay.clock,
+        journal=journal,
+    )
+    yield Desk(relay, OperatorActs(verbs, journal, Zones(ZONES, ROUTES), relay.clock))
+    await relay.close()
+
+
+async def deferred(desk: Desk, *names: str, domain: str = "example.com") -> None:
+    before = len(desk.relay.sink.named("deferred"))
+    desk.relay.accept(*(f"{name}@{domain}" for name in names))
+    await desk.relay.until(lambda: len(desk.relay.sink.named("deferred")) == before + len(names))
+
+
+async def test_undo_of_a_hold_leaves_what_was_held_before(desk: Desk) -> None:
+    await deferred(desk, "a", "b", "c")
+    due = (await desk.of("b")).next_attempt
+    await desk.change("hold", filter={"recipient": "a@*"})
+    held = await desk.change("hold", reason="peer is down")
+    assert (held.changed, held.no_undo) == (2, "")
+    undone = await desk.undo(held)
+    assert (undone.changed, undone.gone, undone.altered, undone.undoes) == (2, 0, 0, held.act)
+    assert await desk.states() == {"a": "held", "b": "deferred", "c": "deferred"}
+    assert (await desk.of("b")).next_attempt == due
+    again = await desk.undo(held)
+    assert again.changed == 0
+    assert "undone before" in again.note
+    told = desk.relay.sink.named("operated")[1]
+    assert (told["verb"], told["act"], told["by"], told["reason"]) == (
+        "hold",
+        held.act,
+        "ann",
+        "peer is down",
+    )
+    # An undo is an act, too.
+    assert (await desk.undo(undone)).changed == 2
+    assert await desk.states() == {"a": "held", "b": "held", "c": "held"}
+    assert sorted((row.action, row.changed, row.who) for row in await desk.rows()) == [
+        ("hold", 1, "ann"),
+        ("hold", 2, "ann"),
+        ("undo", 2, "bob"),
+        ("undo", 2, "bob"),
+    ]
+
+
+async def test_undo_of_acts_one_upon_the_other(desk: Desk) -> None:
+    await deferred(desk, "a")
+    hold = await desk.change("hold")
+    release = await desk.change("release")
+    await desk.relay.until(lambda: len(desk.relay.sink.named("deferred")) == 2)
+    assert (await desk.undo(release)).altered == 1, "it was attempted since"
+    hold = await desk.change("hold")
+    desk.relay.courier.gate = asyncio.Event()
+    release = await desk.change("release")
+    await desk.relay.until(lambda: desk.relay.scheduler.active_count("default") == 1)
+    assert (await desk.undo(release)).busy == 1
+    desk.relay.courier.gate.set()
+    await desk.relay.until(lambda: len(desk.relay.sink.named("deferred")) == 3)
+    first = await desk.change("retry", at=desk.relay.clock.now() + 50)
+    second = await desk.change("hold")
+    assert (await desk.undo(first)).altered == 1, "it is held by the second"
+    assert (await desk.undo(second)).changed == 1
+    assert (await desk.of("a")).next_attempt == desk.relay.clock.now() + 50
+    assert (await desk.undo(hold)).altered == 1
+
+
+async def test_undo_of_a_retry_restores_the_schedule_of_what_was_not_attempted(desk: Desk) -> None:
+    await deferred(desk, "a", "b")
+    due = (await desk.of("a")).next_attempt
+    retried = await desk.change("retry", at=desk.relay.clock.now() + 60, filter={"recipient": "a@*"})
+    assert (await desk.of("a")).next_attempt == desk.relay.clock.now() + 60
+    assert (await desk.undo(retried)).changed == 1
+    assert (await desk.of("a")).next_attempt == due
+    desk.relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    retried = await desk.change("retry")
+    await desk.relay.until_empty()
+    undone = await desk.undo(retried)
+    assert (undone.changed, undone.gone) == (0, 2)
+    with pytest.raises(ControlError, match="at most a year"):
+        await desk.change("retry", at=desk.relay.clock.now() + 1e9)
+
+
+async def test_what_cannot_be_undone_says_so(desk: Desk) -> None:
+    await deferred(desk, "a", "b")
+    for verb in ("bounce", "drop"):
+        gone = await desk.change(verb, filter={"recipient": "a@*" if verb == "bounce" else "b@*"})
+        assert "has left the queue" in gone.no_undo
+        with pytest.raises(ControlError, match=f"{verb}.*cannot be undone"):
+            await desk.undo(gone)
+    with pytest.raises(NotFoundError, match="no act 00000000"):
+        await desk.undo("00000000")
+    held = await desk.change("hold")
+    assert isinstance(desk.relay.clock, ManualClock)
+    desk.relay.clock.advance(KEPT + 1)
+    with pytest.raises(NotFoundError, match="last 24 hours"):
+        await desk.undo(held)
+
+
+async def test_reroute_moves_mail_and_undo_moves_it_back(desk: Desk) -> None:
+    await deferred(desk, "a", "b")
+    await desk.change("hold", filter={"recipient": "b@*"})
+    before = await desk.of("a")
+    desk.relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
+    moved = await desk.change("reroute", to_zone="other", filter={"zone": "default"})
+    assert (moved.changed, moved.note) == (2, "to zone other")
+    await desk.relay.until(lambda: len(desk.relay.sink.named("deferred")) == 3)
+    assert desk.relay.sink.named("deferred")[-1]["zone"] == "other", "it is attempted there at once"
+    undone = await desk.undo(moved)
+    assert (undone.changed, undone.altered) == (1, 1)
+    assert (await desk.of("b")).zone == "default"
+    assert (await desk.of("b")).held
+    held = await desk.change("hold", filter={"recipient": "a@*"})
+    await desk.change("reroute", to_zone="twin-a", filter={"recipient": "a@*"})
+    undone = await desk.undo(held)
+    assert (undone.gone, undone.altered) == (0, 1), "it was moved since"
+    hop = await desk.change("reroute", next_hop="[smart.example]:587", filter={"recipient": "b@*"})
+    assert (hop.changed, (await desk.of("b")).zone) == (1, "other")
+    assert before.attempts < (await desk.of("a")).attempts
+    desk.relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    await desk.change("release")
+    await desk.change("retry")
+    await desk.relay.until_empty()
+
+
+async def test_reroute_does_not_weaken_tls_nor_guess(desk: Desk) -> None:
+    await deferred(desk, "a")
+    await deferred(desk, "b", domain="routed.example")
+    refused = await desk.change("reroute", to_zone="clear")
+    assert refused.changed == 0
+    assert "2 stay where they are: zone default has tls = opportunistic, clear only none" in refused.note
+    # The routes themselves would send new mail that way.
+    asked = await desk.change("reroute", ask_again=True)
+    assert (asked.changed, (await desk.of("b")).zone, (await desk.of("a")).zone) == (1, "clear", "default")
+    for wrong, words in (
+        ({"to_zone": "nowhere"}, "no zone nowhere; it has default, other"),
+        ({"next_hop": "192.0.2.1"}, r"no zone has next_hop.*add a \[\[zone\]\]"),
+        ({"next_hop": "twin.example"}, "twin-a, twin-b have the next hop"),
+        ({"next_hop": "no host"}, "is not a next hop"),
+        ({}, "reroute to where"),
+        ({"to_zone": "other", "ask_again": True}, "reroute to where"),
+    ):
+        with pytest.raises(ControlError, match=words):
+            await desk.change("reroute", **wrong)
+
+
+async def test_two_operators_at_once_change_each_delivery_once(desk: Desk) -> None:
+    await deferred(desk, *(f"u{number}" for number in range(10)))
+    acts = await asyncio.gather(*(desk.change("hold") for _ in range(3)))
+    held = sum(state == "held" for state in (await desk.states()).values())
+    assert sum(act.changed for act in acts) == held
+    for act in acts:
+        assert (await desk.undo(act)).changed == act.changed
+    assert set((await desk.states()).values()) == {"deferred"}
+
+
+async def test_an_act_that_fails_half_way_is_undone_as_far_as_it_came(desk: Desk) -> None:
+    await deferred(desk, *(f"u{number}" for number in range(6)))
+    whole = desk.relay.store.update
+
+    async def update(keys: Collection[DeliveryKey], change: ChangeOne) -> int:
+        await whole(list(keys)[:4], change)
+        raise StoreError("insufficient disk space")
+
+    desk.relay.store.update = update  # type: ignore[method-assign]  # for one act
+    with pytest.raises(ControlError, match=r"disk space; act \w+ is done in part"):
+        await desk.change("hold")
+    desk.relay.store.update = whole  # type: ignore[method-assign]  # as it was
+    assert Counter((await desk.states()).values()) == {"held": 4, "deferred": 2}
+    (row,) = await desk.rows()
+    assert (row.finished, row.no_undo) == (False, "")
+    undone = await desk.undo(row.act)
+    assert (undone.matched, undone.changed, undone.altered) == (6, 4, 0)
+    assert Counter((await desk.states()).values()) == {"deferred": 6}

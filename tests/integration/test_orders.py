@@ -1,0 +1,307 @@
+"""Orders of operators: mail waits for them, now and when it comes, and goes on when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dns import FakeDns
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from zonerelay.config.settings import RetrySettings, RouteSettings, Settings, ZoneSettings
+from zonerelay.control.messages.answers import (
+    Changed,
+    Explanation,
+    MessageDetail,
+    OrderGiven,
+    OrdersEnded,
+    OrdersInForce,
+)
+from zonerelay.control.messages.requests import (
+    Explain,
+    Filter,
+    Orders,
+    QueueChange,
+    QueueShow,
+    Resume,
+    Selectors,
+    Suspend,
+)
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.process.setup import StartError
+from zonerelay.queue.orders import orders as module
+from zonerelay.sandbox.sink import Sink
+
+MESSAGE = b"Subject: x\r\n\r\nbody\r\n"
+NAMES = {
+    "a.example": {"MX": ["10 mx.shared.example"]},
+    "b.example": {"MX": ["10 mx.shared.example"]},
+    "c.example": {"MX": ["10 mx.own.example"]},
+    "mx.shared.example": {"A": [LOOPBACK]},
+    "mx.own.example": {"A": [LOOPBACK]},
+}
+
+
+@dataclass(slots=True)
+class Stage:
+    sink: Sink
+    chosen: Settings
+
+    def delivered(self) -> list[str]:
+        return sorted(recipient for mail in self.sink.messages for recipient in mail.recipients)
+
+
+@asynccontextmanager
+async def staged(directory: Path, *, retry: RetrySettings | None = None) -> AsyncIterator[Stage]:
+    """A zone by MX, and one with a next hop for mail to hop.example."""
+    async with FakeDns(NAMES) as dns:
+        sink = Sink()
+        await sink.start()
+        zones = (
+            ZoneSettings(port=sink.port, allow_private_addresses=True),
+            ZoneSettings(name="hop", next_hop=f"{LOOPBACK}:{sink.port}"),
+        )
+        chosen = settings(
+            directory,
+            zone=zones,
+            route=[RouteSettings(zone="hop", recipient_domain=("hop.example", "other.example"))],
+            dns=dns.address,
+        )
+        if retry is not None:
+            chosen = replace(chosen, retry=retry)
+        try:
+            yield Stage(sink, chosen)
+        finally:
+            await sink.close()
+
+
+async def suspend(
+    running: Running, /, why: str = "a test", **named: Any
+) -> OrderGiven:  # Any: fields by name
+    options = {name: named.pop(name) for name in list(named) if name in Suspend.__struct_fields__}
+    return await running.ask(Suspend(about=Selectors(**named), reason=why, **options), OrderGiven)
+
+
+async def resume(running: Running, /, id: str = "", **named: Any) -> OrdersEnded:  # Any: fields by name
+    return await running.ask(Resume(about=Selectors(**named), id=id), OrdersEnded)
+
+
+async def send(running: Running, *recipients: str, sender: str = "app@example.org") -> None:
+    for recipient in recipients:
+        await running.send(sender, [recipient], MESSAGE)
+
+
+ABOUT = [
+    ({"zone": "default"}, ["1@a.example"], "1@hop.example"),
+    ({"zone": "hop"}, ["1@hop.example"], "1@a.example"),
+    ({"destination": "mx.shared.example"}, ["1@a.example", "1@b.example"], "1@c.example"),
+    ({"destination": LOOPBACK}, ["1@hop.example", "1@other.example"], "1@c.example"),
+    ({"domain": "a.*"}, ["1@a.example"], "1@b.example"),
+    ({"domain": "hop.example"}, ["1@hop.example"], "1@other.example"),
+    ({"recipient": "1@*"}, ["1@a.example", "1@hop.example"], "2@a.example"),
+    ({"zone": "hop", "effect": "hold"}, ["1@hop.example"], "1@a.example"),
+]
+
+
+@pytest.mark.parametrize(("about", "kept", "other"), ABOUT, ids=[str(each[0]) for each in ABOUT])
+async def test_suspended_mail_waits_over_a_restart_until_it_is_resumed(
+    tmp_path: Path, about: dict[str, Any], kept: list[str], other: str
+) -> None:
+    """Mail that came before the order, and mail that comes later, while other mail leaves."""
+    async with staged(tmp_path) as stage:
+        async with relay_with(stage.chosen) as running:
+            assert (await suspend(running, "all", everything=True)).new
+            await send(running, *kept, other)
+            given = await suspend(running, **about)
+            assert (await resume(running, everything=True)).released == 0
+            await send(running, *kept, other)
+            await running.until_logged("delivered", 2)
+        async with relay_with(stage.chosen) as running:
+            await send(running, *kept, other)
+            await running.until_logged("delivered", 1)
+            await running.until(lambda: running.queued() == 3 * len(kept), what="the others are gone")
+            assert stage.delivered() == [other] * 3
+            status = await running.status()
+            assert [(row.id, row.reason) for row in status.orders] == [(given.order.id, "a test")]
+            found = await running.ask(Explain(address=kept[0]), Explanation)
+            assert [row.id for row in found.orders] == [given.order.id]
+            ended = await resume(running, **{k: v for k, v in about.items() if k != "effect"})
+            assert [row.id for row in ended.orders] == [given.order.id]
+            await running.until_empty()
+        assert stage.delivered() == sorted([*kept * 3, *[other] * 3])
+
+
+async def test_a_resumed_sender_gets_what_the_order_held_and_no_more(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        given = await suspend(running, sender="news@example.org")
+        again = await suspend(running, "another reason", sender="news@example.org", seconds=3600)
+        assert not again.new
+        assert (again.order.id, again.order.reason) == (given.order.id, "another reason")
+        await send(running, "1@a.example", "2@a.example", sender="news@example.org")
+        await send(running, "3@a.example")
+        await running.until_logged("held", 2)
+        await running.until_logged("delivered", 1)
+        found = await running.ask(
+            QueueShow(message_id=str(running.log.named("held")[0]["id"])), MessageDetail
+        )
+        assert [row.order for row in found.deliveries] == [given.order.id]
+        assert [row.reason for row in found.orders] == ["another reason"]
+        # One of them an operator holds, too.
+        held = await running.ask(QueueChange(action="hold", filter=Filter(recipient="2@*")), Changed)
+        assert held.changed == 1
+        assert (await resume(running, id=given.order.id)).released == 1
+        await running.until_logged("delivered", 2)
+        await running.until(lambda: running.queued() == 1, what="one is left")
+        assert (await resume(running, id=given.order.id)).orders == ()
+        assert [each["reason"] for each in running.log.named("order-ended")] == ["another reason"]
+        await running.ask(QueueChange(action="release", everything=True), Changed)
+        await running.until_empty()
+
+
+async def test_an_order_ends_by_itself_also_while_the_relay_is_down(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        async with relay_with(stage.chosen) as running:
+            await suspend(running, domain="a.example", seconds=0.3)
+            await suspend(running, sender="app@*", seconds=0.3)
+            await send(running, "1@a.example", "2@c.example")
+            await running.until_logged("order-expired", 2)
+            await running.until_empty()
+            await suspend(running, everything=True, seconds=0.5)
+            await suspend(running, sender="news@*", seconds=1)
+            await send(running, "3@a.example")
+            await resume(running, everything=True)
+            await suspend(running, recipient="4@*", seconds=0.3)
+            await send(running, "4@a.example")
+        await asyncio.sleep(0.5)
+        async with relay_with(stage.chosen) as running:
+            await running.until_empty()
+            assert running.log.named("order-expired")
+        assert stage.delivered() == ["1@a.example", "2@c.example", "3@a.example", "4@a.example"]
+
+
+async def test_a_client_is_refused_without_a_reason(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        await suspend(running, "we owe them money", sender="bad@example.org", refuse=True)
+        await suspend(running, domain="b.example", refuse=True)
+        await suspend(running, zone="hop", refuse=True)
+
+        def refused(sender: str, recipient: str) -> str:
+            with smtplib.SMTP(*running.address) as client:
+                client.ehlo()
+                code, text = client.mail(sender)
+                if code == 250:
+                    code, text = client.rcpt(recipient)
+            return f"{code} {text.decode()}"
+
+        answer = "421 4.3.2 Service not available, try again later"
+        ask = asyncio.to_thread
+        assert await ask(refused, "bad@example.org", "a@a.example") == answer
+        assert await ask(refused, "good@example.org", "a@b.example") == answer
+        assert await ask(refused, "good@example.org", "a@hop.example") == answer
+        assert (await ask(refused, "good@example.org", "a@a.example")).startswith("250")
+        assert [each["reason"] for each in running.log.named("refused")] == ["suspended"] * 3
+        found = await running.ask(Orders(), OrdersInForce)
+        assert [row.refused for row in found.orders] == [1, 1, 1]
+        await suspend(running, everything=True, refuse=True)
+        assert await ask(refused, "good@example.org", "a@a.example") == answer
+
+
+@pytest.mark.parametrize("about", [{"domain": "a.example"}, {"sender": "app@example.org"}], ids=str)
+@pytest.mark.parametrize("stop", [True, False], ids=["stopped", "running"])
+async def test_suspended_mail_does_not_expire_unseen(
+    tmp_path: Path, stop: bool, about: dict[str, Any]
+) -> None:
+    """It has one attempt after the end at least, and all the time that it had, if its clock was stopped."""
+    retry = RetrySettings(schedule=(0.05,), jitter=0.0, max_age=2.0)
+    async with staged(tmp_path, retry=retry) as stage, relay_with(stage.chosen) as running:
+        given = await suspend(running, stop_clock=stop, **about)
+        assert given.first_expiry is None
+        began = time.time()
+        await send(running, "defer-451@a.example")
+        again = await suspend(running, stop_clock=stop, **about)
+        assert again.first_expiry is not None
+        assert began <= again.first_expiry - 2.0 <= time.time()
+        await asyncio.sleep(2.5)
+        await running.until(lambda: running.queued() == 1, what="one is left")
+        assert not running.log.named("expired")
+        await resume(running, **about)
+        await running.until_logged("expired", 1)
+        assert (len(running.log.named("deferred")) > 5) is stop
+
+
+async def test_suspended_mail_does_not_bounce_for_its_destination(tmp_path: Path) -> None:
+    """Its domain does not exist: without the order it would be returned without an attempt."""
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        await suspend(running, sender="app@*")
+        await send(running, "1@no.such.example")
+        await running.until_logged("held", 1)
+        assert (await resume(running, sender="app@*")).released == 1
+        await running.until_logged("bounced", 1)
+
+
+async def test_a_hold_rule_lets_released_mail_pass(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        await suspend(running, effect="hold", domain="*.example")
+        await send(running, "1@a.example", "2@a.example")
+        await running.until_logged("held", 2)
+        await running.ask(QueueChange(action="release", filter=Filter(recipient="1@*")), Changed)
+        await running.until_logged("delivered", 1)
+        assert (await resume(running, domain="*.example")).released == 1
+        await running.until_empty()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (Suspend(about=Selectors(), reason="x"), "which mail"),
+        (Suspend(about=Selectors(zone="defualt"), reason="x"), "did you mean default"),
+        (Suspend(about=Selectors(zone="default"), reason=" "), "reason"),
+        (Suspend(about=Selectors(zone="default", everything=True), reason="x"), "leave the other"),
+        (Suspend(about=Selectors(destination="x"), refuse=True, reason="x"), "no client names"),
+        (Suspend(about=Selectors(domain="x"), seconds=0, reason="x"), "over already"),
+        (Resume(), "which order"),
+    ],
+    ids=lambda each: "" if isinstance(each, str) else None,
+)
+async def test_a_mistake_gets_words(tmp_path: Path, wrong: Suspend | Resume, words: str) -> None:
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        with pytest.raises(ControlError, match=words):
+            await running.ask(wrong, OrderGiven)
+        assert (await running.status()).orders == ()
+
+
+async def test_another_worker_finds_what_it_was_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two relays with one file, as workers have: one is not asked."""
+    monkeypatch.setattr(module, "LOOK", 0.05)
+    (tmp_path / "other").mkdir()
+    async with staged(tmp_path) as stage:
+        other = settings(tmp_path / "other", zone=stage.chosen.zone, route=stage.chosen.route)
+        async with relay_with(stage.chosen) as running, relay_with(other) as untold:
+            theirs = untold.worker._orders
+            ours = running.worker._orders
+            assert theirs is not None
+            assert ours is not None
+            theirs._directory, theirs._path = ours._directory, ours._path
+            await suspend(running, sender="app@*")
+            await untold.until(lambda: bool(theirs.table.orders), what="it knows the order")
+            await send(untold, "1@hop.example")
+            await untold.until_logged("held", 1)
+            await resume(running, sender="app@*")
+            await untold.until_logged("delivered", 1)
+
+
+async def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "orders.json").write_text("[{")
+    with pytest.raises(StartError, match="orders of operators cannot be read"):
+        async with staged(tmp_path) as stage, relay_with(stage.chosen):
+            pass

@@ -1,0 +1,317 @@
+"""What operators read along: the tail of events, and transcripts of sessions, of one worker and of two."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import smtplib
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.support.credentials import file_of, user
+from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
+from tests.support.smarthost import Smarthost
+from zonerelay.config.settings import (
+    CLEARTEXT_AUTH_WORDS,
+    AuthSettings,
+    CredentialSettings,
+    ListenerAuth,
+    ListenerSettings,
+    RetrySettings,
+    Settings,
+    TlsMode,
+    ZoneSettings,
+)
+from zonerelay.control.messages import answers as messages
+from zonerelay.control.messages.answers import End, Frame, MailEvent, Missed, RelayStatus, TranscriptLine
+from zonerelay.control.messages.requests import Request, Tail, Transcript
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.server import ControlServer
+from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.streams import EVENTS_ROOM, Streams
+from zonerelay.model.clock import SystemClock
+from zonerelay.supervisor.merge.control_client import frames
+from zonerelay.supervisor.merge.fan_out import FanOut
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
+
+PASSWORD = "correct horse battery"
+BODY = "the text of the message"
+MESSAGE = f"Subject: hello\r\n\r\n{BODY}\r\nQUIT\r\n".encode()
+
+
+@dataclass
+class Reader:
+    """Reads an answer as it comes."""
+
+    found: list[Frame] = field(default_factory=list)
+
+    async def read(self, path: Path, request: Request) -> None:
+        with suppress(asyncio.CancelledError):
+            async for frame in frames(path, request, silence=20.0):
+                self.found.append(frame)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def events(self) -> list[tuple[str, str]]:
+        named = [each for each in self.found if isinstance(each, MailEvent)]
+        return [(each.event, str(each.fields.get("recipient") or each.fields.get("to"))) for each in named]
+
+    def text(self) -> str:
+        marks = {"received": "<", "sent": ">", "note": "*"}
+        lines = [each for each in self.found if isinstance(each, TranscriptLine)]
+        return "\n".join(f"{line.side} {marks[line.direction]} {line.text}" for line in lines)
+
+
+@asynccontextmanager
+async def reading(path: Path, request: Request, begun: Callable[[], bool]) -> AsyncIterator[Reader]:
+    reader = Reader()
+    task = asyncio.create_task(reader.read(path, request))
+    try:
+        await reader.until(lambda: begun() or task.done())
+        yield reader
+    finally:
+        task.cancel()
+        await task
+
+
+def socket_of(running: Running) -> Path:
+    return control_socket_path(running.worker.settings)
+
+
+def tailed(running: Running) -> Callable[[], bool]:
+    return lambda: bool(running.worker.events._followers)
+
+
+def recorded(running: Running) -> Callable[[], bool]:
+    return lambda: running.worker.events.transcripts.on
+
+
+@pytest.fixture
+async def smarthost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Smarthost]:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(LOOPBACK).configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    host = Smarthost(tls=context, users={"relay": PASSWORD})
+    await host.start()
+    yield host
+    await host.close()
+
+
+def configured(directory: Path, next_hop: str) -> Settings:
+    """Clients may log in, and the zone does."""
+    directory.mkdir(exist_ok=True)
+    (directory / "password").write_text(f"{PASSWORD}\n")
+    (directory / "credentials").write_text(file_of(user("app", PASSWORD)))
+    chosen = settings(
+        directory,
+        zone=ZoneSettings(next_hop=next_hop, tls=TlsMode.VERIFY, credentials=("main",)),
+        listener=ListenerSettings(
+            address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS
+        ),
+        retry=RetrySettings(jitter=0.0, suspend_min=600.0, suspend_max=600.0),
+    )
+    credential = CredentialSettings(name="main", user="relay", password=str(directory / "password"))
+    return replace(chosen, credential=(credential,), auth=AuthSettings(credentials=directory / "credentials"))
+
+
+async def test_a_tail_tells_what_its_filter_asks_for(tmp_path: Path, smarthost: Smarthost) -> None:
+    async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
+        path = socket_of(running)
+        events = running.worker.events
+        to_net = Tail(domain="example.net", event="deliv*")
+        async with (
+            reading(path, Tail(sender="a@example.org"), lambda: len(events._followers) == 1) as by_sender,
+            reading(path, to_net, lambda: len(events._followers) == 2) as to,
+        ):
+            await running.send("a@example.org", ["b@example.com"], MESSAGE)
+            await running.send("c@example.org", ["d@example.net"], MESSAGE)
+            await running.until_empty()
+            await by_sender.until(lambda: len(by_sender.events()) >= 2)
+            await to.until(lambda: bool(to.events()))
+            # What became of the message has no sender in its line, and is told all the same.
+            assert by_sender.events() == [("accepted", "b@example.com"), ("delivered", "b@example.com")]
+            assert to.events() == [("delivered", "d@example.net")]
+        assert events._emit == events._log or await _left(events)  # without a reader it costs nothing
+
+
+async def _left(events: Events) -> bool:
+    async with asyncio.timeout(20):
+        while events._followers:
+            await asyncio.sleep(0.01)
+    return events._emit == events._log
+
+
+class Gathered:
+    """Takes frames when it is let."""
+
+    caller = "test"
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.may_take = asyncio.Event()
+
+    async def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    async def flush(self) -> None:
+        await self.may_take.wait()
+
+
+async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() -> None:
+    redactor = Redactor(b"key", enabled=True)
+    events = Events(MemoryLog(), Metrics(), redactor, SystemClock())
+    streams, answer = Streams(events, redactor), Gathered()
+    with pytest.raises(ControlError, match="redact = false shows addresses"):
+        await streams.answer(Tail(sender="a*@example.org"), answer)  # type: ignore[arg-type]
+    reading = asyncio.create_task(streams.answer(Tail(address="app"), answer))  # type: ignore[arg-type]
+    while not events._followers:
+        await asyncio.sleep(0)
+    events.login("ok", "192.0.2.1", user="app")
+    while not answer.frames:
+        await asyncio.sleep(0)  # the reader is at its first frame, and takes no more now
+    for _ in range(EVENTS_ROOM + 7):
+        events.login("ok", "192.0.2.1", user="other")
+    events.login("ok", "192.0.2.1", user="app")
+    answer.may_take.set()
+    async with asyncio.timeout(20):
+        while len(answer.frames) < 2:
+            await asyncio.sleep(0.01)
+    shown, missed = answer.frames
+    assert isinstance(shown, MailEvent)
+    assert shown.fields["user"] == redactor.mailbox("app")  # type: ignore[arg-type]
+    assert missed == Missed(count=8)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert events._emit == events._log
+
+
+async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(
+    tmp_path: Path, smarthost: Smarthost
+) -> None:
+    async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
+        reader, writer = await asyncio.open_unix_connection(str(socket_of(running)))
+        writer.write(messages.encode(Tail(event="logged-in")))
+        await running.until(tailed(running), what="the reader")
+        events, count = running.worker.events, 0
+        while count < 20_000:  # ten times what waits, and more than the sockets hold
+            for _ in range(100):
+                events.login("ok", LOOPBACK, user="app")
+            count += 100
+            await asyncio.sleep(0)
+        await running.send("a@example.org", ["b@example.com"], MESSAGE)
+        await running.until_empty()
+        told = missed = 0
+        async with asyncio.timeout(20):
+            while told + missed < count:
+                frame = messages.decode_frame(await reader.readline())
+                told += isinstance(frame, MailEvent)
+                missed += frame.count if isinstance(frame, Missed) else 0
+        writer.close()
+        # Those of the message may be among the missing: what is lost has not been looked at.
+        assert told + missed - count in range(3)
+        assert missed > 0
+
+
+async def test_a_transcript_has_the_lines_without_secrets_and_without_the_message(
+    tmp_path: Path, smarthost: Smarthost
+) -> None:
+    def submit(address: tuple[str, int]) -> None:
+        with smtplib.SMTP(*address, timeout=20) as client:
+            client.login("app", PASSWORD)
+            client.sendmail("a@example.org", ["b@example.com"], MESSAGE)
+            client.docmd("AUTH LOGIN", base64.b64encode(b"app").decode())
+            client.docmd(base64.b64encode(PASSWORD.encode()).decode())  # after 503 it is no answer
+            client.docmd("XCLIENT", "LOGIN=secretive")
+
+    async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
+        path = socket_of(running)
+        domain = Transcript(domain="EXAMPLE.com")
+        async with (
+            reading(path, Transcript(client="127.0.0.0/8"), recorded(running)) as inbound,
+            reading(path, domain, lambda: len(running.log.named("transcript-begun")) == 2) as outbound,
+        ):
+            await asyncio.to_thread(submit, running.address)
+            await running.until_empty()
+            await inbound.until(lambda: "the connection has ended" in inbound.text())
+            await outbound.until(lambda: "queued" in outbound.text())
+        [begun, _] = running.log.named("transcript-begun")
+        assert begun["of"] == "127.0.0.0/8"
+        assert begun["seconds"] == 300
+        assert begun["by"]
+        said, done = inbound.text(), outbound.text()
+        assert "inbound < mail FROM:<a@example.org> size=" in said
+        assert f"inbound * the message: {len(MESSAGE)} octets, not shown" in said
+        assert "inbound > 250 2.0.0 OK queued as" in said
+        assert "inbound < AUTH LOGIN (" in said
+        assert "inbound < XCLIENT LOGIN=(not shown)" in said
+        assert "outbound < 220 smarthost ESMTP" in done
+        assert "outbound > EHLO relay.test" in done
+        assert "outbound > STARTTLS" in done
+        assert "outbound * encrypted with TLSv1.3" in done
+        assert "outbound > AUTH PLAIN (" in done
+        assert "outbound < 235 (" in done
+        assert "outbound > RCPT TO:<b@example.com>" in done
+        assert "outbound * the message as it is sent: " in done
+        assert "outbound < 250 2.0.0 queued" in done
+        secrets = [PASSWORD.encode(), b"\0app\0" + PASSWORD.encode(), b"\0relay\0" + PASSWORD.encode()]
+        hidden = [BODY, PASSWORD, "secretive", *(base64.b64encode(each).decode() for each in secrets)]
+        assert [each for each in hidden if each in said or each in done] == []
+        await running.until(lambda: not running.worker.events.transcripts.on, what="the end of transcripts")
+
+
+@dataclass
+class Two:
+    """Satisfies `control_client.Relay`."""
+
+    paths: dict[int, Path]
+    shared = False
+
+    def sockets(self) -> Mapping[int, Path]:
+        return self.paths
+
+    def unreachable(self) -> Mapping[int, str]:
+        return {}
+
+    def status(self) -> RelayStatus:
+        raise NotImplementedError
+
+
+async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smarthost) -> None:
+    host = f"{LOOPBACK}:{smarthost.port}"
+    async with (
+        relay_with(configured(tmp_path / "0", host)) as one,
+        relay_with(configured(tmp_path / "1", host)) as other,
+    ):
+        both = (one, other)
+        relay = Two({0: socket_of(one), 1: socket_of(other)})
+        server = ControlServer(tmp_path / "both.sock", FanOut(relay), trouble=one.worker.events.trouble)
+        await server.start()
+        path = tmp_path / "both.sock"
+        watched = Transcript(client=LOOPBACK, seconds=3.0)
+        async with (
+            reading(path, Tail(event="accepted"), lambda: all(tailed(each)() for each in both)) as tail,
+            reading(path, watched, lambda: all(recorded(each)() for each in both)) as transcript,
+        ):
+            for each in both:
+                await each.send("a@example.org", ["b@example.com"], MESSAGE)
+            await tail.until(lambda: len(tail.events()) == 2)
+            assert {frame.worker for frame in tail.found if isinstance(frame, MailEvent)} == {0, 1}
+            await transcript.until(lambda: isinstance(transcript.found[-1], End))
+            lines = [frame for frame in transcript.found if isinstance(frame, TranscriptLine)]
+            assert {line.worker for line in lines} == {0, 1}
+            assert {each.why for each in transcript.found if isinstance(each, Missed)} == {"its time is over"}
+        assert {each.log.named("transcript-begun")[0]["by"] for each in both} != {""}
+        await server.close()

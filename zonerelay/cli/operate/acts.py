@@ -1,0 +1,79 @@
+"""`zonerelay acts` and `zonerelay undo`: what operators have changed, and back again."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+
+from zonerelay.cli.operate.change import changed_by, tell_act
+from zonerelay.cli.relay import connect
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.control.messages.answers import ActRow, Changed, End
+from zonerelay.control.messages.requests import Acts, Undo
+
+
+def acts(arguments: Namespace) -> int:
+    rows: list[ActRow] = []
+    end = End()
+    for frame in connect(arguments.config).stream(Acts(limit=arguments.limit)):
+        if isinstance(frame, ActRow):
+            rows.append(frame)
+        elif isinstance(frame, End):
+            end = frame
+    if arguments.json:
+        for row in rows:
+            output.print_line(row)
+    elif rows:
+        output.console().print(
+            output.table(
+                ("act", "time", "by", "verb", "changed", "undo", "which"),
+                [_cells(row) for row in rows],
+                cut=("by", "which"),
+            )
+        )
+    else:
+        output.chatter().print("No operator has changed the queue in the last 24 hours.")
+    return output.completeness(end)
+
+
+def _cells(row: ActRow) -> tuple[str, ...]:
+    if row.undone_by:
+        undo = f"by {row.undone_by}"
+    else:
+        undo = "no" if row.no_undo else text.span(row.until - time.time())
+    reason = f" ({row.reason})" if row.reason else ""
+    which = f"{row.what}{reason}" if row.finished else f"{row.what}{reason}, not finished"
+    at = text.when(row.at)[5:16]
+    return row.act, at, text.clean(row.who), row.action, f"{row.changed:,}", undo, text.clean(which)
+
+
+def undo(arguments: Namespace) -> int:
+    if arguments.list:
+        return acts(arguments)
+    if not arguments.act:
+        raise CliError("undo which act? zonerelay acts lists them, and each command printed its own", USAGE)
+    request = Undo(undoes=arguments.act, reason=arguments.reason)
+    changed = changed_by(connect(arguments.config), request, arguments)
+    if arguments.json:
+        output.print_document(changed)
+    else:
+        _tell(changed)
+    return FAILED if changed.busy or getattr(arguments, "incomplete", False) else OK
+
+
+def _tell(changed: Changed) -> None:
+    were = "is as it was" if changed.changed == 1 else "are as they were"
+    before = f"before act {changed.undoes}"
+    output.console().print(f"{text.deliveries(changed.changed)} {were} {before}.")
+    chatter = output.chatter()
+    for count, what in (
+        (changed.gone, "left the queue meanwhile"),
+        (changed.altered, "changed since by something else and left alone"),
+        (changed.busy, "being attempted at this moment and left alone: try again"),
+    ):
+        if count:
+            chatter.print(f"{text.deliveries(count)} {what}.")
+    if changed.note:
+        chatter.print(f"Note: {changed.note}.")
+    tell_act(changed)

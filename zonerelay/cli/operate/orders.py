@@ -1,0 +1,145 @@
+"""`suspend` and `resume`: orders of operators about mail, now and to come."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from rich.table import Table
+from rich.text import Text
+
+from zonerelay.cli.relay import connect
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, USAGE, CliError
+from zonerelay.control.messages.answers import (
+    End,
+    Frame,
+    OrderGiven,
+    OrderRow,
+    OrdersEnded,
+    OrdersInForce,
+)
+from zonerelay.control.messages.requests import Orders, Request, Resume, Selectors, Suspend
+
+_Answer = TypeVar("_Answer", bound=Frame)
+
+SELECTORS = ("zone", "destination", "domain", "sender", "user", "recipient")
+
+
+def suspend(arguments: Namespace) -> int:
+    about = _about(arguments)
+    if arguments.list:
+        return _list(arguments)
+    if about == Selectors():
+        raise CliError("which mail? Give a --zone, --domain, --sender or the like, or --all", USAGE)
+    if not arguments.reason:
+        raise CliError(
+            "why? Give a --reason: other operators see it until the order is over, clients never do", USAGE
+        )
+    request = Suspend(
+        about=about,
+        effect="hold" if arguments.hold else "suspend",
+        seconds=arguments.seconds,
+        refuse=arguments.refuse,
+        stop_clock=arguments.stop_clock,
+        reason=arguments.reason,
+    )
+    given, status = _ask(arguments, request, OrderGiven)
+    if arguments.json:
+        output.print_document(given)
+        return status
+    now, order = time.time(), given.order
+    end = "until it is resumed" if order.until is None else f"until {text.when(order.until)}"
+    print(f"Order {order.id}{'' if given.new else ', which was in force already'}: {what_of(order)}, {end}.")
+    print(f"To end it: zonerelay resume {order.id}")
+    for line in _clock(given, now):
+        output.chatter().print(line)
+    return status
+
+
+def _clock(given: OrderGiven, now: float) -> Iterator[str]:
+    if given.order.stop_clock or given.first_expiry is None:
+        return
+    at, until = given.first_expiry, given.order.until
+    if until is not None and until < at:
+        return
+    when = "now already" if at <= now else f"{text.when(at)}, {text.until(at, now)}"
+    yield (
+        f"The first of this mail is too old: {when}. It waits all the same, and has one attempt after the"
+        " end, but returns to its sender if that fails. --stop-clock prevents that."
+    )
+
+
+def resume(arguments: Namespace) -> int:
+    request = Resume(about=_about(arguments), id=arguments.order, reason=arguments.reason)
+    ended, status = _ask(arguments, request, OrdersEnded)
+    if arguments.json:
+        output.print_document(ended)
+    elif not ended.orders:
+        output.chatter().print("There is no such order (zonerelay suspend --list shows those in force).")
+    for order in () if arguments.json else ended.orders:
+        print(f"Order {order.id} is over: {what_of(order)}.")
+    if ended.released and not arguments.json:
+        print(f"{text.deliveries(ended.released)} released that it held.")
+    return status if ended.orders else FAILED
+
+
+def _list(arguments: Namespace) -> int:
+    found, status = _ask(arguments, Orders(), OrdersInForce)
+    if arguments.json:
+        output.print_document(found)
+    elif found.orders:
+        output.console().print(orders_table(found.orders, time.time()))
+    else:
+        output.chatter().print("No order is in force.")
+    return status
+
+
+def what_of(order: OrderRow) -> str:
+    """What the order does, in words."""
+    doing = "holds" if order.effect == "hold" else "refuses and suspends" if order.refuse else "suspends"
+    given = ((name, getattr(order, name)) for name in SELECTORS)
+    about = " ".join(f"{name} {text.clean(value) or '<>'}" for name, value in given if value is not None)
+    return f"{doing} {about or 'all mail'}{' with its clock stopped' if order.stop_clock else ''}"
+
+
+def order_line(order: OrderRow, now: float) -> Text:
+    """The order for one message."""
+    end = "" if order.until is None else f" until {text.when(order.until)}"
+    line = f"{order.id} by {text.clean(order.who)}, {text.span(now - order.since)} ago{end}: "
+    return Text(f"{line}{what_of(order)} ({text.clean(order.reason)})", style="yellow")
+
+
+def orders_table(orders: Sequence[OrderRow], now: float) -> Table:
+    rows = [
+        (
+            order.id,
+            Text(what_of(order), style="yellow"),
+            text.clean(order.who),
+            text.span(now - order.since),
+            "–" if order.until is None else text.until(order.until, now),
+            text.clean(order.reason),
+        )
+        for order in orders
+    ]
+    return output.table(["order", "what", "by", "for", "ends", "reason"], rows, cut=("what", "reason"))
+
+
+def _about(arguments: Namespace) -> Selectors:
+    given = {name: getattr(arguments, name) for name in SELECTORS}
+    return Selectors(**given, everything=arguments.all)
+
+
+def _ask(arguments: Namespace, request: Request, answer: type[_Answer]) -> tuple[_Answer, int]:
+    found: _Answer | None = None
+    end = End()
+    for frame in connect(arguments.config).stream(request):
+        if isinstance(frame, answer):
+            found = frame
+        elif isinstance(frame, End):
+            end = frame
+    if found is None:
+        raise CliError("the relay did not answer that: is it another version?")
+    return found, output.completeness(end)

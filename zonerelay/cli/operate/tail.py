@@ -1,0 +1,145 @@
+"""`zonerelay tail` and `zonerelay transcript`: what happens, as it happens, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from zonerelay.cli.relay import connect
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.control.messages.answers import MailEvent, Missed, TranscriptLine
+from zonerelay.control.messages.requests import Tail, Transcript
+
+SHORT = 16
+"""Characters of an address where the terminal is narrow."""
+
+_STYLES = {
+    "accepted": "cyan",
+    "delivered": "green",
+    "deferred": "yellow",
+    "bounced": "red",
+    "expired": "red",
+    "refused": "magenta",
+    "refused-more": "magenta",
+    "login-failed": "magenta",
+}
+_LEVELS = {"warning": "yellow", "error": "bold red"}
+_ADDRESSES = ("recipient", "sender", "to", "mailbox", "user", "client")
+_FIRST = ("id", "recipient", "host", "reply")
+"""Fields without their names, which lead the line."""
+_ARROWS = {"received": "<", "sent": ">", "note": "*"}
+
+
+def tail(arguments: Namespace) -> int:
+    request = Tail(
+        address=arguments.address,
+        sender=arguments.tail_from,
+        recipient=arguments.tail_to,
+        domain=arguments.tail_domain,
+        zone=arguments.tail_zone,
+        user=arguments.tail_user,
+        client=arguments.tail_client,
+        event=arguments.tail_event,
+        message_id=arguments.tail_id,
+    )
+    console = output.console()
+    wide = console.width >= output.WIDE
+    with contextlib.suppress(KeyboardInterrupt):
+        for frame in connect(arguments.config).stream(request):
+            if not isinstance(frame, MailEvent | Missed):
+                continue
+            if arguments.json:
+                output.print_line(frame)
+            else:
+                line = _missed(frame) if isinstance(frame, Missed) else event_line(frame, wide=wide)
+                console.print(line, no_wrap=True, overflow="ellipsis", crop=console.is_terminal)
+            sys.stdout.flush()
+    return OK
+
+
+def event_line(event: MailEvent, *, wide: bool) -> Text:
+    """Time, worker, event, and the fields, first those that an operator looks for. It ends at the margin:
+    where that is near, addresses are short, and the host is left to `--json`.
+    """
+    worker = "" if event.worker is None else f"{event.worker} "
+    line = Text(f"{_clock(event.at)} {worker}", style="")
+    line.append(f"{event.event:<9} ", style=_STYLES.get(event.event) or _LEVELS.get(event.level, ""))
+    fields = {name: value for name, value in event.fields.items() if value not in ("", None)}
+    if not wide:
+        fields |= {name: _short(str(fields[name])) for name in _ADDRESSES if name in fields}
+        fields.pop("host", None)
+    words = [text.clean(str(fields.pop(name))) for name in _FIRST if name in fields]
+    if event.event == "accepted":
+        words += [text.clean(f"{fields.pop('sender', '')} > {fields.pop('to', '')}")]
+    words += [f"{name}={text.clean(str(value))}" for name, value in fields.items()]
+    return line.append(" ".join(words))
+
+
+def transcript(arguments: Namespace) -> int:
+    request = Transcript(
+        client=arguments.client,
+        domain=arguments.domain,
+        message_id=arguments.id or "",
+        seconds=arguments.seconds,
+        octets=arguments.size,
+        sessions=arguments.sessions,
+    )
+    with _opened(arguments) as (console, stream), contextlib.suppress(KeyboardInterrupt):
+        for frame in connect(arguments.config).stream(request):
+            if not isinstance(frame, TranscriptLine | Missed):
+                continue
+            if isinstance(frame, Missed) and not arguments.json and not frame.count:
+                output.chatter().print(_missed(frame))
+            elif arguments.json:
+                output.print_line(frame, stream)
+            else:
+                console.print(_missed(frame) if isinstance(frame, Missed) else said(frame), soft_wrap=True)
+            stream.flush()
+    return OK
+
+
+def said(line: TranscriptLine) -> Text:
+    """Of the relay's side: `<` was received, `>` was sent, `*` is a note."""
+    worker = "" if line.worker is None else f"{line.worker}."
+    head = f"{_clock(line.at, 3)} {'in' if line.side == 'inbound' else 'out'} {worker}{line.session} "
+    style = {"received": "cyan", "sent": "green"}.get(line.direction, "dim")
+    peer = f"{line.peer} " if line.direction == "note" else ""
+    return Text(head).append(f"{_ARROWS[line.direction]} {peer}{text.clean(line.text)}", style=style)
+
+
+@contextlib.contextmanager
+def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
+    if arguments.out is None:
+        yield output.console(), sys.stdout
+        return
+    try:
+        # It has addresses, and perhaps more: nobody else reads it.
+        descriptor = os.open(arguments.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise CliError(f"cannot write {arguments.out}: {error.strerror}") from error
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        yield output.console(stream), stream
+    output.chatter().print(f"Written to {arguments.out}.")
+
+
+def _short(address: str) -> str:
+    return address if len(address) <= SHORT else address[: SHORT - 1] + "…"
+
+
+def _missed(frame: Missed) -> Text:
+    why = f"{text.plural(frame.count, 'line')} missing here: this reader is too slow" if frame.count else ""
+    return Text(f"… {why or text.clean(frame.why)}", style="yellow")
+
+
+def _clock(at: float, digits: int = 0) -> str:
+    fraction = f"{at % 1:.{digits}f}"[1:] if digits else ""
+    return time.strftime("%H:%M:%S", time.localtime(at)) + fraction

@@ -1,0 +1,189 @@
+"""The acts of operators in a worker: each changing request under its id, and what can be undone of it.
+
+An act is in the journal before it changes anything, and one event tells it when it ends, also half-way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime
+
+import msgspec
+
+from zonerelay.control.messages.answers import ActRow, Changed
+from zonerelay.control.messages.requests import Acts, Filter, QueueChange, Undo
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.model.clock import Clock
+from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
+from zonerelay.queue.operator.operations import Operations, QueueFilter, Result, VerbProgress, described
+from zonerelay.queue.operator.reroute import RerouteError, Rerouting
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import StoreError
+
+DEFAULT_REASON = "given up by the operator"
+FINAL = "mail that was bounced or dropped has left the queue"
+"""Why those acts cannot be undone."""
+MAX_WAIT = 366 * 86_400.0
+MAX_ROWS = 1000
+
+
+def new_act() -> str:
+    return secrets.token_hex(4)
+
+
+class OperatorActs:
+    """One per worker."""
+
+    def __init__(self, operations: Operations, journal: Journal, zones: Zones, clock: Clock) -> None:
+        self._operations = operations
+        self._journal = journal
+        self._zones = zones
+        self._clock = clock
+
+    async def change(self, request: QueueChange, who: str, progress: VerbProgress) -> Changed:
+        """Raises ControlError."""
+        if request.filter.is_everything and not request.everything:
+            raise ControlError("no filter, and not everything either: which deliveries?")
+        if request.at is not None and not 0 <= request.at <= self._clock.now() + MAX_WAIT:
+            raise ControlError("retry at what time? It is at most a year from now")
+        rerouting = self._rerouting(request)
+        what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"
+        final = FINAL if request.action in ("bounce", "drop") else ""
+        act = await self._begin(
+            request, who, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
+        )
+        try:
+            result = await self._do(request, rerouting, progress, act)
+        except BaseException as error:
+            self._journal.break_off(act.id)
+            if isinstance(error, StoreError):
+                raise ControlError(f"the spool: {error}; act {act.id} is done in part") from error
+            raise
+        act = await self._finish(act, result)
+        return Changed(
+            action=request.action,
+            matched=result.matched,
+            changed=result.changed,
+            busy=result.busy,
+            act=act.id,
+            no_undo=act.problem,
+            note="" if rerouting is None else rerouting.note,
+        )
+
+    async def _do(
+        self, request: QueueChange, rerouting: Rerouting | None, progress: VerbProgress, act: Act
+    ) -> Result:
+        verbs, wanted = self._operations, queue_filter(request.filter)
+        match request.action:
+            case "retry":
+                at = request.at or 0.0
+                return await verbs.retry(wanted, progress, at=at if at > self._clock.now() else 0.0, act=act)
+            case "hold":
+                return await verbs.hold(wanted, progress, act=act)
+            case "release":
+                return await verbs.release(wanted, progress, act=act)
+            case "drop":
+                return await verbs.drop(wanted, progress, act=act)
+            case "bounce":
+                return await verbs.bounce(wanted, request.reason or DEFAULT_REASON, progress, act=act)
+            case "reroute":
+                assert rerouting is not None
+                return await verbs.reroute(wanted, rerouting, progress, act=act)
+
+    async def undo(self, request: Undo, who: str, progress: VerbProgress) -> Changed:
+        """Raises NotFoundError, ControlError and StoreError."""
+        try:
+            undone = await self._journal.find(request.undoes)
+        except JournalError as error:
+            raise NotFoundError(str(error)) from error
+        if undone.problem:
+            raise ControlError(f"act {undone.id} ({undone.verb}) cannot be undone: {undone.problem}")
+        if undone.undone_by:
+            note = f"act {undone.id} was undone before, by act {undone.undone_by}"
+            return Changed(action="undo", matched=0, changed=0, busy=0, undoes=undone.id, note=note)
+        if self._journal.is_running(undone.id):
+            raise ControlError(f"act {undone.id} ({undone.verb}) still runs: undo it when it has ended")
+        what = f"act {undone.id}: {undone.verb} {undone.what}"
+        act = await self._begin(request, who, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
+        try:
+            result = await self._operations.undo(undone, act, progress)
+            if not result.busy:  # otherwise it may be repeated
+                await self._journal.mark_undone(undone.id, act.id)
+        except BaseException as error:
+            self._journal.break_off(act.id)
+            if isinstance(error, OSError):
+                text = f"the journal of acts cannot be read or written: {error.strerror}"
+                raise ControlError(text) from error
+            raise
+        act = await self._finish(act, result)
+        return Changed(
+            action="undo",
+            matched=result.matched,
+            changed=result.changed,
+            busy=result.busy,
+            act=act.id,
+            no_undo=act.problem,
+            undoes=undone.id,
+            gone=result.gone,
+            altered=result.altered,
+        )
+
+    async def rows(self, request: Acts) -> list[ActRow]:
+        found = [act for act in await self._journal.acts() if request.act in ("", act.id)]
+        return [_row(act) for act in found[: min(request.limit or MAX_ROWS, MAX_ROWS)]]
+
+    async def _begin(self, request: QueueChange | Undo, who: str, act: Act) -> Act:
+        act = msgspec.structs.replace(
+            act, id=request.act or new_act(), at=self._clock.now(), who=who, reason=request.reason
+        )
+        try:
+            await self._journal.begin(act)
+        except JournalError as error:
+            raise ControlError(str(error)) from error
+        return act
+
+    async def _finish(self, act: Act, result: Result) -> Act:
+        return await self._journal.finish(
+            msgspec.structs.replace(act, matched=result.matched, changed=result.changed, busy=result.busy)
+        )
+
+    def _rerouting(self, request: QueueChange) -> Rerouting | None:
+        if request.action != "reroute":
+            return None
+        try:
+            return Rerouting(
+                self._zones,
+                to_zone=request.to_zone,
+                next_hop=request.next_hop,
+                ask_again=request.ask_again,
+            )
+        except RerouteError as error:
+            raise ControlError(str(error)) from error
+
+
+def queue_filter(wanted: Filter) -> QueueFilter:
+    return msgspec.convert(wanted, QueueFilter, from_attributes=True)
+
+
+def _aim(request: QueueChange, rerouting: Rerouting | None) -> str:
+    if rerouting is not None:
+        return f" to {rerouting.aim}"
+    at = request.at
+    return f" at {datetime.fromtimestamp(at).astimezone().isoformat(' ', 'seconds')}" if at else ""
+
+
+def _row(act: Act) -> ActRow:
+    return ActRow(
+        act=act.id,
+        at=act.at,
+        action=act.verb,
+        who=act.who,
+        what=act.what,
+        reason=act.reason,
+        changed=act.changed,
+        until=act.at + KEPT,
+        finished=act.finished,
+        no_undo=act.problem or (f"undone by act {act.undone_by}" if act.undone_by else ""),
+        undoes=act.undoes,
+        undone_by=act.undone_by,
+    )

@@ -1,0 +1,208 @@
+"""The answers to `suspend`, `resume` and to what asks for the orders in force.
+
+A mistake in a request is a ControlError that says what to write instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+
+from zonerelay.config.wording import did_you_mean, in_words
+from zonerelay.control.messages.answers import DeliveryRow, OrderGiven, OrderRow, OrdersEnded, OrdersInForce
+from zonerelay.control.messages.requests import Orders as OrdersRequest
+from zonerelay.control.messages.requests import Resume, Selectors, Suspend
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.model.priority import zone_of
+from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
+from zonerelay.queue.orders.orders import Orders, OrdersError
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.store.contract import Store
+
+MAX_TEXT = 400
+LOOK = 1.0
+"""Seconds for which the mail that an order is about is looked for."""
+
+
+class OrderAnswers:
+    """`first_expiry` returns when mail that was accepted then would expire in a zone at the earliest."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        operations: Operations,
+        *,
+        store: Store,
+        scheduler: Scheduler,
+        first_expiry: Callable[[float, str], float],
+        zones: Callable[[], Collection[str]],
+        clock: Clock,
+    ) -> None:
+        self._orders = orders
+        self._operations = operations
+        self._store = store
+        self._scheduler = scheduler
+        self._first_expiry = first_expiry
+        self._zones = zones
+        self._clock = clock
+
+    async def answer(
+        self, request: Suspend | Resume | OrdersRequest, caller: str
+    ) -> OrderGiven | OrdersEnded | OrdersInForce:
+        """Raises ControlError and StoreError."""
+        try:
+            match request:
+                case Suspend():
+                    return await self._suspend(request, request.who or caller)
+                case Resume():
+                    return await self._resume(request, request.who or caller)
+                case OrdersRequest():
+                    return OrdersInForce(orders=self.rows())
+        except OrdersError as error:
+            raise ControlError(str(error)) from error
+
+    def rows(self) -> tuple[OrderRow, ...]:
+        """Those in force, the newest first."""
+        return tuple(map(self._row, reversed(self._orders.table.orders)))
+
+    def about(self, mail: Subject) -> tuple[OrderRow, ...]:
+        return tuple(map(self._row, self._orders.table.about(mail)))
+
+    def of(self, delivery: Delivery, message: Message | None) -> str:
+        """The id of the order that a delivery waits for, "" if there is none."""
+        in_force = self._orders.table.orders
+        if not in_force:
+            return ""
+        if delivery.held:
+            return delivery.act if any(order.id == delivery.act for order in in_force) else ""
+        found = self._scheduler.destination_of(delivery.zone, delivery.domain) or ""
+        mail = Subject(
+            delivery.zone,
+            delivery.recipient,
+            "" if message is None else message.envelope.sender,
+            "" if message is None else message.envelope.origin.user,
+            delivery.domain,
+            found.partition(" ")[2],
+        )
+        order = self._orders.table.holding(mail, delivery.act)
+        return "" if order is None else order.id
+
+    def named_in(self, rows: Iterable[DeliveryRow]) -> tuple[OrderRow, ...]:
+        ids = {row.order for row in rows}
+        return tuple(row for row in self.rows() if row.id in ids)
+
+    def _row(self, order: Order) -> OrderRow:
+        row = msgspec.convert(order, OrderRow, from_attributes=True)
+        return msgspec.structs.replace(
+            row, held=self._orders.held[order.id], refused=self._orders.refused[order.id]
+        )
+
+    async def _suspend(self, request: Suspend, who: str) -> OrderGiven:
+        self._check(request)
+        now = self._clock.now()
+        until = request.until if request.seconds is None else now + request.seconds
+        if until is not None and until <= now:
+            raise ControlError("the order would be over already: give a time to come")
+        order = Order(
+            id=request.id or secrets.token_hex(4),
+            effect=request.effect,
+            reason=" ".join(request.reason.split()),
+            who=who,
+            since=now,
+            until=until,
+            refuse=request.refuse,
+            stop_clock=request.stop_clock,
+            hosts=self._hosts(request.about),
+            **msgspec.structs.asdict(request.about),
+        )
+        order, new = await self._orders.give(order)
+        return OrderGiven(order=self._row(order), new=new, first_expiry=await self._expiry(request.about))
+
+    def _check(self, request: Suspend) -> None:
+        about = request.about
+        given = {name: getattr(about, name) for name in SELECTORS if getattr(about, name) is not None}
+        if bool(given) is about.everything:
+            raise ControlError(
+                "everything is all mail: leave the other selectors out"
+                if given
+                else "which mail? Give a zone, destination, domain, sender, user or recipient, or all of it"
+            )
+        texts = (*given.values(), request.reason)
+        if (
+            any(len(text) > MAX_TEXT or not text.isprintable() for text in texts)
+            or not request.reason.strip()
+        ):
+            raise ControlError(f"selectors and the reason are printable, of at most {MAX_TEXT} characters")
+        if about.zone is not None and about.zone not in self._known_zones():
+            near = (
+                did_you_mean(about.zone, self._known_zones()) or f"; there is {in_words(self._known_zones())}"
+            )
+            raise ControlError(f'there is no zone "{about.zone}"{near}')
+        if about.domain is not None and about.destination is not None:
+            raise ControlError("a destination has domains of its own: leave domain or destination out")
+        if request.refuse and (request.effect == HOLD or about.destination is not None):
+            what = "a hold rule takes mail in" if request.effect == HOLD else "no client names a destination"
+            raise ControlError(
+                f"{what}: refuse goes with a zone, domain, sender, user, recipient or all mail"
+            )
+
+    def _known_zones(self) -> list[str]:
+        stored = (zone_of(queue) for queue, counts in self._store.counts().items() if counts.total)
+        return sorted({*self._zones(), *stored, "default"})
+
+    def _hosts(self, about: Selectors) -> tuple[str, ...]:
+        """The hosts of a destination that is known by a name, as `status` shows it."""
+        wanted = (about.destination or "").lower()
+        found = (
+            each.key.partition(" ")[2]
+            for zone in (self._scheduler.snapshot() if wanted else ())
+            for each in zone.destinations
+            if each.name.lower() == wanted
+        )
+        return tuple(dict.fromkeys(found))[:MAX_HOSTS]
+
+    async def _expiry(self, about: Selectors) -> float | None:
+        """Before this no mail expires that the order is about. With many to look at it is the earliest that
+        it could be.
+        """
+        wanted = QueueFilter(
+            zone=about.zone, domain=about.domain, sender=about.sender, recipient=about.recipient
+        )
+        if not wanted.is_everything and about.user is about.destination is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    found = [
+                        self._first_expiry(delivery.created, delivery.zone)
+                        async for delivery, _, _ in self._operations.select(wanted)
+                    ]
+                    return min(found, default=None)
+        now = self._clock.now()
+        oldest = [
+            self._first_expiry(created, zone_of(queue))
+            for queue in self._store.counts()
+            if about.zone in (None, zone_of(queue))
+            and (created := await self._store.oldest(queue, now=now)) is not None
+        ]
+        return min(oldest, default=None)
+
+    async def _resume(self, request: Resume, who: str) -> OrdersEnded:
+        about = request.about
+        selectors = tuple(getattr(about, name) for name in SELECTORS)
+        if not request.id and about == Selectors():
+            raise ControlError("which order? Give its id, or the selectors that it was given with")
+
+        def is_meant(order: Order) -> bool:
+            if request.id:
+                return order.id == request.id
+            return (order.selectors, order.everything) == (selectors, about.everything)
+
+        ended, released = await self._orders.end(is_meant, who, " ".join(request.reason.split()))
+        return OrdersEnded(orders=tuple(map(self._row, ended)), released=released)

@@ -1,0 +1,201 @@
+"""What operators read along: the events of a worker as they happen, and transcripts of its sessions.
+
+A reader that is slow loses what does not fit its buffer, and is told how much is missing; mail never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+from collections.abc import Callable
+from ipaddress import ip_address, ip_network
+
+import msgspec
+
+from zonerelay.control.messages.answers import End, MailEvent, Missed, TranscriptLine
+from zonerelay.control.messages.requests import Tail
+from zonerelay.control.messages.requests import Transcript as TranscriptRequest
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.server import Answer
+from zonerelay.model.message_id import is_message_id
+from zonerelay.telemetry.events.events import Events, Field, Told
+from zonerelay.telemetry.events.stream import Stream
+from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.transcript import MAX_TRANSCRIPTS, ROOM, Line, Transcript
+
+MAX_FOLLOWERS = 16
+EVENTS_ROOM = 2000
+"""Events that wait for their reader."""
+MAX_SECONDS = 24 * 3600.0
+MAX_OCTETS = 1_000_000_000
+MAX_SESSIONS = 10_000
+MAX_MESSAGES = 10_000
+"""Messages of a sender, a user or a client whose later events are told, too."""
+
+
+class Streams:
+    def __init__(self, events: Events, redactor: Redactor) -> None:
+        self._events = events
+        self._redactor = redactor
+        self._followers = 0
+
+    async def answer(self, request: Tail | TranscriptRequest, answer: Answer) -> End:
+        """Raises ControlError."""
+        return await (
+            self._tail(request, answer) if isinstance(request, Tail) else self._transcribe(request, answer)
+        )
+
+    async def _tail(self, request: Tail, answer: Answer) -> End:
+        """Ends when the client leaves. Raises ControlError."""
+        if self._followers >= MAX_FOLLOWERS:
+            raise ControlError(f"{MAX_FOLLOWERS} others read along already: end one of them")
+        try:
+            wanted = _Wanted(request, self._redactor)
+        except SearchError as error:
+            raise ControlError(str(error)) from error
+        stream: Stream[Told] = Stream(EVENTS_ROOM)
+        self._followers += 1
+        self._events.follow(stream)
+        try:
+            while True:
+                events, missed = await stream.take()
+                for at, level, event, fields in events:
+                    if wanted(event, fields):
+                        await answer.send(MailEvent(at=at, level=level, event=event, fields=fields))
+                if missed:
+                    await answer.send(Missed(count=missed))
+                await answer.flush()
+        finally:
+            self._followers -= 1
+            self._events.leave(stream)
+
+    async def _transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
+        """Ends with its time, octets or sessions, or when the client leaves. Raises ControlError."""
+        stream: Stream[Line] = Stream(ROOM)
+        transcript = _checked(request, stream)
+        if not self._events.transcripts.start(transcript):
+            raise ControlError(f"{MAX_TRANSCRIPTS} transcripts run already: end one of them")
+        subject = request.client or request.domain or request.message_id
+        self._events.transcript_begun(subject, request.seconds, request.who or answer.caller)
+        timer = asyncio.get_running_loop().call_later(request.seconds, stream.close, "its time is over")
+        count = 0
+        try:
+            while True:
+                lines, missed = await stream.take()
+                for line in lines:
+                    await answer.send(msgspec.convert(line, TranscriptLine, from_attributes=True))
+                count += len(lines)
+                if missed:
+                    await answer.send(Missed(count=missed))
+                if not lines:
+                    await answer.send(Missed(why=stream.why))
+                    return End(count=count)
+                await answer.flush()
+        finally:
+            timer.cancel()
+            self._events.transcripts.stop(transcript)
+
+
+def _checked(request: TranscriptRequest, stream: Stream[Line]) -> Transcript:
+    if sum(map(bool, (request.client, request.domain, request.message_id))) != 1:
+        raise ControlError("a transcript is of one client, of one destination or of one message")
+    for what, value, most in (
+        ("seconds", request.seconds, MAX_SECONDS),
+        ("octets", request.octets, MAX_OCTETS),
+        ("sessions", request.sessions, MAX_SESSIONS),
+    ):
+        if not 0 < value <= most:
+            raise ControlError(f"a transcript has from 1 to {most:,.0f} {what}")
+    if request.message_id and not is_message_id(request.message_id):
+        raise ControlError(f"{request.message_id} is not a message id")
+    try:
+        networks = (ip_network(request.client, strict=False),) if request.client else ()
+    except ValueError as error:
+        raise ControlError(f"{request.client} is neither an address nor a network") from error
+    return Transcript(
+        stream,
+        networks=networks,
+        domain=request.domain,
+        message_id=request.message_id,
+        octets=request.octets,
+        sessions=request.sessions,
+    )
+
+
+class _Wanted:
+    """The filter of one tail. A later event of a message has no sender, user or client: it is wanted when the
+    acceptance of the message was. Raises SearchError.
+    """
+
+    def __init__(self, request: Tail, redactor: Redactor) -> None:
+        def form(text: str) -> Form | None:
+            if not text:
+                return None
+            if is_message_id(text):
+                return Form(frozenset({text}))
+            with contextlib.suppress(ValueError):
+                text = str(ip_address(text))
+            way_out = "[log] redact = false shows addresses"
+            return form_of(text, redactor, clear=not redactor.enabled, place="the log", way_out=way_out)
+
+        domain = request.domain.removeprefix("*").removeprefix("@")
+        self._any = form(request.address)
+        self._recipient, self._domain = form(request.recipient), form(domain and f"@{domain}")
+        self._of_message = tuple(
+            (names, wanted)
+            for names, wanted in (
+                (("sender",), form(request.sender)),
+                (("user",), form(request.user)),
+                (("client",), form(request.client)),
+            )
+            if wanted is not None
+        )
+        self._request = request
+        self._messages: dict[str, None] = {}
+
+    def __call__(self, event: str, fields: dict[str, Field]) -> bool:
+        request = self._request
+
+        def text(name: str) -> str:
+            return str(fields.get(name) or "")
+
+        def has(form: Form, *names: str) -> bool:
+            return any(form.matches(word) for name in names for word in text(name).split(" ") if word)
+
+        if not self._is_of_message(event, text, has):
+            return False
+        domain = request.domain.lower()
+        return (
+            (not request.event or any(fnmatch.fnmatch(event, e.strip()) for e in request.event.split(",")))
+            and (not request.zone or fnmatch.fnmatch(text("zone"), request.zone))
+            and (not request.message_id or request.message_id in (text("id"), text("about")))
+            and (self._recipient is None or has(self._recipient, "recipient", "to", *_mailbox(text, "RCPT")))
+            and (
+                self._domain is None
+                or has(self._domain, "recipient", "to", *_mailbox(text, "RCPT"))
+                or fnmatch.fnmatch(text("destination").lower(), domain)
+            )
+        )
+
+    def _is_of_message(self, event: str, text: Callable[[str], str], has: Callable[..., bool]) -> bool:
+        """Whether the event, or the acceptance of its message, has the sender, the user and the client."""
+        if self._any is None and not self._of_message:
+            return True
+        message_id = text("id") or text("about")
+        about = ("sender", "recipient", "to", "mailbox", "message-id", "user", "client", "id", "about")
+        found = (self._any is None or has(self._any, *about)) and all(
+            has(form, *names, *(_mailbox(text, "MAIL", "DATA", "BDAT") if names == ("sender",) else ()))
+            for names, form in self._of_message
+        )
+        if found and event == "accepted":
+            self._messages[message_id] = None
+            if len(self._messages) > MAX_MESSAGES:
+                del self._messages[next(iter(self._messages))]
+        return found or message_id in self._messages
+
+
+def _mailbox(text: Callable[[str], str], *commands: str) -> tuple[str, ...]:
+    """The field `mailbox` of a refusal is of what the command names."""
+    return ("mailbox",) if text("command") in commands else ()

@@ -1,0 +1,290 @@
+"""The journal of operators' acts: who did what for which reason, and what an undo would restore.
+
+An *act* is one changing verb, under an id that is the same in every worker. Of each act a worker has two
+files beside its spool: `ID.json` says who did what, `ID.log` has the deliveries that the act changes, each
+with its state before and after. The face for other changing verbs, such as standing orders:
+
+    await journal.begin(act)            # the act exists; raises JournalError
+    noted = await journal.note(id, entries)     # durable; call it before the store's change
+    await journal.finish(act)           # with the counts
+    async for entries in journal.entries(id): …     # what was noted, in pieces of at most one `note`
+
+The change in the store sets `Delivery.act` to the id of the act, in the same write. So an entry that was
+noted and never applied (a crash came between) is told from one that was: an undo restores a delivery only
+where `State.of(delivery)` is `Entry.after`, and never reverts more than the act changed.
+
+Policy: acts are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` acts and `MAX_SIZE` octets.
+Failure: an act that cannot be noted (no space, no room) goes on and cannot be undone: `note` returns false,
+and `problem_of` says why in words. Files are written and read in other threads, a piece at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import struct
+import zlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+
+KEPT = 24 * 3600.0
+MAX_ACTS = 10_000
+MAX_SIZE = 256 * 1024 * 1024
+DIRECTORY = "acts"
+
+_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_FRAME = struct.Struct("!II")
+
+
+class JournalError(Exception):
+    """There is no such act, or its id is taken. The text is for an operator."""
+
+
+class State(NamedTuple):
+    """What acts change of a delivery, and `attempts`, by which an attempt since is seen."""
+
+    queue: str
+    held: bool
+    next_attempt: float
+    attempts: int
+    act: str
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> State:
+        return cls(delivery.queue, delivery.held, delivery.next_attempt, delivery.attempts, delivery.act)
+
+    def restored(self, delivery: Delivery) -> Delivery:
+        """The delivery in this state again; its attempts are what they are."""
+        return replace(
+            delivery, queue=self.queue, held=self.held, next_attempt=self.next_attempt, act=self.act
+        )
+
+
+class Entry(NamedTuple):
+    """One delivery that an act changes. `key` names it before the change."""
+
+    key: DeliveryKey
+    before: State
+    after: State
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True):
+    """`what` is the filter in words. `problem`: why the act cannot be undone, "" if it can. `undoes` is the
+    act that this one has undone, `undone_by` the one that has undone this. `finished` false: it runs, or a
+    crash has ended it.
+    """
+
+    id: str
+    at: float
+    verb: str
+    who: str = ""
+    what: str = ""
+    reason: str = ""
+    matched: int = 0
+    changed: int = 0
+    busy: int = 0
+    finished: bool = False
+    problem: str = ""
+    undoes: str = ""
+    undone_by: str = ""
+
+
+class Journal:
+    """One per worker. `directory` is made with the first act."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._problems: dict[str, str] = {}
+        self._own: dict[str, float] = {}
+        self._running: set[str] = set()
+        self._size = 0
+
+    async def begin(self, act: Act) -> None:
+        """Raises JournalError when the id is none, or an earlier act has it. A request of several parts may
+        begin its act again.
+        """
+        if _ID.fullmatch(act.id) is None:
+            raise JournalError(f"{act.id!r} is no id of an act: those have 8 hexadecimal digits")
+        if act.id in self._running:
+            raise JournalError(f"act {act.id} still runs")
+        self._running.add(act.id)
+        if act.id in self._own:
+            return
+        if await asyncio.to_thread(self._json(act.id).exists):
+            self._running.discard(act.id)
+            raise JournalError(f"act {act.id} exists already")
+        self._own[act.id] = act.at
+        for old in [each for each, at in self._own.items() if at < act.at - KEPT]:
+            del self._own[old]
+            self._problems.pop(old, None)
+        try:
+            await asyncio.to_thread(self._begin, act)
+        except OSError as error:
+            self._problems[act.id] = f"the journal cannot be written: {error.strerror}"
+
+    async def note(self, act_id: str, entries: Sequence[Entry]) -> bool:
+        """Makes entries durable; false if that cannot be, and then the whole act cannot be undone."""
+        if entries and act_id not in self._problems:
+            try:
+                await asyncio.to_thread(self._append, act_id, entries)
+            except OSError as error:
+                self._problems[act_id] = f"the journal cannot be written: {error.strerror}"
+                await asyncio.to_thread(self._forget_entries, act_id)
+        return act_id not in self._problems
+
+    def break_off(self, act_id: str) -> None:
+        """It has failed: it stays as a crash would have left it, and can be undone as far as it came."""
+        self._running.discard(act_id)
+
+    def is_running(self, act_id: str) -> bool:
+        return act_id in self._running
+
+    def problem_of(self, act_id: str) -> str:
+        return self._problems.get(act_id, "")
+
+    async def finish(self, act: Act) -> Act:
+        """Stores the counts of an act, added to those of its earlier parts; returns it as it is stored then.
+        `problem_of` goes before the `problem` that the act has.
+        """
+        act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
+        self._running.discard(act.id)
+        try:
+            return await asyncio.to_thread(self._finish, act)
+        except OSError:
+            return act
+
+    async def mark_undone(self, act_id: str, by: str) -> None:
+        """Raises OSError."""
+        act = await self.find(act_id)
+        await asyncio.to_thread(self._write, msgspec.structs.replace(act, undone_by=by))
+
+    async def find(self, act_id: str) -> Act:
+        """Raises JournalError."""
+        act = await asyncio.to_thread(self._read, act_id) if _ID.fullmatch(act_id) else None
+        if act is None or act.at < self._clock.now() - KEPT:
+            raise JournalError(f"no act {act_id} in the last 24 hours (zonerelay acts lists them)")
+        return act
+
+    async def acts(self) -> list[Act]:
+        """Those of the last 24 hours, the last one first."""
+        return await asyncio.to_thread(self._acts)
+
+    async def entries(self, act_id: str) -> AsyncGenerator[list[Entry], None]:
+        """Yields what was noted. A piece that a crash has cut is not there: the store was not changed yet."""
+        pieces = self._pieces(act_id)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+
+    # In other threads
+
+    def _json(self, act_id: str) -> Path:
+        return self._directory / f"{act_id}.json"
+
+    def _log(self, act_id: str) -> Path:
+        return self._directory / f"{act_id}.log"
+
+    def _begin(self, act: Act) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept = self._prune()
+        if kept >= MAX_ACTS:
+            self._problems[act.id] = f"the journal has {MAX_ACTS:,} acts of the last 24 hours already"
+            return
+        self._write(act)
+
+    def _prune(self) -> int:
+        """Removes what is older than 24 hours; returns how many acts are left."""
+        oldest = self._clock.now() - KEPT
+        kept = size = 0
+        for file in os.scandir(self._directory):
+            facts = file.stat()
+            # The time of the file, which is never before that of the act: thousands are not read for this.
+            if facts.st_mtime < oldest:
+                Path(file.path).unlink(missing_ok=True)
+                continue
+            size += facts.st_size
+            kept += file.name.endswith(".json")
+        self._size = size
+        return kept
+
+    def _append(self, act_id: str, entries: Sequence[Entry]) -> None:
+        packed = zlib.compress(_pack(entries), 1)
+        frame = _FRAME.pack(len(packed), zlib.crc32(packed)) + packed
+        self._size += len(frame)
+        if self._size > MAX_SIZE:
+            self._size -= len(frame)
+            raise OSError(0, f"it has reached its limit of {MAX_SIZE // 2**20} MiB")
+        with open(self._log(act_id), "ab", opener=_private) as file:
+            file.write(frame)
+            file.flush()
+            os.fdatasync(file.fileno())
+
+    def _forget_entries(self, act_id: str) -> None:
+        log = self._log(act_id)
+        if log.exists():
+            self._size -= log.stat().st_size
+            log.unlink(missing_ok=True)
+
+    def _pieces(self, act_id: str) -> Iterator[list[Entry]]:
+        try:
+            file = self._log(act_id).open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            while len(head := file.read(_FRAME.size)) == _FRAME.size:
+                length, check = _FRAME.unpack(head)
+                packed = file.read(length)
+                if len(packed) < length or zlib.crc32(packed) != check:
+                    return
+                yield _unpack(zlib.decompress(packed))
+
+    def _finish(self, act: Act) -> Act:
+        before = self._read(act.id)
+        if before is not None:
+            act = msgspec.structs.replace(
+                act,
+                at=before.at,
+                matched=act.matched + before.matched,
+                changed=act.changed + before.changed,
+                busy=act.busy + before.busy,
+            )
+            self._write(act)
+        return act
+
+    def _write(self, act: Act) -> None:
+        path = self._json(act.id)
+        draft = path.with_suffix(".new")
+        with open(draft, "wb", opener=_private) as file:
+            file.write(msgspec.json.encode(act))
+            file.flush()
+            os.fdatasync(file.fileno())
+        draft.replace(path)
+
+    def _read(self, act_id: str) -> Act | None:
+        try:
+            return _decode(self._json(act_id).read_bytes())
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return None
+
+    def _acts(self) -> list[Act]:
+        oldest = self._clock.now() - KEPT
+        names = [path.stem for path in self._directory.glob("*.json")]
+        found = [act for name in names if (act := self._read(name)) is not None and act.at >= oldest]
+        return sorted(found, key=lambda act: act.at, reverse=True)
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[Entry]).decode
+_decode = msgspec.json.Decoder(Act).decode
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,194 @@
+"""An order of an operator, and what the orders in force say about mail. Pure: `now` is a parameter.
+
+Mail of a zone, a destination or a domain waits in the store, where it is: a zone's `Gate` says so. Orders
+about senders, users or recipients, and hold rules, need the envelope: a delivery is held under the id of its
+order when it would be attempted. So are deliveries to a domain in a zone with one next hop, where all mail
+has one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from zonerelay.config.settings import ZoneSettings
+from zonerelay.model.address import Mailbox, domain_of
+
+SUSPEND = "suspend"
+HOLD = "hold"
+SELECTORS = ("zone", "destination", "domain", "sender", "user", "recipient")
+MAX_HOSTS = 16
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything given must match; `*` stands for any text. `hosts` are those that `destination` stands for,
+    as far as they were known when the order was given. `ended`: it is over since then.
+    """
+
+    id: str
+    effect: str
+    reason: str
+    who: str
+    since: float
+    until: float | None = None
+    zone: str | None = None
+    destination: str | None = None
+    domain: str | None = None
+    sender: str | None = None
+    user: str | None = None
+    recipient: str | None = None
+    everything: bool = False
+    refuse: bool = False
+    stop_clock: bool = False
+    hosts: tuple[str, ...] = ()
+    ended: float | None = None
+
+    @property
+    def selectors(self) -> tuple[str | None, ...]:
+        return tuple(getattr(self, name) for name in SELECTORS)
+
+    @property
+    def about(self) -> str:
+        """The selectors in words."""
+        given = zip(SELECTORS, self.selectors, strict=True)
+        # Not `name=value`: the log's redaction would take that for an address.
+        return " ".join(f"{name} {value or '<>'}" for name, value in given if value is not None) or "all mail"
+
+    @property
+    def needs_envelope(self) -> bool:
+        return self.effect == HOLD or any(each is not None for each in self.selectors[3:])
+
+    def is_in_force(self, now: float) -> bool:
+        return self.ended is None and (self.until is None or now < self.until)
+
+    def is_about_zone(self, zone: str) -> bool:
+        return self.zone is None or self.zone == zone
+
+    def is_about_destination(self, name: str, label: str) -> bool:
+        """`name` is the destination's for people, `label` its hosts with their ports."""
+        wanted = self.destination
+        if wanted is None or label in self.hosts or _is_like(wanted, name) or _is_like(wanted, label):
+            return True
+        hosts = label.partition(" ")[0].split(",")
+        return any(_is_like(wanted, host) or _is_like(wanted, host.rpartition(":")[0]) for host in hosts)
+
+    def is_about_client(self, sender: str, user: str) -> bool:
+        bare = None if self.sender is None else self.sender.removeprefix("<").removesuffix(">")
+        return _is_like(bare, sender) and _is_like(self.user, user)
+
+    def is_about_recipient(self, recipient: str) -> bool:
+        return _is_like(self.domain, domain_of(Mailbox(recipient))) and _is_like(self.recipient, recipient)
+
+
+class Subject(NamedTuple):
+    """Mail as orders see it. `destination` is its name for people, `label` its hosts with their ports, ""
+    while they are not known.
+    """
+
+    zone: str
+    recipient: str
+    sender: str
+    user: str
+    destination: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What of a zone waits in the store. `is_closed`: all of it."""
+
+    is_closed: bool = False
+    domains: tuple[Order, ...] = ()
+    destinations: tuple[Order, ...] = ()
+
+    def keeps_domain(self, domain: str) -> Order | None:
+        """The order for which mail to a domain waits, before its destination is looked up."""
+        return next((order for order in self.domains if _is_like(order.domain, domain)), None)
+
+    def keeps(self, name: str, label: str) -> Order | None:
+        """The order for which mail for a destination waits."""
+        return next((each for each in self.destinations if each.is_about_destination(name, label)), None)
+
+
+OPEN = Gate()
+
+
+class OrderTable:
+    """The orders in force, and the pauses of those that are over. Made anew when one changes."""
+
+    def __init__(self, orders: Iterable[Order] = (), now: float = 0.0) -> None:
+        every = list(orders)
+        self.orders = tuple(order for order in every if order.is_in_force(now))
+        self.pauses = tuple(order for order in every if order.stop_clock)
+        self.refusing = tuple(order for order in self.orders if order.refuse)
+        self.by_envelope = any(order.needs_envelope or order.domain is not None for order in self.orders)
+        """An envelope has to be looked at before an attempt."""
+
+    def gate(self, zone: ZoneSettings) -> Gate:
+        if not self.orders:
+            return OPEN
+        some = [each for each in self.orders if not each.needs_envelope and each.is_about_zone(zone.name)]
+        return Gate(
+            any(each.domain is None and each.destination is None for each in some),
+            () if zone.next_hop else tuple(each for each in some if each.domain is not None),
+            tuple(each for each in some if each.destination is not None),
+        )
+
+    def about(self, mail: Subject) -> list[Order]:
+        """Those that keep such mail from being sent."""
+        return [order for order in self.orders if _matches(order, mail)]
+
+    def holding(self, mail: Subject, act: str) -> Order | None:
+        """The order under which a delivery that is about to be attempted has to be held. A hold rule lets
+        mail pass that an operator's `act` has released by itself.
+        """
+        for order in self.about(mail):
+            if order.effect != HOLD or act in ("", order.id):
+                return order
+        return None
+
+    def refuses(
+        self, sender: str, user: str, recipient: str | None = None, zone: str | None = None
+    ) -> Order | None:
+        """The order for which a client is refused. Without a recipient: at MAIL."""
+        for order in self.refusing:
+            at_mail = order.zone is None and order.domain is None and order.recipient is None
+            if not order.is_about_client(sender, user) or at_mail is not (recipient is None):
+                continue
+            if recipient is None or (order.is_about_recipient(recipient) and order.zone in (None, zone)):
+                return order
+        return None
+
+    def paused(self, mail: Subject, created: float, now: float) -> float:
+        """For how many seconds the age of mail did not count. Orders that overlapped count once."""
+        seconds = over = 0.0
+        for order in self.pauses:  # by the time that they were given
+            if _matches(order, mail):
+                began = max(order.since, created, over)
+                over = max(over, min(order.ended or now, order.until or now))
+                seconds += max(0.0, over - began)
+        return seconds
+
+
+def _matches(order: Order, mail: Subject) -> bool:
+    return (
+        order.is_about_zone(mail.zone)
+        and order.is_about_client(mail.sender, mail.user)
+        and order.is_about_recipient(mail.recipient)
+        and order.is_about_destination(mail.destination, mail.label)
+    )
+
+
+def _is_like(pattern: str | None, text: str) -> bool:
+    return pattern is None or _compiled(pattern).fullmatch(text) is not None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # Not fnmatch: `?` and `[` are ordinary characters of an address.
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.IGNORECASE | re.DOTALL)

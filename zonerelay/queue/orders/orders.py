@@ -1,0 +1,376 @@
+"""The orders of this relay: in a file that all its workers share, and in the memory of each.
+
+`orders.json`, in a directory of its own beside the spool, is replaced as a whole under a lock, so that two
+operators, or two workers, never undo each other's change. A worker looks at it every `LOOK` seconds: one that
+was not there when an order was given has it all the same. An order that is over stays in the file for `KEPT`
+seconds: a worker that was down then releases at its start what the order held, and the age of mail does not
+count the time for which its clock was stopped.
+
+Promise: `give` and `end` return when the change is durable. A file that cannot be read ends the start: the
+relay would send what an operator has forbidden. Orders are those of one machine, also where several machines
+share a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message, Origin
+from zonerelay.queue.aio import Alarm, Tasks
+from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SUSPEND, Order, OrderTable, Subject
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.store.contract import StoreError
+from zonerelay.telemetry.events.events import Events
+
+DIRECTORY = "orders"
+LOOK = 5.0
+KEPT = 30 * 86400.0
+MAX_ORDERS = 1000
+"""In force. So many that are over are kept, too."""
+AGAIN = 30.0
+"""Seconds after which a store that refused is asked again to release what an order held."""
+
+_Change = Callable[[list[Order]], list[Order]]
+
+
+ZoneOf = Callable[[Origin, str, str], str | None]
+"""Returns the zone of a sender's mail to a recipient, `None` while it is not known."""
+
+
+class OrdersError(ValueError):
+    """The orders cannot be read or changed. The text is for an operator."""
+
+
+class Orders:
+    """One per worker. `changed` is called when other orders are in force. `release` releases what orders
+    that are over have held, and returns how many deliveries those were; it raises StoreError.
+    """
+
+    def __init__(
+        self, home: Path, *, settler: Settler, zone_of: ZoneOf, events: Events, clock: Clock
+    ) -> None:
+        settler.paused = self._paused
+        settler.keep = lambda message, deliveries, destination: (
+            self.keep(message, deliveries, "", destination, reserved=True)
+            if self.table.orders
+            else deliveries
+        )
+        self._settler = settler
+        self._zone_of = zone_of
+        self._directory = home / DIRECTORY
+        self._path = self._directory / "orders.json"
+        self._events = events
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._tasks = Tasks("queue.orders", events)
+        self._alarm = Alarm(clock.now, lambda: self._tasks.start(self._expire()))
+        self._stamp: tuple[int, ...] = ()
+        self._all: list[Order] = []
+        self.table = OrderTable()
+        self.changed: Callable[[], None] = lambda: None
+        self.release: Callable[[Sequence[Order]], Awaitable[int]] = _released_nothing
+        self.held: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """Deliveries and refusals by order, since the start."""
+
+    def read(self) -> None:
+        """Blocks. Raises OrdersError."""
+        self._stamp = self._look_at_file()
+        self._all = self._read()
+        self.table = OrderTable(self._all, self._clock.now())
+
+    def start(self) -> None:
+        """Once mail can be released."""
+        over = [order for order in self._all if order not in self.table.orders]
+        if over:
+            self._tasks.start(self._release_later(over))
+        self._tasks.start(self._watch())
+
+    async def stop(self) -> None:
+        self._alarm.cancel()
+        await self._tasks.cancel()
+
+    def ids(self) -> set[str]:
+        """Of the orders in force."""
+        return {order.id for order in self.table.orders}
+
+    def in_force(self) -> dict[str, int]:
+        """How many orders there are by effect; one that refuses mail counts as that."""
+        effects = Counter("refuse" if each.refuse else each.effect for each in self.table.orders)
+        return {effect: effects[effect] for effect in (SUSPEND, HOLD, "refuse")}
+
+    def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool) -> str:
+        """The id of the order for which a client is refused, "" if there is none. Without a recipient: at
+        MAIL. `names_zone`: its message may.
+        """
+        table = self.table
+        if not table.refusing:
+            return ""
+        zone = None if recipient is None or names_zone else self._zone_of(origin, sender, recipient)
+        order = table.refuses(sender, origin.user, recipient, zone)
+        if order is None:
+            return ""
+        self.refused[order.id] += 1
+        return order.id
+
+    # Changes
+
+    async def give(self, order: Order) -> tuple[Order, bool]:
+        """Puts an order in force, or gives the one with the same selectors and effect the newer terms.
+        Returns it as it is now, and whether it is new. Raises OrdersError.
+        """
+        now = self._clock.now()
+        before: Order | None = None
+        after = order
+
+        def change(orders: list[Order]) -> list[Order]:
+            nonlocal before, after
+            same = (
+                each
+                for each in orders
+                if each.is_in_force(now) and (each.selectors, each.effect) == (order.selectors, order.effect)
+            )
+            before = next(same, None)
+            others = [each for each in orders if each is not before]
+            if before is None and sum(each.is_in_force(now) for each in orders) >= MAX_ORDERS:
+                raise OrdersError(f"there are {MAX_ORDERS:,} orders already: resume some")
+            if before is not None:
+                hosts = tuple(dict.fromkeys((*before.hosts, *order.hosts)))[:MAX_HOSTS]
+                after = msgspec.structs.replace(order, id=before.id, since=before.since, hosts=hosts)
+            return sorted([*others, after], key=lambda each: each.since)
+
+        await self._edit(change)
+        told = ("reason", "who", "until", "refuse", "stop_clock")
+        if before is None or any(getattr(before, name) != getattr(after, name) for name in told):
+            self._tell("order-given" if before is None else "order-changed", after, after.who)
+        return after, before is None or before.id == order.id
+
+    async def end(self, is_meant: Callable[[Order], bool], who: str, reason: str) -> tuple[list[Order], int]:
+        """Ends orders. Returns those that are over by this, here or in another worker a moment ago, and how
+        many deliveries were released. Raises OrdersError and StoreError.
+        """
+        now = self._clock.now()
+        mine = {order.id: order for order in self.table.orders if is_meant(order)}
+        ended: list[Order] = []
+
+        def change(orders: list[Order]) -> list[Order]:
+            ended[:] = [each for each in orders if each.is_in_force(now) and is_meant(each)]
+            return [msgspec.structs.replace(each, ended=now) if each in ended else each for each in orders]
+
+        await self._edit(change, release=False)
+        for order in ended:
+            self._tell("order-ended", order, who, reason)
+        over = list((mine | {order.id: order for order in ended}).values())
+        try:
+            return over, await self.release(over) if over else 0
+        except StoreError:
+            self._tasks.start(self._release_later(over))
+            raise
+
+    def _paused(self, delivery: Delivery, message: Message | None, destination: str) -> float:
+        if message is None or not self.table.pauses:
+            return 0.0
+        envelope = message.envelope
+        mail = Subject(
+            delivery.zone,
+            delivery.recipient,
+            envelope.sender,
+            envelope.origin.user,
+            delivery.domain,
+            destination,
+        )
+        return self.table.paused(mail, delivery.created, self._clock.now())
+
+    def keep(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        name: str,
+        label: str,
+        *,
+        reserved: bool = False,
+    ) -> tuple[Delivery, ...]:
+        """Holds those of a message that orders are about, each under the id of its order; returns the others.
+        `name` and `label` are the destination's; `reserved`: as of `Settler.hold`.
+        """
+        envelope = message.envelope
+        left: list[Delivery] = []
+        by_order: dict[Order, list[Delivery]] = {}
+        for each in deliveries:
+            user = envelope.origin.user
+            mail = Subject(each.zone, each.recipient, envelope.sender, user, name or each.domain, label)
+            order = self.table.holding(mail, each.act)
+            if order is None:
+                left.append(each)
+            else:
+                by_order.setdefault(order, []).append(each)
+        for order, some in by_order.items():
+            self.hold(some, order, reserved=reserved)
+        return tuple(left)
+
+    def hold(self, deliveries: Sequence[Delivery], order: Order, *, reserved: bool = False) -> None:
+        """Holds deliveries that were to be attempted, or to get an outcome without an attempt."""
+        then = partial(self._was_held, order, len(deliveries))
+        self._settler.hold(deliveries, order.id, then, reserved=reserved)
+
+    def _was_held(self, order: Order, count: int) -> None:
+        """That is durable. The order may be over since it was decided."""
+        self.held[order.id] += count
+        if all(each.id != order.id for each in self.table.orders):
+            self._tasks.start(self._release_later([order]))
+
+    async def _edit(self, change: _Change, *, release: bool = True) -> None:
+        async with self._lock:
+            try:
+                orders = await asyncio.to_thread(self._change, change)
+            except OSError as error:
+                raise OrdersError(f"the orders cannot be written: {self._path}: {error.strerror}") from error
+            self._take(orders, release=release)
+
+    def _take(self, orders: list[Order], *, release: bool = True) -> None:
+        """These are in the file now."""
+        before = self.table.orders
+        self._all = orders
+        self.table = OrderTable(orders, self._clock.now())
+        if before == self.table.orders:
+            return
+        self._set_alarm()
+        self.changed()
+        in_force = {order.id for order in self.table.orders}
+        over = [order for order in before if order.id not in in_force]
+        if over and release:
+            self._tasks.start(self._release_later(over))
+
+    def _set_alarm(self) -> None:
+        ends = [order.until for order in self.table.orders if order.until is not None]
+        if ends:
+            self._alarm.set(min(ends))
+
+    async def _expire(self) -> None:
+        """Orders whose time is over end, also if the relay was down then."""
+        over: list[Order] = []
+
+        def change(orders: list[Order]) -> list[Order]:
+            now = self._clock.now()
+            over[:] = [each for each in orders if each.ended is None and not each.is_in_force(now)]
+            return [
+                msgspec.structs.replace(each, ended=each.until) if each in over else each for each in orders
+            ]
+
+        while any(each.ended is None and not each.is_in_force(self._clock.now()) for each in self._all):
+            try:
+                await self._edit(change)
+            except OrdersError as error:  # they are not in force all the same; the next look tries again
+                self._events.trouble("queue.orders", error)
+                self._take(self._all)
+                return
+            for order in over:
+                self._tell("order-expired", order, order.who)
+
+    async def _release_later(self, over: Sequence[Order]) -> None:
+        while True:
+            try:
+                await self.release(over)
+                return
+            except StoreError as error:
+                self._events.trouble("queue.orders", error)
+                await asyncio.sleep(AGAIN)
+
+    async def _watch(self) -> None:
+        self._set_alarm()
+        await self._expire()
+        while True:
+            await asyncio.sleep(LOOK)
+            if self._look_at_file() != self._stamp:
+                async with self._lock:
+                    try:
+                        orders = await asyncio.to_thread(self._read)
+                    except OrdersError as error:
+                        self._events.trouble("queue.orders", error)
+                        continue
+                    self._take(orders)
+            await self._expire()
+
+    def _tell(self, event: str, order: Order, who: str, reason: str = "") -> None:
+        self._events.order(
+            event,
+            order.id,
+            effect=order.effect,
+            about=order.about,
+            who=who,
+            reason=reason or order.reason,
+            until=order.until,
+        )
+
+    # The file, in other threads
+
+    def _look_at_file(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _read(self) -> list[Order]:
+        try:
+            self._stamp = self._look_at_file()
+            return msgspec.json.decode(self._path.read_bytes(), type=list[Order])
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.MsgspecError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise OrdersError(
+                f"the orders of operators cannot be read: {self._path}: {why}. Put the file back from a"
+                " backup; without it the relay would send mail that was suspended"
+            ) from error
+
+    def _change(self, change: _Change) -> list[Order]:
+        with self._locked():
+            orders = self._read()
+            oldest = self._clock.now() - KEPT
+            changed = change(orders)
+            over = [order for order in changed if order.ended is not None and order.ended > oldest]
+            kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
+            if kept != orders:
+                self._write(kept)
+            return kept
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _write(self, orders: list[Order]) -> None:
+        draft = self._path.with_suffix(".new")
+        with open(draft, "wb", opener=_private) as file:
+            file.write(msgspec.json.encode(orders))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)
+        self._stamp = self._look_at_file()
+
+
+async def _released_nothing(_over: Sequence[Order]) -> int:
+    return 0
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,227 @@
+"""Transcripts: the protocol lines of chosen sessions as they happen, for an operator who reads along.
+
+Sessions ask `on`, and nothing else, while no transcript runs. A line of a client's is shown where it is a
+command that is known in whole; of anything else, among it all of AUTH, the words that may be secret, and what
+may be the text of a message, only the number of octets is shown. Control characters become visible ones. A
+transcript ends after its time or its octets, records no more sessions than it may, and never delays mail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address
+
+from zonerelay.model.clock import Clock
+from zonerelay.telemetry.events.stream import Stream
+from zonerelay.telemetry.logs.redact import printable
+
+MAX_TRANSCRIPTS = 4
+"""At the same time, in one worker."""
+MAX_SHOWN = 1000
+"""Octets of one line."""
+ROOM = 10_000
+"""Lines that wait for the reader."""
+
+_COMMAND = re.compile(
+    rb"(?:(?:EHLO|HELO|LHLO) +\S+|(?:MAIL FROM|RCPT TO): *(?:<[^>\r\n]*>|\S*)(?: +[A-Z0-9-]+(?:=\S*)?)*"
+    rb"|BDAT +\d+(?: +LAST)?|DATA|RSET|QUIT|STARTTLS|NOOP|HELP)[ \t]*",
+    re.IGNORECASE,
+)
+_XCLIENT = re.compile(rb"(?i)(XCLIENT|XFORWARD)((?: (?:NAME|ADDR|PORT|PROTO|HELO|DEST[A-Z]+|LOGIN)=[^\s]*)*)")
+_LOGIN = re.compile(rb"(?i)(?<= LOGIN=)\S+")
+_AUTH = re.compile(
+    rb"(?i)(AUTH (?:PLAIN|LOGIN|XOAUTH2|OAUTHBEARER|CRAM-MD5|DIGEST-MD5|SCRAM-SHA-\d+(?:-PLUS)?|NTLM|GSSAPI"
+    rb"|EXTERNAL))(?: |$)"
+)
+"""Of known mechanisms only: a client may send a secret at the wrong place."""
+_CHUNK = re.compile(rb"(?i)BDAT +(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    at: float
+    session: int
+    side: str
+    peer: str
+    direction: str
+    text: str
+
+
+class Transcript:
+    """One that runs: of the clients in `networks`, of the destination `domain`, or of a message."""
+
+    def __init__(
+        self,
+        stream: Stream[Line],
+        *,
+        networks: tuple[IPv4Network | IPv6Network, ...] = (),
+        domain: str = "",
+        message_id: str = "",
+        octets: int,
+        sessions: int,
+    ) -> None:
+        self.stream = stream
+        self.networks = networks
+        self.domain = domain.lower().rstrip(".")
+        self.message_id = message_id
+        self._octets = octets
+        self._sessions = sessions
+
+    def begin(self) -> bool:
+        """A session matches. False: it is one too many."""
+        if self.stream.why:
+            return False
+        if not self._sessions:
+            self.stream.close("as many sessions as were asked for have begun")
+            return False
+        self._sessions -= 1
+        return True
+
+    def put(self, line: Line) -> None:
+        self._octets -= len(line.text) + 1
+        if self._octets < 0:
+            self.stream.close("it has as many octets as were asked for")
+        self.stream.put(line)
+
+
+class Transcripts:
+    """Those of one worker."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.on = False
+        self._running: list[Transcript] = []
+        self._sessions = 0
+
+    def start(self, transcript: Transcript) -> bool:
+        """False: as many run as may."""
+        if len(self._running) >= MAX_TRANSCRIPTS:
+            return False
+        self._running.append(transcript)
+        self.on = True
+        return True
+
+    def stop(self, transcript: Transcript) -> None:
+        transcript.stream.close("stopped")
+        self._running.remove(transcript)
+        self.on = bool(self._running)
+
+    def inbound(self, client: str, before: Record | None = None) -> Record | None:
+        """The record of a session with this client, if a transcript wants it; `before` is that so far."""
+
+        def wanted(each: Transcript) -> bool:
+            try:
+                address = ip_address(client.removeprefix("::ffff:"))
+            except ValueError:  # a Unix socket
+                return False
+            return any(address in network for network in each.networks)
+
+        return self._record("inbound", client, wanted, before)
+
+    def outbound(
+        self, names: Iterable[str], message_id: str, peer: str, before: Record | None = None
+    ) -> Record | None:
+        """The record of a connection for this message to what has these `names`: domains and the host."""
+
+        def wanted(each: Transcript) -> bool:
+            return bool(
+                (each.message_id and each.message_id == message_id)
+                or (each.domain and each.domain in (name.lower().rstrip(".") for name in names))
+            )
+
+        return self._record("outbound", peer, wanted, before)
+
+    def _record(
+        self, side: str, peer: str, wanted: Callable[[Transcript], bool], before: Record | None
+    ) -> Record | None:
+        known = () if before is None or before.peer != peer else before.to
+        matching = [each for each in self._running if not each.stream.why and wanted(each)]
+        if before is not None and known and len(matching) == len(known) and all(e in known for e in matching):
+            return before
+        to = tuple(each for each in matching if each in known or each.begin())
+        if not to:
+            return None
+        self._sessions += 1
+        record = Record(self._sessions, side, peer, to, self._clock)
+        record.note("is recorded from here on")
+        return record
+
+
+class Record:
+    """What is said in one session. `commands` go one way, `replies` the other."""
+
+    def __init__(self, session: int, side: str, peer: str, to: tuple[Transcript, ...], clock: Clock) -> None:
+        self.peer = peer
+        self.to = to
+        self._session = session
+        self._side = side
+        self._clock = clock
+        self._rest = 0  # octets of a chunk that are still to come
+        self._body = 0  # octets of a message, while it is sent
+        self._data = False  # the last command was DATA
+        self._in_body = False
+        self._secret = False  # the exchange of AUTH goes on
+        self._part = b""  # of a line
+
+    def command(self, line: bytes, *, secret: bool = False) -> None:
+        """A line of the client's, without its end. `secret`: it answers a challenge of AUTH."""
+        self._data = line.strip().upper() == b"DATA"
+        found = None if secret else _AUTH.match(line)
+        self._secret = secret or found is not None
+        if found is not None:
+            left = len(line) - found.end()
+            said = found[1].decode() + (f" ({left} octets not shown)" if left > 0 else "")
+        elif not secret and _COMMAND.fullmatch(line):
+            said = _shown(line)
+        elif not secret and _XCLIENT.fullmatch(line):
+            said = _shown(_LOGIN.sub(b"(not shown)", line))
+        else:
+            said = f"({len(line)} octets not shown)"
+        self._put("received" if self._side == "inbound" else "sent", said)
+
+    def commands(self, octets: bytes) -> None:
+        """What the client writes: lines of commands with the octets of chunks between, or of a message."""
+        while octets:
+            if self._in_body:
+                self._body += len(octets)
+                return
+            if self._rest:
+                taken = min(self._rest, len(octets))
+                octets, self._rest = octets[taken:], self._rest - taken
+                continue
+            line, _, octets = octets.partition(b"\r\n")
+            self.command(line)
+            if chunk := _CHUNK.match(line):
+                self._rest = int(chunk[1])
+
+    def replies(self, octets: bytes) -> None:
+        """What the server writes."""
+        whole, end, self._part = (self._part + octets).rpartition(b"\n")
+        self._part = self._part[:MAX_SHOWN]
+        if end and self._in_body:
+            self.note(f"the message as it is sent: {self._body} octets, not shown")
+            self._in_body, self._body = False, 0
+        for line in (each.rstrip(b"\r") for each in whole.split(b"\n") if end):
+            if self._data and line.startswith(b"354") and self._side == "outbound":
+                self._in_body, self._data = True, False
+            said = _shown(line)
+            if self._secret and self._side == "outbound":
+                said = f"{line[:3].decode('ascii', 'replace')} ({max(len(line) - 4, 0)} octets not shown)"
+            elif line.startswith(b"334"):
+                said = "334 (challenge not shown)"
+            self._put("sent" if self._side == "inbound" else "received", said)
+
+    def note(self, text: str) -> None:
+        self._put("note", printable(text))
+
+    def _put(self, direction: str, text: str) -> None:
+        line = Line(self._clock.now(), self._session, self._side, self.peer, direction, text)
+        for transcript in self.to:
+            transcript.put(line)
+
+
+def _shown(line: bytes) -> str:
+    text = printable(line[:MAX_SHOWN].decode("utf-8", "replace"))
+    return text if len(line) <= MAX_SHOWN else f"{text}… ({len(line)} octets)"
