@@ -219,7 +219,7 @@ async def test_an_endpoint_that_fails_holds_up_no_mail_and_gets_its_events_later
             assert not [post for post in receiver.posts if post.path == "/elsewhere"]
             assert len([post for post in receiver.posts if post.path == "/gone"]) <= 4
             problems = zonerelay(relay, "status", "--json").out
-            assert "webhook moved does not take events: HTTP 302" in problems
+            assert "webhook moved does not take events: " in problems
             receiver.answers |= {"/down": Answer(), "/moved": Answer(), "/gone": Answer()}
             posts_of(receiver, 20, "/down")  # by itself
             assert zonerelay(relay, "webhook", "replay", "moved").status == 0

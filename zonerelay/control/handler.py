@@ -119,6 +119,8 @@ class ControlHandler:
 
     async def handle(self, request: Request, answer: Answer) -> End:
         try:
+            if isinstance(request, WebhookList | WebhookTest | WebhookReplay):
+                return await self._webhook(request, answer)
             return await self._handle(request, answer)
         except MessageNotFoundError as error:
             raise NotFoundError(str(error)) from error
@@ -146,8 +148,6 @@ class ControlHandler:
                 return await self._streams.answer(request, answer)
             case Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
-            case WebhookList() | WebhookTest() | WebhookReplay():
-                await self._webhook(request, answer)
             case PartMetrics() if self._part is not None:
                 await answer.send(await self._part.metrics())
             case PartReadiness() if self._part is not None:
@@ -156,12 +156,12 @@ class ControlHandler:
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
         return End()
 
-    async def _webhook(self, request: WebhookList | WebhookTest | WebhookReplay, answer: Answer) -> None:
+    async def _webhook(self, request: WebhookList | WebhookTest | WebhookReplay, answer: Answer) -> End:
         webhooks = self._webhooks()
         if isinstance(request, WebhookList):
             for row in () if webhooks is None else webhooks.status():
                 await answer.send(WebhookRow(**row))
-            return
+            return End()
         courier = None if webhooks is None else webhooks.courier(request.name)
         if webhooks is None or courier is None:
             raise NotFoundError(f"no [[webhook]] is named {request.name}")
@@ -170,6 +170,7 @@ class ControlHandler:
             await answer.send(WebhookTested(ok=ok, text=text))
         else:
             await answer.send(WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
+        return End()
 
     async def _answer(self, request: Status | SpoolAcknowledge) -> RelayStatus | Acknowledged:
         match request:

@@ -113,7 +113,7 @@ class StatusBoard:
         # A store that cannot hand mail out says no times, but still ages.
         with contextlib.suppress(StoreError):
             due: dict[str, float] = {}
-            for queue in self._store.counts():
+            for queue in filterfalse(is_webhook_zone, self._store.counts()):
                 first = await self._store.next_due(queue)
                 if first is not None:
                     due[zone_of(queue)] = min(first, due.get(zone_of(queue), first))

@@ -111,9 +111,7 @@ class FanOut:
                 await self._webhooks(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case Suspend() | Resume() | Orders():
-                await answer.send(await self._answer(request, asked, answer.caller))
-            case Explain() if not request.message_id:
+            case Suspend() | Resume() | Orders() | Explain(message_id=""):
                 await answer.send(await self._answer(request, asked, answer.caller))
             case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain() | WebhookTest():
                 await self._find(request, asked, answer)
