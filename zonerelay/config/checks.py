@@ -40,6 +40,7 @@ from zonerelay.config.tables.store.postgres import check_postgres, postgres_advi
 from zonerelay.config.tables.store.redis import check_redis, redis_advice
 from zonerelay.config.tables.store.s3 import check_s3, s3_advice
 from zonerelay.config.tables.store.spool import check_spool, spool_advice
+from zonerelay.config.tables.webhook import check_report, check_webhooks, try_webhooks, webhook_advice
 
 
 def check(settings: Settings, report: Report) -> Settings:
@@ -67,6 +68,8 @@ def check(settings: Settings, report: Report) -> Settings:
     check_s3(settings.s3, settings.spool, settings.workers, report)
     check_srs(settings.srs, zones, report)
     check_rewrites(settings.rewrite, listeners, report)
+    check_webhooks(settings.webhook, report)
+    check_report(settings.report, report)
     check_destinations(settings.destination, zones, report, trusts_dns=trusts_dns)
     return replace(settings, zone=check_zones(zones, settings.retry, report, trusts_dns=trusts_dns))
 
@@ -94,6 +97,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *destination_advice(settings.destination, zones),
         *dkim_advice(settings.dkim, zones, hostname),
         *retry_advice(settings.retry),
+        *webhook_advice(settings.webhook),
         *admin_advice(settings.admin),
     )
 
@@ -107,6 +111,7 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
     if settings.outbox.url:
         check_secret(settings.outbox.password, ("outbox", "password"), environment, report)
     try_srs(settings.srs, environment, report)
+    try_webhooks(settings.webhook, environment, report)
     yield from try_credentials(settings.credential, environment, report)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
+from itertools import filterfalse
 
 import msgspec
 
@@ -22,6 +23,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.priority import zone_of
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
 from zonerelay.queue.orders.orders import Orders, OrdersError
@@ -160,7 +162,7 @@ class OrderAnswers:
 
     def _known_zones(self) -> list[str]:
         stored = (zone_of(queue) for queue, counts in self._store.counts().items() if counts.total)
-        return sorted({*self._zones(), *stored, "default"})
+        return sorted({*self._zones(), *filterfalse(is_webhook_zone, stored), "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
         """The hosts of a destination that is known by a name, as `status` shows it."""
@@ -191,7 +193,7 @@ class OrderAnswers:
         now = self._clock.now()
         oldest = [
             self._first_expiry(created, zone_of(queue))
-            for queue in self._store.counts()
+            for queue in filterfalse(is_webhook_zone, self._store.counts())
             if about.zone in (None, zone_of(queue))
             and (created := await self._store.oldest(queue, now=now)) is not None
         ]
