@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
 
@@ -28,6 +29,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.store.contract import Store
 
 MAX_TEXT = 400
+_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 LOOK = 1.0
 """Seconds for which the mail that an order is about is looked for."""
 
@@ -146,6 +148,8 @@ class OrderAnswers:
                 did_you_mean(about.zone, self._known_zones()) or f"; there is {in_words(self._known_zones())}"
             )
             raise ControlError(f'there is no zone "{about.zone}"{near}')
+        if request.id and not _ID.fullmatch(request.id):
+            raise ControlError("the id of an order has 8 hexadecimal digits")
         if about.domain is not None and about.destination is not None:
             raise ControlError("a destination has domains of its own: leave domain or destination out")
         if request.refuse and (request.effect == HOLD or about.destination is not None):

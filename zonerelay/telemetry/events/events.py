@@ -330,7 +330,7 @@ class Events:
 
     def requested(self, fields: Mapping[str, str]) -> None:
         """An operator asked for a change over HTTP, or a token was refused."""
-        self._emit("warning", "http-request", {**fields})
+        self._emit(*http_request(fields, self._redact))
 
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
@@ -500,3 +500,11 @@ def _raised_at(error: BaseException) -> str:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
+
+
+def http_request(fields: Mapping[str, str], redact: Redactor) -> tuple[str, str, dict[str, Field]]:
+    """The line of `Events.requested`, which a supervisor writes too."""
+    found: dict[str, Field] = {**fields}
+    if "client" in fields:
+        found["client"] = redact.client(fields["client"])
+    return "warning", "http-request", found
