@@ -18,6 +18,7 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Dialog
 
 from tests.support.browser import axe_script, browser, judged
 from tests.support.mailpit import run_node, run_python
@@ -271,7 +272,12 @@ def test_hostile_mail_does_nothing(sandbox: Sandbox, tracker: tuple[str, list[st
         page = chromium.new_page()
         page.set_default_timeout(20_000)
         trouble: list[str] = []
-        page.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss())[1])
+
+        def on_dialog(dialog: Dialog) -> None:
+            trouble.append(dialog.message)
+            dialog.dismiss()
+
+        page.on("dialog", on_dialog)
         page.goto(f"{sandbox.base}/#{sandbox.token}")
         page.get_by_role("link", name="Captured mail").click()
         page.get_by_label("Search").fill("subject:hostile")

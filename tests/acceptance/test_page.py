@@ -30,20 +30,17 @@ PATIENCE = 20_000
 PAGES = (
     "/",
     "/destinations",
-    "/destinations?all=1",
-    "/queue",
     "/queue?q=nonsense",
     "/queue?q=to:@example.net",
-    "/act?verb=hold&q=to:@example.net",
-    "/act?verb=reroute&q=",
-    "/history",
-    "/history?value=@example.org",
+    "/act?verb=reroute&q=to:@example.net",
+    "/history?value=@example.net",
     "/suspensions",
     "/tail",
     "/configuration?changed=1",
     "/sessions",
     "/message/nonsense",
 )
+"""Of long tables few rows: axe-core looks at each, and they are alike."""
 
 
 @dataclass
@@ -197,6 +194,9 @@ def operator(request: pytest.FixtureRequest, chromium: Browser) -> Iterator[Oper
 def test_filter_hold_ten_thousand_and_undo(operator: Operator, relay: Served) -> None:
     page = operator.page
     operator.log_in(relay, "/queue?q=zone:default")
+    operator.write(page.get_by_label("Filter"), "bob")
+    operator.press(operator.button("Filter"))
+    operator.text("bob: write for example to:bob or from:bob")
     operator.write(page.get_by_label("Filter"), "to:@example.com")
     operator.press(operator.button("Filter"))
     page.wait_for_url("**/queue?q=to%3A%40example.com")
@@ -373,3 +373,10 @@ def test_files_are_kept_for_good(relay: Served) -> None:
         assert status == 200
         assert "immutable" in fields["Cache-Control"]
     assert relay.request("GET", "/static/page.css")[0] == 404
+
+
+def test_a_tail_says_what_cannot_be_looked_for(relay: Served) -> None:
+    operator = log_in(relay, relay.token)
+    status, fields, text = relay.request("GET", "/tail/events?address=*bob*", Cookie=operator)
+    assert (status, fields["Content-Type"]) == (200, "text/event-stream")
+    assert "pseudonyms" in text

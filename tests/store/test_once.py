@@ -14,19 +14,23 @@ import pytest
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id
 from tests.store.conftest import VARIANTS
 from tests.store.spools import Spool
-from zonerelay.config.settings import Backend
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, Settings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
+from zonerelay.store.check import Examination, Findings
+from zonerelay.store.common.once import reservations
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,
     Finish,
+    Kept,
     NotKeptError,
     Once,
     OtherContentError,
     Store,
     StoredBeforeError,
 )
+from zonerelay.store.offline import check_spool
 from zonerelay.store.surroundings import Siblings
 
 WINDOW = 1000.0
@@ -102,6 +106,18 @@ async def test_of_many_at_once_one_is_stored(spool: Spool) -> None:
     assert await stored(spool.store) == [answers[0]]
 
 
+@keeping
+async def test_a_client_that_leaves_during_the_commit_changes_nothing(spool: Spool) -> None:
+    committing = asyncio.create_task(submit(spool.store, 1))
+    while not committing.done() and not await stored(spool.store):
+        committing.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(committing, return_exceptions=True)
+    first = await answer(spool.store, 2)
+    assert await answer(spool.store, 3) == first
+    assert await stored(spool.store) == [first]
+
+
 @surviving
 async def test_it_survives_a_restart_and_ends_with_its_time(spool: Spool) -> None:
     first = await answer(spool.store, 1)
@@ -133,6 +149,32 @@ async def test_expired_keys_are_removed(spool: Spool) -> None:
         while await kept_in(spool) > 1:
             await asyncio.sleep(0.01)
     assert await answer(spool.store, 12, later) == first
+
+
+@keeping
+async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Path) -> None:
+    first = await answer(spool.store, 1)
+    page, cursor = await spool.store.kept_keys()
+    while cursor:
+        more, cursor = await spool.store.kept_keys(cursor)
+        page = [*page, *more]
+    ((identity, kept),) = page
+    assert (identity, kept.digest, int(kept.message_id, 16)) == (ONCE.identity, ONCE.digest, first)
+    moved = replace(ONCE, identity="6" * 32)
+    await spool.store.keep_keys([(moved.identity, Kept(message_id(77), moved.digest, moved.until))])
+    assert await answer(spool.store, 2, moved) == 77
+    if spool.settings.backend is not Backend.MEMORY:
+        findings = Findings()
+        settings = Settings(
+            spool=spool.settings,
+            redis=spool.redis or RedisSettings(),
+            postgres=spool.postgres or PostgresSettings(),
+        )
+        await check_spool(settings, 0, Examination(tmp_path / "scratch", findings, lambda done, total: None))
+        assert findings.kept == []
+    await spool.store.settle([Finish(each) for each in await spool.store.claim("default", 10, now=NOW)])
+    if spool.settings.backend in (Backend.LEVELDB, Backend.DISK, Backend.MEMORY):
+        assert await spool.store.left_over() == "", "keys keep no spool from being removed"
 
 
 async def kept_in(spool: Spool) -> int:
@@ -192,12 +234,18 @@ async def test_workers_answer_for_each_other(tmp_path: Path, backend: Backend) -
         assert len(await stored(one)) + len(await stored(two)) == 2
 
 
-async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(workers: Workers) -> None:
+async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = await workers.start(0)
-    with pytest.raises(BeingStoredError):
-        await submit(one, 1)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(reservations, "PATIENCE", 0.2)
+        with pytest.raises(BeingStoredError):
+            await submit(one, 1)
+    waiting = asyncio.create_task(submit(one, 2))
+    await asyncio.sleep(0)
     await workers.start(1)
-    await until_known(one)
+    assert (await waiting).id == message_id(2)
 
 
 async def test_a_lost_register_is_made_again_of_the_spools(workers: Workers, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class JoinedStore:
         self.last_message_id = spool.last_message_id
         self.zones = spool.zones
         self.begin = spool.begin
+        self.kept_keys, self.keep_keys = spool.kept_keys, spool.keep_keys
         self.left_over = spool.left_over
 
     @property

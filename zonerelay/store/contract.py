@@ -165,6 +165,10 @@ class BodyFacts(TypedDict, total=False):
     trace: tuple[str, ...]
 
 
+Beside = Callable[[Message], Sequence[Submit]]
+"""`beside(message)`: messages of our own that belong to a message which is being committed."""
+
+
 class MessageWriter(Protocol):
     """Takes one message's body. Leaving the `async with` block without commit aborts.
 
@@ -175,9 +179,17 @@ class MessageWriter(Protocol):
         """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits when the store is behind."""
 
     async def commit(
-        self, deliveries: Sequence[Delivery], *, once: Once | None = None, **facts: Unpack[BodyFacts]
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        beside: Beside | None = None,
+        once: Once | None = None,
+        **facts: Unpack[BodyFacts],
     ) -> Message:
         """Make the message and its deliveries exist, durably. 250 may be sent when this returns.
+
+        So do the messages of our own that `beside` makes: in the same write, or, where each message is
+        written by itself (Redis, S3), in one behind it and before this returns.
 
         `once` becomes durable in the same write. Raises StoredBeforeError, OtherContentError or
         BeingStoredError when a message has it already, or may have it, and NotKeptError.
@@ -405,6 +417,10 @@ class QueueOperations(Protocol):
         """
 
 
+KeptKeys = Sequence[tuple[str, Kept]]
+"""Idempotency keys by their identities."""
+
+
 class QueueView(Protocol):
     """The verbs with which a backup or an export reads a queue: those of `Store`."""
 
@@ -420,6 +436,14 @@ class QueueView(Protocol):
 
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
 
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        """A page of the idempotency keys, and the cursor of the next; "" at the beginning and at the end."""
+
 
 class Store(QueueStore, QueueOperations, Protocol):
     """The whole of what an engine implements."""
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]: ...
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        """Remember keys of another store, whose messages may have left. Raises NotKeptError."""

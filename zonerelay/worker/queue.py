@@ -10,7 +10,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import Lost, News, Store
 from zonerelay.store.open import acknowledge_loss, open_store
-from zonerelay.store.spool_paths import count_of, is_shared, node_of, spool_of, spools_beyond
+from zonerelay.store.spool_paths import KEYS, count_of, is_shared, node_of, spool_of, spools_beyond
 from zonerelay.store.surroundings import Siblings, Surroundings
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
@@ -97,10 +97,6 @@ async def open_queue(
         await spool.close()
         raise
     return MailQueue(outbox.join(spool), spool, outbox)
-
-
-KEYS = "keys"
-"""The directory beside the spool in which workers share what they know of idempotency keys."""
 
 
 def siblings_of(settings: Settings, index: int) -> Siblings | None:

@@ -30,6 +30,7 @@ from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservatio
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Kept,
+    KeptKeys,
     Once,
     QueueCounts,
     StoreCorruptError,
@@ -41,6 +42,7 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
+from zonerelay.store.disk.batch import Keep
 from zonerelay.store.disk.directories import Directories, check_marks, open_directories
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.reader import Walk, read_chunks
@@ -66,6 +68,7 @@ class DiskStore(LocalStore[ChangePlan]):
             around.clock,
             around.siblings,
         )
+        self.kept_keys = self._reservations.kept_keys
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         keeper.last_id = self.last_message_id
@@ -98,9 +101,14 @@ class DiskStore(LocalStore[ChangePlan]):
         self._uploads.discard(message_id)
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, once)
+        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
         return await self._reservations.store(once, message.id, submit)
 
     def begin_keys(self) -> None:
@@ -113,6 +121,14 @@ class DiskStore(LocalStore[ChangePlan]):
     async def _kept_page(self, after: str) -> Page:
         return [] if after else list(self._kept.items())
 
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        names = [
+            disk_format.key_name(Once(identity, kept.digest, kept.until), kept.message_id)
+            for identity, kept in keys
+        ]
+        await self._committer.submit([Keep(name) for name in names])
+        self._kept.update(keys)
+
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         del is_used  # a key that is used again has a file of its own
         for identity in await self._keeper.read(forget_keys, now, most):
@@ -124,9 +140,12 @@ class DiskStore(LocalStore[ChangePlan]):
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
         once: Once | None = None,
     ) -> asyncio.Future[None]:
         plan = ChangePlan({})
+        for report in beside:
+            self._add_report(plan, report)
         if once is not None:
             plan.once = (once, message.id)
         if message.id not in self._uploads:

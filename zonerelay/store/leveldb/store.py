@@ -24,7 +24,7 @@ from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore
 from zonerelay.store.common.once.reservations import OnceSpool, Reservations
-from zonerelay.store.contract import CHUNK_SIZE, Once, QueueCounts, StoreError, Submit
+from zonerelay.store.contract import CHUNK_SIZE, KeptKeys, Once, QueueCounts, StoreError, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
@@ -67,6 +67,7 @@ class LevelDbStore(LocalStore[WritePlan]):
             around.clock,
             around.siblings,
         )
+        self.kept_keys = self._reservations.kept_keys
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
 
@@ -87,10 +88,13 @@ class LevelDbStore(LocalStore[WritePlan]):
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
         once: Once | None = None,
     ) -> asyncio.Future[None]:
         plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
+        for report in beside:
+            self._add_report(plan, report)
         if once is not None:
             plan.ops += scan.once_ops(once, message.id)
         stored = self._submit(plan)
@@ -99,9 +103,14 @@ class LevelDbStore(LocalStore[WritePlan]):
         return stored
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, once)
+        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
         return await self._reservations.store(once, message.id, submit)
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
@@ -132,6 +141,12 @@ class LevelDbStore(LocalStore[WritePlan]):
 
     def begin_keys(self) -> None:
         self._reservations.start()
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        ops: list[Op] = []
+        for identity, kept in keys:
+            ops += scan.once_ops(Once(identity, kept.digest, kept.until), kept.message_id)
+        await self._committer.submit(ops)
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         ops: list[Op] = []

@@ -28,6 +28,7 @@ from zonerelay.store.contract import (
     Change,
     Finish,
     Kept,
+    KeptKeys,
     MessageNotFoundError,
     Once,
     Postpone,
@@ -76,6 +77,7 @@ class MemoryStore:
             clock or SystemClock(),
             siblings,
         )
+        self.kept_keys = self._reservations.kept_keys
         self._closed = False
 
     # --- taking mail
@@ -90,18 +92,28 @@ class MemoryStore:
         return _done()
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
+        for report in beside:
+            self.add(report.message, split(report.body), report.deliveries)
         return _done()
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         def submit() -> asyncio.Future[None]:
-            self._kept[once.identity] = Kept(message.id, once.digest, once.until)
-            self._write(lambda: [(records.once_key(once.identity), records.encode_kept(once, message.id))])
-            return self.submit_message(message, deliveries, chunks)
+            self._keep(once, message.id)
+            return self.submit_message(message, deliveries, chunks, beside)
 
         return await self._reservations.store(once, message.id, submit)
 
@@ -114,6 +126,14 @@ class MemoryStore:
 
     async def _kept_page(self, after: str) -> Page:
         return {} if after else self._kept.items()
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        for identity, kept in keys:
+            self._keep(Once(identity, kept.digest, kept.until), kept.message_id)
+
+    def _keep(self, once: Once, message_id: MessageId) -> None:
+        self._kept[once.identity] = Kept(message_id, once.digest, once.until)
+        self._write(lambda: [(records.once_key(once.identity), records.encode_kept(once, message_id))])
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         del is_used  # nothing comes between

@@ -8,11 +8,18 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
+from zonerelay.store.contract import (
+    Kept,
+    KeptKeys,
+    MessageNotFoundError,
+    StoreCorruptError,
+    Wanted,
+    everybody,
+)
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Columns, Fetch, Link
 from zonerelay.store.postgres.keeper import PostgresKeeper
-from zonerelay.store.postgres.rows import delivery_of, number, row_key, unword, word, words
+from zonerelay.store.postgres.rows import delivery_of, identity, number, row_key, unword, word, words
 
 PAGE_ROWS = 500
 CHUNKS_AT_ONCE = 4
@@ -24,6 +31,11 @@ class PostgresReader:
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Columns]]]) -> None:
         self._fetch = fetch
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        rows = await self._fetch(sql.KEPT_PAGE, cursor)
+        page = [(name, Kept(identity(message), digest, until)) for name, message, digest, until in rows]
+        return page, page[-1][0] if page else ""
 
     async def message(self, message_id: MessageId) -> tuple[Message, bytes | None]:
         """Reads a message, with its body when that is one chunk at most."""

@@ -43,6 +43,10 @@ RETURNING identity
 
 KEPT = "SELECT identity, message_id, digest, until FROM kept WHERE identity = ANY($1::text[])"
 
+KEPT_PAGE = """
+SELECT identity, message_id, digest, until FROM kept WHERE identity > $1 ORDER BY identity LIMIT 1000
+"""
+
 # The time twice: a key may be used again while this waits for its row.
 FORGET_KEPT = """
 DELETE FROM kept WHERE until <= $1

@@ -30,6 +30,7 @@ from zonerelay.store.contract import (
     Change,
     Finish,
     Kept,
+    KeptKeys,
     Once,
     Postpone,
     StoreCorruptError,
@@ -84,6 +85,7 @@ class RedisStore(BatchedUpdate):
         self.read_messages = reader.read_messages
         self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
+        self.kept_keys = reader.kept_keys
         self.counts = book.counts
         health = keeper.health
         self.check_writable, self.unhealthy = health.check_writable, health.unhealthy
@@ -102,7 +104,7 @@ class RedisStore(BatchedUpdate):
         return True  # the server counts
 
     def begin(self, envelope: Envelope) -> BodyWriter:
-        return BodyWriter(self, envelope)
+        return BodyWriter(self, envelope, behind=self.settle)
 
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]
@@ -113,17 +115,30 @@ class RedisStore(BatchedUpdate):
         return then(asked, _check_upload)
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        return self.submit_message(message, deliveries, chunks, once)
+        return self.submit_message(message, deliveries, chunks, beside, once)
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        for identity, kept in keys:
+            value = f"{kept.message_id} {kept.digest}"
+            left = max(1, math.ceil((kept.until - self._clock.now()) * 1000))
+            await self._keeper.call("SET", self._prefix + b"once:" + identity.encode(), value, "PX", left)
 
     def submit_message(
         self,
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
         once: Once | None = None,
     ) -> asyncio.Future[None]:
+        del beside  # the writer stores them behind it: one script stores one message
         owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
         key: tuple[Argument, ...] = ("", "", 0)

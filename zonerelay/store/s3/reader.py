@@ -26,6 +26,7 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
+    KeptKeys,
     MessageNotFoundError,
     QueueCounts,
     StoreCorruptError,
@@ -67,6 +68,10 @@ class S3Reader:
         self._mine = mine
         self._nodes = keeper.nodes
         self._keeper = keeper
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        del cursor
+        return [], ""  # a bucket keeps none
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check(message_id)

@@ -20,7 +20,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.once.register import Register
-from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError, check_kept
+from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, StoreError, check_kept
 from zonerelay.store.surroundings import Siblings
 
 PATIENCE = 10.0
@@ -89,14 +89,22 @@ class Reservations:
             self._settled(once.identity, message_id, is_kept=False)
             raise
         stored.add_done_callback(lambda stored: self._written(once.identity, message_id, stored))
-        return stored
+        # A caller that leaves must not take the write's outcome with it.
+        return asyncio.shield(stored)
 
     async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
         """What is kept of the key already."""
         if (register := self._register) is None:
             return await self._spool.find(once.identity)
         while True:
-            found = await register.run(register.reserve, once, message_id, self._clock.now())
+            try:
+                found = await register.run(register.reserve, once, message_id, self._clock.now())
+            except BeingStoredError:
+                # Another worker is starting.
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                await asyncio.sleep(LOOK_AGAIN)
+                continue
             if found is None or not found.is_pending:
                 return None if found is None else found.kept
             if found.worker == register.worker:
@@ -148,6 +156,11 @@ class Reservations:
             await register.run(register.settle, identity, message_id, is_kept)
         except StoreError as error:
             _log.warning("%s; messages with this key wait until this worker is asked or restarts", error)
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        """Satisfies `QueueView`."""
+        page = list(await self._spool.page(cursor))
+        return page, max((identity for identity, _ in page), default="")
 
     # --- the register
 
