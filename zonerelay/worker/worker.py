@@ -51,6 +51,7 @@ from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.limits import usage_pages
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
@@ -270,6 +271,7 @@ class Worker:
             events=self.events,
             clock=self.clock,
             secret=secrets.token_bytes(32),
+            pages=partial(usage_pages, self.settings, self._environment, self.clock),
             srs=lambda: sending.srs,
             suspended=orders.refuse,
             inherited=self.identity.inherited,

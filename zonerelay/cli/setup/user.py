@@ -26,6 +26,7 @@ from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.passwords import ask, read_line
+from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.edit import change_user
@@ -76,7 +77,7 @@ def _add(arguments: Namespace, path: Path) -> int:
             raise _exists(name, path)
         return User(name, hashed, senders, priority)
 
-    made = change_user(path, name, add)
+    made = change_user(path, name, add, rails.change_beside(path, name))
     _say(f"User {text.clean(name)} was added to {path}.")
     _show(arguments, password)
     _advise(path, made=made)
@@ -95,7 +96,7 @@ def _passwd(arguments: Namespace, path: Path) -> int:
             raise _unknown(name, path)
         return dataclasses.replace(there, hash=hashed)
 
-    change_user(path, name, replace)
+    change_user(path, name, replace, rails.change_beside(path, name))
     _say(f"The password of {text.clean(name)} was changed; the old one is refused from now on.")
     _show(arguments, password)
     _advise(path, made=False)
@@ -110,7 +111,7 @@ def _remove(arguments: Namespace, path: Path) -> int:
             raise _unknown(name, path)
 
     _users(path)  # before a lock is taken: a missing file is the more helpful answer
-    change_user(path, name, remove)
+    change_user(path, name, remove, rails.change_beside(path, name))
     _say(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
     return OK
 

@@ -5,6 +5,8 @@ The policy's choice of a zone comes first, then the message's own (a zone header
 Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
 The queue alternates between fresh and due mail, so a list of a million recipients does not delay all other
 mail. The same holds for senders of very many messages while the queue is long (`limits/bursts`).
+
+Mail that the mode of a user captures is held: it stays in the queue until an operator releases or drops it.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ def deliveries_of(
     due = first_due(envelope, transaction.release)
     if not due and bursts is not None and bursts.is_over(envelope):
         due = envelope.created
+    allowance = transaction.allowance
     deliveries: list[Delivery] = []
     choices: list[tuple[str, Choice]] = []
     for recipient in envelope.recipients:
@@ -51,6 +54,7 @@ def deliveries_of(
                 recipient=recipient.address,
                 created=born,
                 next_attempt=due,
+                held=allowance is not None and allowance.is_captured(recipient.address),
                 notify=recipient.notify,
                 orcpt=recipient.orcpt,
             )

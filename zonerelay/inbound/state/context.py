@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
+from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.error_delay import ErrorDelays
@@ -68,6 +69,7 @@ class SharedContext:
     error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None = None
     users: Users | None = None
+    guard: Guard | None = None
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None

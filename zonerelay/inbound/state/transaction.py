@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
@@ -56,6 +57,8 @@ class Transaction:
         self.release = release
         self.edits = edits
         self.zone = ""
+        self.allowance: Allowance | None = None  # of a user
+        self.named = 0  # recipients, before the user's mode put others in their place
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0
         self.octets = 0
