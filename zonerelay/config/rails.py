@@ -14,6 +14,7 @@ it is right; when the file is no TOML, that holds for every user.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import enum
 import tomllib
 from collections.abc import Callable, Mapping
@@ -201,14 +202,27 @@ def lines_of(rails: Rails) -> list[str]:
     ]
 
 
-def changed(rails: Rails, assignments: list[str]) -> Rails:
-    """Apply `key=value`; nothing behind the sign takes the key back. Raises ValueError in words."""
+def document_of(rails: Rails) -> dict[str, object]:
+    """What `lines_of` says, as values, without a hash."""
+    lines = lines_of(dataclasses.replace(rails, second_hash=""))
+    return {
+        key: value.isoformat() if isinstance(value, datetime.datetime) else value
+        for key, value in tomllib.loads("\n".join(lines)).items()
+    }
+
+
+def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) -> Rails:
+    """Apply `key=value`; nothing behind the sign takes the key back. Raises ValueError in words, which
+    name `others` too.
+    """
     known = [key for key in OPTIONS if key != "second_hash"]
+    listed = [*known, *others]
     values: dict[str, object] = {}
     for each in assignments:
         key, sign, value = each.partition("=")
         if key not in known:
-            raise ValueError(f"{quoted(key)}: no such guard rail{did_you_mean(key, known) or _listed(known)}")
+            near = did_you_mean(key, listed) or f"; there are {', '.join(listed)}"
+            raise ValueError(f"{quoted(key)} is no key of a user{near}")
         if not sign:
             raise ValueError(f"{key}: write {key}=VALUE, or {key}= for none")
         option = OPTIONS[key]
@@ -229,10 +243,6 @@ def _read(value: str, option: Option) -> object:
         except ValueError:
             given = value  # the reader says what it expects
     return option.read(given, option)
-
-
-def _listed(known: list[str]) -> str:
-    return f"; there are {', '.join(known)}"
 
 
 # Takes the user there is now and its guard rails, and gives those to keep. May raise to change nothing.

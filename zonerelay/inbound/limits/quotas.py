@@ -24,7 +24,7 @@ from zonerelay.config.rails import COUNTED, Rails
 from zonerelay.config.units import format_size
 from zonerelay.limits.shared import MAX_TRIES, BookStore
 from zonerelay.limits.values import AuthorityError
-from zonerelay.model.clock import Clock
+from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.reply import Reply
 
 LENGTHS = {"minute": (60.0, 12), "hour": (3600.0, 60), "day": (86400.0, 96)}
@@ -219,6 +219,15 @@ class Quotas:
         except AuthorityError:
             self._open = False
             raise
+
+
+async def used_by(pages: BookStore, user: str, rails: Rails) -> list[Level]:
+    """For a command beside the relay. Raises AuthorityError."""
+    quotas = Quotas(lambda: pages, SystemClock(), lambda _user, _level: None)
+    try:
+        return list((await quotas.usage(user)).levels(rails))
+    finally:
+        await quotas.close()
 
 
 def _name(user: str) -> str:

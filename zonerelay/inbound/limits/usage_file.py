@@ -7,12 +7,14 @@ from it. While SQLite cannot read it, mail of users with quotas is refused, temp
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from zonerelay.history.database import open_for_reading
 from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
@@ -37,10 +39,11 @@ T = TypeVar("T")
 class UsageFile:
     """`BookStore` in a file. Its statements run in a thread of their own."""
 
-    def __init__(self, home: Path, clock: Clock) -> None:
+    def __init__(self, home: Path, clock: Clock, *, read_only: bool = False) -> None:
         self._file = home / DIRECTORY / FILE
         self.name = str(self._file)
         self._clock = clock
+        self._read_only = read_only
         self._executor: ThreadPoolExecutor | None = None
         self._database: sqlite3.Connection | None = None
 
@@ -66,18 +69,23 @@ class UsageFile:
 
     async def close(self) -> None:
         executor, self._executor = self._executor, None
+        database, self._database = self._database, None
         if executor is not None:
+            if database is not None:
+                executor.submit(database.close)  # in the thread that has opened it
             executor.shutdown()
-        if self._database is not None:
-            self._database.close()
-            self._database = None
 
     def _begin(self) -> None:
         """Forget users who have not sent for long: their names may be those of users who are no more."""
-        self._opened().execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
+        if not self._read_only:
+            self._opened().execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
 
     def _opened(self) -> sqlite3.Connection:
         if self._database is None:
+            if self._read_only:
+                kept_from = not os.access(self._file.parent, os.W_OK)
+                self._database = open_for_reading(self._file, immutable=kept_from)
+                return self._database
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             database = sqlite3.connect(
                 self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
