@@ -11,6 +11,7 @@ from tests.support.process import RelayProcess
 LATER = {
     "aiosmtpd",  # with a handler or an authenticator of its interface
     "aiohttp",  # with the first question for /metrics
+    "jinja2",  # with the first page for operators
     "dns",  # with the first answer of a name server that is not plain
     "OpenSSL",  # where clients may have certificates, or DANE applies
     "cryptography",  # where mail is signed

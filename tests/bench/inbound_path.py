@@ -92,6 +92,7 @@ class Writer:
     async def commit(self, deliveries: object, **told: Any) -> Any:
         from zonerelay.model.envelope import Message
 
+        told.pop("once", None)
         return Message(envelope=self._envelope, size=self._size, chunks=1, **told)
 
 

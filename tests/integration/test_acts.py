@@ -187,6 +187,10 @@ async def test_reroute_moves_mail_and_undo_moves_it_back(desk: Desk) -> None:
     assert (undone.changed, undone.altered) == (1, 1)
     assert (await desk.of("b")).zone == "default"
     assert (await desk.of("b")).held
+    held = await desk.change("hold", filter={"recipient": "a@*"})
+    await desk.change("reroute", to_zone="twin-a", filter={"recipient": "a@*"})
+    undone = await desk.undo(held)
+    assert (undone.gone, undone.altered) == (0, 1), "it was moved since"
     hop = await desk.change("reroute", next_hop="[smart.example]:587", filter={"recipient": "b@*"})
     assert (hop.changed, (await desk.of("b")).zone) == (1, "other")
     assert before.attempts < (await desk.of("a")).attempts

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.certificates import make
 from zonerelay.admin import http_server as http_module
+from zonerelay.admin import tls
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.http_server import is_our_name
+from zonerelay.config.settings import AdminSettings
 
 
 class Page:
@@ -21,16 +27,15 @@ class Page:
 
 
 class Site:
-    def __init__(self, address: str = "127.0.0.1:0", *, hosts: tuple[str, ...] = ()) -> None:
+    def __init__(self, address: str = "127.0.0.1:0", **more: Any) -> None:
         self.reasons: tuple[str, ...] = ()
         self.broken = False
         self.refreshed = 0
         self.troubles: list[str] = []
         self.server = AdminServer(
-            address,
+            AdminSettings(address=address, **more),
             metrics=self._metrics,
             readiness=self._readiness,
-            hosts=hosts,
             trouble=lambda where, error: self.troubles.append(f"{where}: {error}"),
             before_metrics=self._refresh,
         )
@@ -205,7 +210,7 @@ async def test_more_connections_than_the_limit_are_closed_at_once(
 
 async def test_an_address_in_use_is_named(site: Site) -> None:
     second = AdminServer(
-        f"127.0.0.1:{site.server.port}",
+        AdminSettings(address=f"127.0.0.1:{site.server.port}"),
         metrics=site._metrics,
         readiness=site._readiness,
         trouble=lambda where, error: None,
@@ -213,3 +218,47 @@ async def test_an_address_in_use_is_named(site: Site) -> None:
     with pytest.raises(AdminError, match=r"cannot listen on 127\.0\.0\.1"):
         await second.start()
     await second.close()
+
+
+async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_would_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "LOOK_EVERY", 0.0)
+    first, second = make("relay.example", serial=1), make("relay.example", serial=2)
+    certificate, key = first.write(tmp_path, "admin")
+    site = Site(certificate=certificate, key=key)
+    await site.server.start()
+    try:
+        assert await shown(site) == first.der
+        certificate.write_bytes(second.pem)  # its key has yet to come
+        assert await shown(site) == first.der
+        assert [trouble.partition(":")[0] for trouble in site.troubles] == ["admin-tls"]
+        second.write(tmp_path, "admin")
+        assert await shown(site) == second.der
+    finally:
+        await site.server.close()
+    key.write_text("no key")
+    broken = Site(certificate=certificate, key=key)
+    with pytest.raises(AdminError, match="holds no private key"):
+        await broken.server.start()
+    await broken.server.close()
+
+
+async def shown(site: Site) -> bytes | None:
+    """The certificate that a client sees, after an answer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.server.port, ssl=context)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 200")
+    found: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return found
+
+
+async def test_many_short_connections_are_no_many_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_module, "MAX_CONNECTIONS", 2)
+    for _ in range(10):
+        assert (await site.get("/healthz")).status == 200

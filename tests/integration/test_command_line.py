@@ -483,6 +483,12 @@ async def test_explain_works_without_a_relay(shell: Shell) -> None:
     ]
 
 
+async def test_a_part_of_an_address_has_no_pseudonym(shell: Shell) -> None:
+    ran = await shell.run("resolve", "a*@example.org")
+    assert ran.status == 2
+    assert "no part of one has any" in ran.err
+
+
 async def test_resolve_prints_addresses(shell: Shell) -> None:
     ran = await shell.run("resolve", "u-aaaa@d-bbbb")
     assert ran.status == 0

@@ -17,6 +17,7 @@ from tests.support.certificates import DAY, Made, make
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.tls_client import trusting
+from zonerelay.cli.operate.explain import zone_of
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     AuthSettings,
@@ -28,8 +29,8 @@ from zonerelay.config.settings import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import Explanation, TraceStep
-from zonerelay.control.messages.requests import Explain, QueueTrace
+from zonerelay.control.messages.answers import DeliveryRow, Explanation, MessageDetail, OrderGiven, TraceStep
+from zonerelay.control.messages.requests import Explain, QueueShow, QueueTrace, Selectors, Suspend
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.model.priority import Priority
@@ -314,3 +315,72 @@ async def test_a_route_knows_the_certificate_that_a_client_shows(tmp_path: Path)
         assert note == f"zone=bulk route=1 certificate matches {client.fingerprint}"
         await asyncio.to_thread(submit, "b@example.com", trusting())
         assert await zones_of(running) == {"a@example.com": "bulk", "b@example.com": "default"}
+
+
+# ---- mail that waits ------------------------------------------------------------------------------
+
+
+async def test_queue_show_and_explain_agree_on_where_waiting_mail_goes_and_what_would_be_new(
+    tmp_path: Path,
+) -> None:
+    before = standing_still(tmp_path, bulk(recipient_domain=("example.com",)))
+    async with relay_with(before) as running:
+        await running.send("app@example.org", ["b@example.com", "c@example.net"], MESSAGE)
+        message_id = str((await running.until_logged("accepted"))[0]["id"])
+        client = ControlClient(tmp_path / "control.sock")
+
+        async def rows() -> dict[str, DeliveryRow]:
+            detail = await asyncio.to_thread(client.ask, QueueShow(message_id=message_id), MessageDetail)
+            return {row.recipient: row for row in detail.deliveries}
+
+        async def plans(address: str = "") -> dict[str, Explanation]:
+            request = Explain(message_id=message_id, address=address)
+            frames = await asyncio.to_thread(lambda: list(client.stream(request)))
+            return {each.address: each for each in frames if isinstance(each, Explanation)}
+
+        assert {name: row.new_zone for name, row in (await rows()).items()} == dict.fromkeys(await rows(), "")
+        after = replace(before, route=(RouteSettings(recipient_domain=("example.com",), zone="vip"),))
+        await running.worker.reload(after)
+        waiting, explained = await rows(), await plans()
+        assert {name: plan.queued for name, plan in explained.items()} == waiting
+        assert {name: plan.zone for name, plan in explained.items()} == await zones_of(running)
+        moved = waiting["b@example.com"]
+        assert (moved.zone, moved.new_zone) == ("bulk", "vip")
+        assert moved.routed.startswith("route=1 recipient_domain")
+        assert moved.new_why.startswith("route=1 recipient_domain")
+        assert waiting["c@example.net"].new_zone == ""
+        assert "would go to zone vip" in str(zone_of(moved))
+        assert list(await plans(address="C@example.net")) == ["c@example.net"]
+        with pytest.raises(ControlError, match="no open delivery to d@"):
+            await plans(address="d@example.net")
+        # A zone that went with the reload keeps its mail, and no other zone's plan is shown for it.
+        await running.worker.reload(
+            replace(after, zone=tuple(each for each in after.zone if each.name != "bulk"))
+        )
+        gone = (await plans())["b@example.com"]
+        assert (gone.zone, gone.verdict) == ("bulk", "deferred")
+        assert "no zone bulk any more" in gone.unroutable
+
+
+async def test_a_zone_that_a_header_named_is_not_compared(tmp_path: Path) -> None:
+    here = listener(zone_header="X-Sending-Zone", zone_header_networks=HERE)
+    async with relay_with(standing_still(tmp_path, listener=here)) as running:
+        await running.send("app@example.org", ["b@example.com"], b"X-Sending-Zone: vip\r\n" + MESSAGE)
+        message_id = str((await running.until_logged("accepted"))[0]["id"])
+        detail = await running.ask(QueueShow(message_id=message_id), MessageDetail)
+        [row] = detail.deliveries
+        assert (row.zone, row.routed, row.new_zone) == ("vip", "zone header", "")
+
+
+async def test_explain_of_waiting_mail_knows_the_order_about_its_user(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(file_of(user("app")))
+    here = listener(auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS)
+    chosen = replace(
+        standing_still(tmp_path, listener=here), auth=AuthSettings(credentials=tmp_path / "credentials")
+    )
+    async with relay_with(chosen) as running:
+        await submitted(running, b"", login=True)
+        message_id = str((await running.until_logged("accepted"))[0]["id"])
+        order = await running.ask(Suspend(about=Selectors(user="app"), reason="a leak"), OrderGiven)
+        found = await running.ask(Explain(message_id=message_id), Explanation)
+        assert [each.id for each in found.orders] == [order.order.id]

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import smtplib
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -14,20 +15,24 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
 from tests.support.smarthost import Smarthost
+from tests.support.tls_client import trusting
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     CredentialSettings,
     ListenerAuth,
     ListenerSettings,
+    ListenerTls,
     RetrySettings,
     Settings,
     TlsMode,
     ZoneSettings,
 )
+from zonerelay.control.messages import answers as messages
 from zonerelay.control.messages.answers import End, Frame, MailEvent, Missed, RelayStatus, TranscriptLine
 from zonerelay.control.messages.requests import Request, Tail, Transcript
 from zonerelay.control.socket.errors import ControlError
@@ -197,6 +202,33 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
     assert events._emit == events._log
 
 
+async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(
+    tmp_path: Path, smarthost: Smarthost
+) -> None:
+    async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
+        reader, writer = await asyncio.open_unix_connection(str(socket_of(running)))
+        writer.write(messages.encode(Tail(event="logged-in")))
+        await running.until(tailed(running), what="the reader")
+        events, count = running.worker.events, 0
+        while count < 20_000:  # ten times what waits, and more than the sockets hold
+            for _ in range(100):
+                events.login("ok", LOOPBACK, user="app")
+            count += 100
+            await asyncio.sleep(0)
+        await running.send("a@example.org", ["b@example.com"], MESSAGE)
+        await running.until_empty()
+        told = missed = 0
+        async with asyncio.timeout(20):
+            while told + missed < count:
+                frame = messages.decode_frame(await reader.readline())
+                told += isinstance(frame, MailEvent)
+                missed += frame.count if isinstance(frame, Missed) else 0
+        writer.close()
+        # Those of the message may be among the missing: what is lost has not been looked at.
+        assert told + missed - count in range(3)
+        assert missed > 0
+
+
 async def test_a_transcript_has_the_lines_without_secrets_and_without_the_message(
     tmp_path: Path, smarthost: Smarthost
 ) -> None:
@@ -242,6 +274,38 @@ async def test_a_transcript_has_the_lines_without_secrets_and_without_the_messag
         hidden = [BODY, PASSWORD, "secretive", *(base64.b64encode(each).decode() for each in secrets)]
         assert [each for each in hidden if each in said or each in done] == []
         await running.until(lambda: not running.worker.events.transcripts.on, what="the end of transcripts")
+
+
+@pytest.mark.parametrize("tls", [ListenerTls.STARTTLS, ListenerTls.IMPLICIT])
+async def test_a_transcript_goes_on_inside_tls(
+    tmp_path: Path, smarthost: Smarthost, tls: ListenerTls
+) -> None:
+    now = time.time()
+    certificate, key = make("relay.test", starts=now - DAY, ends=now + DAY).write(tmp_path, "relay")
+    chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
+    here = replace(chosen.listener[0], tls=tls, certificate=(certificate,), key=(key,), cleartext_auth="")
+
+    def submit(host: str, port: int) -> None:
+        is_implicit = tls is ListenerTls.IMPLICIT
+        opened = smtplib.SMTP_SSL(host, port, context=trusting()) if is_implicit else smtplib.SMTP(host, port)
+        with opened as client:
+            if not is_implicit:
+                client.starttls(context=trusting())
+            client.login("app", PASSWORD)
+            client.sendmail("a@example.org", ["b@example.com"], MESSAGE)
+
+    async with relay_with(replace(chosen, listener=(here,))) as running:
+        begun = Transcript(client=LOOPBACK)
+        async with reading(socket_of(running), begun, recorded(running)) as transcript:
+            await asyncio.to_thread(submit, *running.address)
+            await transcript.until(lambda: "the connection has ended" in transcript.text())
+        said = transcript.text()
+        assert said.count("> 220 relay.test ESMTP") == 1
+        assert "* encrypted with TLSv1.3" in said
+        assert "< AUTH PLAIN (" in said
+        assert "> 235 2.7.0" in said
+        assert said.count("queued as") == 1
+        assert PASSWORD not in said
 
 
 @dataclass

@@ -18,7 +18,7 @@ from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.contract import Store
 from zonerelay.store.open import open_store
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import Siblings, Surroundings
 
 
 class Spool:
@@ -38,6 +38,7 @@ class Spool:
         places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
         postgres: PostgresSettings | None = None,
         s3: S3Settings | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         """`places` are other paths of [spool] by their names."""
         settings = SpoolSettings(
@@ -55,6 +56,7 @@ class Spool:
         self.s3 = s3
         if backend is Backend.S3 and s3 is None:
             self.s3 = s3_settings(shared_moto().url, lease=60.0)
+        self.siblings = siblings
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
         self.damage: list[str] = []
@@ -76,6 +78,7 @@ class Spool:
                 on_news=self.news.append,
                 on_lost=self.lost.append,
                 environment={"SECRET": SECRET},
+                siblings=self.siblings,
             ),
             redis=self.redis,
             postgres=self.postgres,

@@ -216,7 +216,7 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(
         which=picks,
-        verb=st.sampled_from(("hold", "free", "now", "later", "remove")),
+        verb=st.sampled_from(("hold", "free", "now", "later", "move", "remove")),
         claimed_too=st.booleans(),
     )
     def update(self, which: list[int], verb: str, claimed_too: bool) -> None:
@@ -231,6 +231,7 @@ class Comparison(RuleBasedStateMachine):
                 "free": replace(delivery, held=False),
                 "now": replace(delivery, next_attempt=self.now),
                 "later": replace(delivery, next_attempt=self.now + 45.3),
+                "move": replace(delivery, queue=ZONES[ZONES.index(delivery.queue) - 1]),
                 "remove": None,
             }
             return changed[verb]

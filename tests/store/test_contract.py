@@ -496,6 +496,19 @@ class TestOperations:
         assert 1 <= min(gaps) <= max(gaps) <= 8
         assert len({number % 4 for number in found}) > 1
 
+    async def test_scan_goes_on_behind_a_delivery_that_may_be_gone(self, store: Store) -> None:
+        for number in range(4):
+            await store_message(
+                store, number, "a@example.net", "b c@example.net", zone=("a", "b")[number % 2]
+            )
+        every = [delivery.key async for delivery in store.scan()]
+        for at, key in enumerate(every):
+            assert [d.key async for d in store.scan(after=key)] == every[at + 1 :]
+            behind = [each for each in every[at + 1 :] if each.queue == key.queue]
+            assert [d.key async for d in store.scan(key.queue, after=key)] == behind
+        await store.update([every[2]], lambda _: None)
+        assert [d.key async for d in store.scan(after=every[2])] == every[3:]
+
     async def test_scan_shows_one_moment(self, store: Store) -> None:
         for number in range(5):
             await store_message(store, number)

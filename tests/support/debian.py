@@ -22,7 +22,7 @@ from tests.support.locks import locked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND_TIMEOUT = 300.0
-MAX_PACKAGES = 40
+MAX_PACKAGES = 100
 
 
 def _cache() -> Path:

@@ -22,7 +22,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
-from zonerelay.store.contract import QueueStore
+from zonerelay.store.contract import Kept, Once, QueueStore, check_kept
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -57,6 +57,7 @@ class RememberingStore:
 
     def __init__(self) -> None:
         self.stored: list[Stored] = []
+        self.kept: dict[str, Kept] = {}
         self.begun = 0
         self.aborted = 0
         self.sick: str | None = None
@@ -98,6 +99,7 @@ class _Writer:
         self,
         deliveries: Sequence[Delivery],
         *,
+        once: Once | None = None,
         headers: Fields = (),
         eight_bit: bool = False,
         plain_lines: bool = False,
@@ -105,6 +107,12 @@ class _Writer:
         trace: tuple[str, ...] = (),
     ) -> Message:
         await self._store.before_commit()
+        if once is not None:
+            kept = self._store.kept.setdefault(
+                once.identity, Kept(self._envelope.id, once.digest, once.until)
+            )
+            if kept.message_id != self._envelope.id:
+                check_kept(once, kept)
         message = Message(
             envelope=self._envelope,
             size=self._size,

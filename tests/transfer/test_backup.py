@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import store_message
+from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool
 from tests.transfer.test_exchange import contents, fill
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend
+from zonerelay.store.contract import Kept
 from zonerelay.transfer import loader
+
+KEYS = [(f"{number:032x}", Kept(message_id(number), "d" * 32, NOW + number)) for number in (1, 2)]
 
 
 def configured(home: Path, **spool: str) -> Path:
@@ -46,12 +49,14 @@ def test_a_backup_is_restored_exactly_into_any_engine(
     async def made() -> object:
         async with Spool(tmp_path / "one" / "spool", backend=source) as opened:
             await fill(opened.store)
+            await opened.store.keep_keys(KEYS)
             # The relay runs: the spool is open, and locked.
             assert await asyncio.to_thread(spool, one, "backup", str(tmp_path / "backup")) == 0
             return await contents(opened.store)
 
     async def restored() -> object:
         async with Spool(tmp_path / "other" / "spool", backend=target) as opened:
+            assert list((await opened.store.kept_keys())[0]) == KEYS
             return await contents(opened.store)
 
     stored = asyncio.run(made())

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.support.queueing import route_to
 from tests.unit.test_names_in_docs import ROOT
 from zonerelay.cli.operate import status as page
 from zonerelay.cli.terminal import output
+from zonerelay.config.settings import RetrySettings
 from zonerelay.control.messages.answers import DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.model.reply import Reply
+from zonerelay.queue.destination.destinations import Destination, Site
 from zonerelay.smtp.client.reply_class import CLASSES, class_of
 
 NOW = 1_700_000_000.0
@@ -111,3 +114,22 @@ def test_a_reply_has_one_class(reply: str, local: bool, expected: str) -> None:
 def test_each_class_is_explained() -> None:
     explained = (ROOT / "docs" / "replies.md").read_text()
     assert [name for name in CLASSES if f"| `{name}` |" not in explained] == []
+
+
+def test_transactions_of_the_last_minute_are_counted_in_two_figures() -> None:
+    route = route_to("default", "mx.example.com")
+    destination = Destination(route, Site(route.site), RetrySettings())
+    assert destination.per_minute(600.0) == 0
+    for second in range(600, 660):
+        destination.begins(float(second))
+    assert [destination.per_minute(tick) for tick in (659.0, 675.0, 719.0, 780.0, 2000.0)] == [
+        60,
+        45,
+        1,
+        0,
+        0,
+    ]
+    destination.begins(690.0)
+    assert [destination.per_minute(tick) for tick in (690.0, 719.9)] == [31, 1]
+    destination.begins(2000.0)
+    assert destination.per_minute(2000.0) == 1

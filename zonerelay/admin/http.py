@@ -1,4 +1,4 @@
-"""HTTP for monitoring: its listening socket. `http_server` has the pages.
+"""HTTP for monitoring and operators: its listening socket. `http_server` has the rest.
 
 The relay binds the address when it starts, so an address in use is an error before the first greeting. It
 loads aiohttp with the first connection, in a thread: aiohttp and its certificate authorities are a fifth of
@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import ListenAddress, parse_listen
+from zonerelay.config.settings import AdminSettings
 from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.routing.zones.networks import Networks
 
 if TYPE_CHECKING:
+    import ssl
+
     from zonerelay.admin.http_server import HttpServer
+    from zonerelay.admin.monitoring import Monitoring
+    from zonerelay.admin.operators import Operators
 
 _BACKLOG = 64
 
@@ -30,30 +36,32 @@ class AdminError(Exception):
 
 class AdminServer:
     """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
-    `readiness` gives the reasons against being ready.
+    `readiness` gives the reasons against being ready. Without `operators` monitoring alone is served.
     """
 
     def __init__(
         self,
-        address: str,
+        settings: AdminSettings,
         *,
         metrics: Callable[[], bytes],
         readiness: Callable[[], Awaitable[tuple[str, ...]]],
         trouble: Trouble,
-        hosts: Collection[str] = (),
+        operators: Operators | None = None,
         before_metrics: Callable[[], Awaitable[None]] | None = None,
         inherited: Inherited = NOTHING,
     ) -> None:
-        self._handed = inherited.take(address)
-        self._address = parse_listen(address)
+        self._handed = inherited.take(settings.address)
+        self._address = parse_listen(settings.address)
+        self._settings = settings
         self._metrics = metrics
         self._readiness = readiness
         self._trouble = trouble
-        self._hosts = hosts
+        self._operators = operators
         self._before_metrics = before_metrics
         self._listener: socket.socket | None = None
         self._opening: asyncio.Task[None] | None = None
         self._server: HttpServer | None = None
+        self._tls: ssl.SSLContext | None = None
 
     @property
     def port(self) -> int:
@@ -64,6 +72,13 @@ class AdminServer:
 
     async def start(self) -> None:
         """Raises AdminError."""
+        if self._settings.certificate is not None:
+            from zonerelay.admin.tls import TlsError, server_context  # noqa: PLC0415 - OpenSSL
+
+            try:
+                self._tls = server_context(self._settings.certificate, self._settings.key, self._trouble)
+            except TlsError as error:
+                raise AdminError(f"admin HTTP: {error}") from error
         self._listener = self._handed or _listen(self._address)
         asyncio.get_running_loop().add_reader(self._listener, self._first_connection, self._listener)
 
@@ -85,14 +100,15 @@ class AdminServer:
 
     async def _open(self, listener: socket.socket) -> None:
         try:
-            server = await asyncio.to_thread(_load)
+            server, monitoring = await asyncio.to_thread(_load)
             self._server = server(
                 is_loopback=self._address.is_loopback,
-                metrics=self._metrics,
-                readiness=self._readiness,
+                monitoring=monitoring(self._metrics, self._readiness, self._before_metrics),
+                operators=self._operators,
                 trouble=self._trouble,
-                hosts=self._hosts,
-                before_metrics=self._before_metrics,
+                hosts=self._settings.hosts,
+                proxies=Networks(self._settings.proxy_networks),
+                tls=self._tls,
             )
             await self._server.start(listener, _BACKLOG)
         except Exception as error:  # noqa: BLE001 - monitoring sees it, mail goes on
@@ -100,10 +116,12 @@ class AdminServer:
             listener.close()
 
 
-def _load() -> type[HttpServer]:
-    from zonerelay.admin.http_server import HttpServer  # noqa: PLC0415 - aiohttp: see the module's header
+def _load() -> tuple[type[HttpServer], type[Monitoring]]:
+    # aiohttp: see the module's header
+    from zonerelay.admin.http_server import HttpServer  # noqa: PLC0415
+    from zonerelay.admin.monitoring import Monitoring  # noqa: PLC0415
 
-    return HttpServer
+    return HttpServer, Monitoring
 
 
 def _listen(address: ListenAddress) -> socket.socket:

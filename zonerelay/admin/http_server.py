@@ -1,10 +1,18 @@
-"""The pages `/metrics`, `/healthz` and `/readyz`. The only module that knows aiohttp's server.
+"""The HTTP server of the admin address: connections, limits, the names that it answers to. The routes come
+from parts: `monitoring`, `api/`, `page/`.
 
-They read and never write. A stranger can hold at most `MAX_CONNECTIONS` connections for `LIFETIME` seconds
-each, one request per connection, with small heads; bodies are not read. The pages answer only to addresses,
-localhost and the names in `hosts`, so that no web page reaches them through DNS rebinding; bound to another
-address than loopback, as in a container, the pages in `OPEN` answer to every name, which monitoring makes up.
-Errors are plain text without detail; the detail goes to `trouble`.
+A connection is monitoring's until it asks for something else, and then it is an operator's, of which there
+are at most `MAX_OPERATORS`: API, page and event streams never take the `MAX_CONNECTIONS` that monitoring
+has. Of those a stranger holds each for `LIFETIME` seconds, for one request with a small head. An operator's
+connection serves several requests once one was let in by an identity, and is aborted when it is idle for
+`IDLE` seconds or takes nothing of its answer for `STALL` seconds.
+
+Everything answers only to addresses, localhost and the names in `hosts`, so that no web page reaches it
+through DNS rebinding; bound to another address than loopback, as in a container, monitoring's pages answer to
+every name, which monitoring makes up. A request that another origin's page sends, as its Origin or
+Sec-Fetch-Site field says, is refused unless it only reads monitoring's pages. Behind a proxy of
+`proxy_networks` the client and the scheme are those that the proxy says. Errors are plain text without
+detail, where a part has no form of its own; the detail goes to `trouble`.
 """
 
 from __future__ import annotations
@@ -13,113 +21,148 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Collection
+import ssl
+from collections.abc import Callable, Collection, Sequence
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
+from zonerelay.admin.monitoring import PATHS, Monitoring
+from zonerelay.admin.operators import Operators
+from zonerelay.admin.visit import VISIT, Visit, plain
+from zonerelay.routing.zones.networks import Networks
 
 MAX_CONNECTIONS = 64
+MAX_OPERATORS = 64
 LIFETIME = 30.0
-MAX_LINE = 2048
+IDLE = 15.0
+STALL = 60.0
+MAX_LINE = 8190
 MAX_FIELD = 4096
+MAX_BODY = 1024 * 1024
 SHUTDOWN_TIMEOUT = 1.0
-OPEN = frozenset(("/metrics", "/healthz", "/readyz"))
+
+HANDSHAKE = 10.0
+LINGER = 2.0
+"""Seconds for which a client that was refused may go on sending a body, so that it sees the refusal."""
+_SAFE = ("GET", "HEAD", "OPTIONS")
 
 Trouble = Callable[[str, BaseException], None]
+Connection = web.RequestHandler
 
 
 class HttpServer:
-    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
-
-    `is_loopback`: only this machine reaches the address.
+    """`is_loopback`: only this machine reaches the address. `operators` is `None` where monitoring alone is
+    served. `proxies` are the networks of proxies that are believed.
     """
 
     def __init__(
         self,
         *,
         is_loopback: bool,
-        metrics: Callable[[], bytes],
-        readiness: Callable[[], Awaitable[tuple[str, ...]]],
+        monitoring: Monitoring,
+        operators: Operators | None,
         trouble: Trouble,
         hosts: Collection[str],
-        before_metrics: Callable[[], Awaitable[None]] | None,
+        proxies: Networks,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._is_loopback = is_loopback
         self._hosts = frozenset(hosts)
-        self._metrics = metrics
-        self._before_metrics = before_metrics
-        self._readiness = readiness
+        self._proxies = proxies
+        self._tls = tls
         self._trouble = trouble
         self._runner = web.AppRunner(
-            self._application(),
+            self._application(monitoring, operators),
+            handler_cancellation=True,
             access_log=None,
             logger=_quiet_logger(),
             max_line_size=MAX_LINE,
             max_field_size=MAX_FIELD,
-            lingering_time=0.0,
+            keepalive_timeout=IDLE,
+            lingering_time=LINGER,
             shutdown_timeout=SHUTDOWN_TIMEOUT,
         )
         self._server: asyncio.Server | None = None
+        self._operators: set[Connection] = set()
+        self._coming: set[_Coming] = set()
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
         """Takes `listener` over."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, sock=listener, backlog=backlog)
+        self._server = await loop.create_server(
+            self._connection,
+            sock=listener,
+            backlog=backlog,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE,
+        )
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
         await self._runner.cleanup()
 
-    def _application(self) -> web.Application:
-        application = web.Application(middlewares=[self._middleware()])
-        application.router.add_get("/metrics", self._get_metrics)
-        application.router.add_get("/healthz", self._get_health)
-        application.router.add_get("/readyz", self._get_readiness)
-        application.on_response_prepare.append(_without_server_name)
+    def _application(self, monitoring: Monitoring, operators: Operators | None) -> web.Application:
+        application = web.Application(middlewares=[self._middleware()], client_max_size=MAX_BODY)
+        application.router.add_routes(monitoring.routes())
+        if operators is not None:
+            application.router.add_routes(_routes(operators))
+        application.on_response_prepare.append(_dress)
         return application
+
+    # --- connections --------------------------------------------------------------------------------
 
     def _connection(self) -> asyncio.Protocol:
         """One client's protocol: aiohttp has no limit on connections or on their age by itself."""
         server = self._runner.server
         assert server is not None
-        if len(server.connections) >= MAX_CONNECTIONS:
+        alive = set(server.connections)
+        self._operators &= alive
+        if len(alive - self._operators) + len(self._coming) >= MAX_CONNECTIONS:
             return _Refusal()
-        handler = server()
-        asyncio.get_running_loop().call_later(LIFETIME, _abort, handler)
-        return handler
+        coming = _Coming(server(), self._coming)
+        loop = asyncio.get_running_loop()
+        loop.call_later(HANDSHAKE, self._coming.discard, coming)
+        loop.call_later(LIFETIME, self._expire, coming.handler)
+        return coming
 
-    # --- pages --------------------------------------------------------------------------------------
+    def _expire(self, handler: Connection) -> None:
+        if handler not in self._operators:
+            _abort(handler)
 
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        if self._before_metrics is not None:
-            await self._before_metrics()
-        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+    def _becomes_operators(self, handler: Connection) -> bool:
+        """False when operators have as many connections as they may."""
+        if handler in self._operators:
+            return True
+        assert self._runner.server is not None
+        self._operators &= set(self._runner.server.connections)
+        if len(self._operators) >= MAX_OPERATORS:
+            return False
+        self._operators.add(handler)
+        asyncio.get_running_loop().call_later(STALL, _watch, handler, 0)
+        return True
 
-    async def _get_health(self, request: web.Request) -> web.Response:
-        """Answering at all is the proof: the event loop turns."""
-        return web.Response(text="ok\n")
-
-    async def _get_readiness(self, request: web.Request) -> web.Response:
-        reasons = await self._readiness()
-        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons}) + b"\n"
-        return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
+    # --- requests -----------------------------------------------------------------------------------
 
     def _middleware(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            is_open = request.path in OPEN and not self._is_loopback
-            if not (is_open or is_our_name(request.headers.get("Host", ""), self._hosts)):
-                response: web.StreamResponse = _plain(421, "this relay does not go by that name")
+            visit = self._visit(request)
+            VISIT.set(visit)
+            is_monitoring = request.path in PATHS
+            host = request.headers.get("Host", "")
+            if not (is_our_name(host, self._hosts) or (is_monitoring and not self._is_loopback)):
+                response: web.StreamResponse = plain(421, "this relay does not go by that name")
+            elif not is_monitoring and not self._becomes_operators(request.protocol):
+                response = plain(503, "all connections of operators are taken", {"Retry-After": "5"})
+            elif request.method not in _SAFE and self._is_foreign(request, host):
+                response = plain(403, "a page of another origin sent this")
             else:
                 response = await self._guarded(request, handler)
-            response.headers["Cache-Control"] = "no-store"
-            response.headers["X-Content-Type-Options"] = "nosniff"
-            response.force_close()
+            if is_monitoring or not visit.identified or not request.content.at_eof():
+                response.force_close()  # what is left of a body is not read for the sake of a connection
             return response
 
         return guard
@@ -128,13 +171,65 @@ class HttpServer:
         try:
             return await handler(request)
         except web.HTTPException as error:
-            response = _plain(error.status, error.reason.lower())
-            if "Allow" in error.headers:
-                response.headers["Allow"] = error.headers["Allow"]
-            return response
+            allowed = error.headers.get("Allow")
+            return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})
         except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
             self._trouble("admin-http", error)
-            return _plain(500, "something went wrong; the relay's log has it as `trouble`")
+            return plain(500, "something went wrong; the relay's log has it as `trouble`")
+
+    def _visit(self, request: web.Request) -> Visit:
+        peername = request.transport.get_extra_info("peername") if request.transport is not None else None
+        peer = _unmapped(str(peername[0])) if peername else ""
+        secure, client = self._tls is not None, peer
+        if not self._proxies.match(peer):
+            return Visit(client, secure, private=secure or _is_loopback(peer))
+        for name in reversed(request.headers.get("X-Forwarded-For", "").split(",")):
+            if not (name := name.strip()):
+                break
+            client = _unmapped(name)
+            if not self._proxies.match(client):
+                break
+        scheme = request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower()
+        return Visit(client, scheme == "https", private=scheme != "http" or _is_loopback(client))
+
+    def _is_foreign(self, request: web.Request, host: str) -> bool:
+        """A browser says so; other clients send neither field."""
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return True
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return False
+        scheme, _, name = origin.partition("://")
+        port = {"http": ":80", "https": ":443"}.get(scheme, "")
+        return name.removesuffix(port) != host.removesuffix(port) and name not in self._hosts
+
+
+def _routes(operators: Operators) -> Sequence[web.RouteDef]:
+    """Of the API, and of the page if it is on."""
+    api = web.route("*", "/v1/{path:.*}", _Api(operators))
+    if not operators.settings().admin.page:
+        return [api]
+    from zonerelay.admin.page.page import PageRoutes  # noqa: PLC0415 - most relays have none
+
+    return [api, *PageRoutes(operators).routes()]
+
+
+class _Api:
+    """The API, loaded with the first request to it: a relay that is only scraped has no use for it."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._serve: Handler | None = None
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if self._serve is None:
+            self._serve = await asyncio.to_thread(self._load)
+        return await self._serve(request)
+
+    def _load(self) -> Handler:
+        from zonerelay.admin.api.routes import Api  # noqa: PLC0415
+
+        return Api(self._operators).serve
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:
@@ -156,6 +251,33 @@ def _is_below(name: str, pattern: str) -> bool:
     return pattern.startswith("*.") and name.endswith(pattern[1:])
 
 
+def _unmapped(address: str) -> str:
+    """The address as `ipaddress` writes it, IPv4 also where an IPv6 socket has it; "" if it is none."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def _is_loopback(address: str) -> bool:
+    return bool(address) and ipaddress.ip_address(address).is_loopback
+
+
+class _Coming(asyncio.Protocol):
+    """A connection until its handshake is over: aiohttp knows nothing of it before, and it counts."""
+
+    def __init__(self, handler: Connection, coming: set[_Coming]) -> None:
+        self.handler = handler
+        self._coming = coming
+        coming.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._coming.discard(self)
+        transport.set_protocol(self.handler)
+        self.handler.connection_made(transport)
+
+
 class _Refusal(asyncio.Protocol):
     """The protocol of a connection beyond `MAX_CONNECTIONS`: it closes at once."""
 
@@ -163,17 +285,26 @@ class _Refusal(asyncio.Protocol):
         transport.close()
 
 
-def _abort(handler: web.RequestHandler) -> None:
+def _abort(handler: Connection) -> None:
     if handler.transport is not None:
         handler.transport.abort()
 
 
-def _plain(status: int, text: str) -> web.Response:
-    return web.Response(status=status, text=f"{text}\n")
+def _watch(handler: Connection, before: int) -> None:
+    """Aborts the connection of a client that has taken nothing of what waits for it."""
+    if handler.transport is None:
+        return
+    unread = handler.transport.get_write_buffer_size()
+    if unread and unread == before:
+        handler.transport.abort()
+    else:
+        asyncio.get_running_loop().call_later(STALL, _watch, handler, unread)
 
 
-async def _without_server_name(request: web.Request, response: web.StreamResponse) -> None:
+async def _dress(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.popall("Server", None)
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
 
 
 def _quiet_logger() -> logging.Logger:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import re
 from collections.abc import Sequence
 from datetime import datetime, time, timedelta
 from pathlib import Path
@@ -41,6 +42,9 @@ _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or confi
 SYSTEMS = ("postfix", "exim", "zonemta", "slimta-redis", "slimta-disk", "slimta-lua")
 """Whose queues `spool import --from` reads."""
 
+SCOPES = ("read", "operate", "submit")
+"""Of tokens; `config.credentials.identities` has them as a type."""
+
 SUMMARIES = ("domain", "site", "sender", "zone", "user", "reply", "priority")
 OUTCOMES = ("waiting", "delivered", "deferred", "bounced", "expired", "dropped", "refused")
 """Of mail, as `zonerelay log find` has them; `history.reader` loads more than a parser should."""
@@ -57,7 +61,11 @@ CHANGES = {
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Exits with status 2 and a usage text on a mistake, as argparse does."""
-    return build().parse_args(arguments)
+    parser = build()
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "explain" and not (parsed.address or parsed.message_id):
+        parser.error("explain: the following arguments are required: ADDRESS, or --id ID")
+    return parsed
 
 
 def build() -> argparse.ArgumentParser:
@@ -105,6 +113,7 @@ def build() -> argparse.ArgumentParser:
     _json(resolve)
     _live(commands)
     _user(commands)
+    _token(commands)
     _certificates(commands)
     _dkim(commands)
     _outbox(commands)
@@ -285,7 +294,12 @@ def _log(commands: Commands) -> None:
 
 def _explain(commands: Commands) -> None:
     explain = _command(commands, "explain", "say how mail for an address would travel; sends nothing")
-    explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
+    explain.add_argument(
+        "address", nargs="?", default="", metavar="ADDRESS", help="recipient; a bare domain will do"
+    )
+    explain.add_argument(
+        "--id", dest="message_id", type=_message_id, metavar="ID", help="where a message of the queue goes"
+    )
     explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
     mail = explain.add_argument_group(
         "about the mail", "Routes that ask for one of these match only if it is given."
@@ -407,6 +421,27 @@ def _user(commands: Commands) -> None:
             source = verb.add_mutually_exclusive_group()
             source.add_argument("--password-stdin", action="store_true", help="read it from standard input")
             source.add_argument("--generate", action="store_true", help="make a random one and print it once")
+
+
+def _token(commands: Commands) -> None:
+    token = commands.add_parser("token", help="who may use the HTTP API and the page: bearer tokens")
+    verbs = token.add_subparsers(dest="verb", required=True, metavar="VERB")
+    add = _command(verbs, "add", "make a token and print it, once")
+    add.add_argument("name", type=_token_name, metavar="NAME", help="whose it is, for the log")
+    add.add_argument(
+        "--scope",
+        choices=SCOPES,
+        required=True,
+        help="read: look; operate: look, change the queue, read bodies; submit: hand in mail",
+    )
+    add.add_argument("--user", default="", metavar="NAME", help="user of the credentials file it acts as")
+    add.add_argument(
+        "--for", dest="lifetime", type=_age, metavar="AGE", help="it expires after that, e.g. 90d; else never"
+    )
+    listing = _command(verbs, "list", "list the tokens: names, scopes, times; never the tokens themselves")
+    _json(listing)
+    remove = _command(verbs, "remove", "remove a token: the next request with it is refused")
+    remove.add_argument("name", type=_token_name, metavar="NAME")
 
 
 def _certificates(commands: Commands) -> None:
@@ -535,6 +570,12 @@ def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> F
         reply_text=arguments.reply,
         message_id=message_id,
     )
+
+
+def _token_name(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", text) and text != "token_file":
+        return text
+    raise argparse.ArgumentTypeError("a name has letters, digits and . _ @ -, 64 at most")
 
 
 def _age(text: str) -> float:

@@ -49,6 +49,7 @@ COMMANDS = {
     "spool repair": ("spool.repair", "repair"),
     "spool restore": ("spool.backup", "restore"),
     "init": ("setup.init", "init"),
+    "token": ("setup.token", "token"),
     "user": ("setup.user", "user"),
     "cert": ("setup.certificates", "self_signed"),
     "dkim": ("setup.dkim", "dkim"),

@@ -18,7 +18,7 @@ from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings
-from zonerelay.config.tables.admin import admin_advice
+from zonerelay.config.tables.admin import admin_advice, check_admin
 from zonerelay.config.tables.inbound.access import access_advice, auth_advice, check_access
 from zonerelay.config.tables.inbound.listener import check_listeners, listener_advice
 from zonerelay.config.tables.outbound.credential import check_credentials, credential_advice, try_credentials
@@ -61,6 +61,7 @@ def check(settings: Settings, report: Report) -> Settings:
     check_sources(settings.source, zones, report)
     check_credentials(settings.credential, zones, report)
     check_dkim(settings.dkim, zones, report)
+    check_admin(settings.admin, report)
     check_redis(settings.redis, report)
     check_s3(settings.s3, settings.spool, settings.workers, report)
     check_srs(settings.srs, zones, report)

@@ -41,6 +41,7 @@ from zonerelay.config.tables.inbound.listener import (
     OPEN_RELAY_WORDS,
     BareLineEnds,
     HeaderControls,
+    Idempotency,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,

@@ -103,7 +103,7 @@ class OperatorActs:
             return Changed(action="undo", matched=0, changed=0, busy=0, undoes=undone.id, note=note)
         if self._journal.is_running(undone.id):
             raise ControlError(f"act {undone.id} ({undone.verb}) still runs: undo it when it has ended")
-        what = f"{undone.verb} {undone.what}"
+        what = f"act {undone.id}: {undone.verb} {undone.what}"
         act = await self._begin(request, who, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
         try:
             result = await self._operations.undo(undone, act, progress)

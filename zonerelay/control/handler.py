@@ -21,7 +21,6 @@ from zonerelay.control.messages.answers import (
     Count,
     DeliveryRow,
     End,
-    Explanation,
     Families,
     MessageDetail,
     Pong,
@@ -59,7 +58,7 @@ from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
 from zonerelay.control.streams import Streams
-from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
@@ -69,6 +68,9 @@ from zonerelay.telemetry.metrics.families import Family
 
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
+
+MAX_EXPLAINED = 20
+"""Zones and domains of one message that are explained."""
 
 
 async def _nothing_lost(_loss: str) -> bool:
@@ -119,7 +121,7 @@ class ControlHandler:
                 await self._count(request, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, answer)
-            case QueueShow() | QueueTrace() | QueueCat():
+            case QueueShow() | QueueTrace() | QueueCat() | Explain():
                 await self._one(request, answer)
             case QueueSummary():
                 await answer.send(await self._summary(request, answer))
@@ -130,7 +132,7 @@ class ControlHandler:
                 return await self._resolve(request, answer)
             case Tail() | Transcript():
                 return await self._streams.answer(request, answer)
-            case Explain() | Status() | SpoolAcknowledge():
+            case Status() | SpoolAcknowledge():
                 await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:
                 await answer.send(await self._part.metrics())
@@ -140,12 +142,8 @@ class ControlHandler:
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
         return End()
 
-    async def _answer(
-        self, request: Explain | Status | SpoolAcknowledge
-    ) -> Explanation | RelayStatus | Acknowledged:
+    async def _answer(self, request: Status | SpoolAcknowledge) -> RelayStatus | Acknowledged:
         match request:
-            case Explain():
-                return await self._explainer.explain(request)
             case Status():
                 return await self._status()
             case SpoolAcknowledge():
@@ -157,7 +155,9 @@ class ControlHandler:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
-        async with aclosing(self._operations.select(queue_filter(request.filter), limit, answer)) as found:
+        wanted = queue_filter(request.filter)
+        after = None if request.after is None else msgspec.convert(request.after, DeliveryKey)
+        async with aclosing(self._operations.select(wanted, limit, answer, after=after)) as found:
             async for delivery, message, state in found:
                 if request.limit and rows == request.limit:
                     return End(count=rows, more=True)
@@ -188,8 +188,12 @@ class ControlHandler:
         )
         return summary(request.by, tally)
 
-    async def _one(self, request: QueueShow | QueueTrace | QueueCat, answer: Answer) -> None:
+    async def _one(self, request: QueueShow | QueueTrace | QueueCat | Explain, answer: Answer) -> None:
         match request:
+            case Explain(message_id=""):
+                await answer.send(await self._explainer.explain(request))
+            case Explain():
+                await self._explain_queued(request, answer)
             case QueueShow():
                 await self._show(request, answer)
             case QueueTrace():
@@ -200,15 +204,32 @@ class ControlHandler:
                         await answer.send(frame)
 
     async def _show(self, request: QueueShow, answer: Answer) -> None:
-        shown = await self._operations.show(MessageId(request.message_id))
-        rows = [self._row(delivery, shown.message, state) for delivery, state in shown.deliveries]
-        detail = message_detail(shown.message, rows)
+        message, rows = await self._rows_of(request.message_id)
+        detail = message_detail(message, rows)
         await answer.send(msgspec.structs.replace(detail, orders=self._orders.named_in(rows)))
 
     def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:
         row = delivery_row(delivery, message, state)
         order = self._orders.of(delivery, message)
         return msgspec.structs.replace(row, order=order) if order else row
+
+    async def _rows_of(self, message_id: str) -> tuple[Message, list[DeliveryRow]]:
+        shown = await self._operations.show(MessageId(message_id))
+        rows = (self._row(delivery, shown.message, state) for delivery, state in shown.deliveries)
+        return shown.message, [self._explainer.compared(shown.message, row) for row in rows]
+
+    async def _explain_queued(self, request: Explain, answer: Answer) -> None:
+        message, rows = await self._rows_of(request.message_id)
+        wanted = request.address.strip("<> ").lower()
+        told: dict[tuple[str, str], DeliveryRow] = {}
+        for row in rows:
+            if not wanted or row.recipient.lower() == wanted:
+                told.setdefault((row.zone, row.domain), row)
+        if not told:
+            to = f" to {request.address}" if wanted else ""
+            raise NotFoundError(f"message {request.message_id} has no open delivery{to}")
+        for row in list(told.values())[:MAX_EXPLAINED]:
+            await answer.send(await self._explainer.explain_queued(message, row))
 
     async def _trace(self, request: QueueTrace, answer: Answer) -> None:
         for step in await self._operations.trace(MessageId(request.message_id)):

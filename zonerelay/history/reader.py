@@ -411,6 +411,8 @@ def _told(record: Record) -> str:
             found = ["the client left before it had our 250: it may send the message again"]
         case "held":
             found = [f"for order {text('order')} of an operator"]
+        case "repeated":
+            found = ["sent again with its idempotency key: it was answered and not stored a second time"]
         case "dropped":
             found = ["by an operator, without a report"]
         case _:

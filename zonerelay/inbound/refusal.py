@@ -22,6 +22,7 @@ class Reason(enum.StrEnum):
     ERRORS = "errors"
     HEADER_CONTROLS = "header-controls"
     HEADER_SIZE = "header-size"
+    IDEMPOTENCY = "idempotency"
     IDLE = "idle-timeout"
     LOOP = "loop"
     MEMORY = "memory"

@@ -46,6 +46,7 @@ class JoinedStore:
         self.last_message_id = spool.last_message_id
         self.zones = spool.zones
         self.begin = spool.begin
+        self.kept_keys, self.keep_keys = spool.kept_keys, spool.keep_keys
         self.left_over = spool.left_over
 
     @property
@@ -154,13 +155,16 @@ class JoinedStore:
         rows = [each for each in ids if is_outbox(each)]
         return {**found, **await read_each(self.read_message, rows)}
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
-        if zone is None or not is_mailbox_zone(zone):
-            async for delivery in self._spool.scan(zone, wanted=wanted):
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
+        row = after if after is not None and is_outbox(after.message_id) else None
+        if row is None and (zone is None or not is_mailbox_zone(zone)):
+            async for delivery in self._spool.scan(zone, wanted=wanted, after=after):
                 yield delivery
         if self._outbox.keeper.usable:
             async for delivery in self._outbox.reader.scan(zone):
-                if wanted(delivery.recipient):
+                if wanted(delivery.recipient) and (row is None or delivery.key[1:] > row[1:]):
                     yield delivery
 
     def counts(self) -> dict[str, QueueCounts]:

@@ -93,6 +93,7 @@ class Scheduler:
         and one second more.
         """
         self._running = False
+        self._parts = replace(self._parts, orders=None)  # no zone begins anew any more
         if self._throttle_timer is not None:
             self._throttle_timer.stop()
         deadline = asyncio.get_running_loop().time() + timeout

@@ -24,6 +24,7 @@ from rich.live import Live
 from rich.rule import Rule
 from rich.table import Table
 
+from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
 from zonerelay.config.settings import (
     AdminSettings,
     BounceSettings,
@@ -73,8 +74,9 @@ async def _play(console: Console, directory: Path) -> int:
     )
     try:
         await worker.start()
-        _introduce(console, worker)
-        with _pinned(console, worker, sink):
+        page = f"http://{_LOOPBACK}:{worker.http_port}/#{_token(directory, clock.now())}"
+        _introduce(console, worker, page)
+        with _pinned(console, worker, sink, page):
             await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
             await _interrupted()
         console.print("\nStopping.", style="dim")
@@ -91,8 +93,15 @@ def _settings(directory: Path, sink_port: int) -> Settings:
         zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink_port}"),),
         retry=RetrySettings(schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0),
         bounce=replace(BounceSettings(), delay_warning=30.0),
-        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}"),
+        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
     )
+
+
+def _token(directory: Path, now: float) -> str:
+    """For the page, as long as the sandbox runs: loopback is other users' of this machine, too."""
+    text = make_token()
+    add(identities_file(directory), token_of(text, "sandbox", "operate", created=now, expires=0.0, user=""))
+    return text
 
 
 def _free(port: int) -> int:
@@ -107,9 +116,10 @@ def _free(port: int) -> int:
         return number
 
 
-def _introduce(console: Console, worker: Worker) -> None:
+def _introduce(console: Console, worker: Worker, page: str) -> None:
     console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/], a sink behind it takes all mail,")
-    console.print("whatever the domain.\n")
+    console.print("whatever the domain. The page, logged in:\n")
+    console.print(f"{page}\n", soft_wrap=True)  # one line, to be copied
     table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
     table.add_column("recipient", style="cyan")
     table.add_column("then")
@@ -119,13 +129,14 @@ def _introduce(console: Console, worker: Worker) -> None:
     console.print("\nThree messages to begin with:\n")
 
 
-def _pinned(console: Console, worker: Worker, sink: Sink) -> Live:
+def _pinned(console: Console, worker: Worker, sink: Sink, page: str) -> Live:
     """What a person needs while mail flows stays below it; in a file it comes at the end."""
     smtp = worker.addresses()[0]
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",
         f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
         f"sink {_LOOPBACK}:{sink.port}; metrics http://{_LOOPBACK}:{worker.http_port}/metrics",
+        page,
     )
     return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)
 

@@ -105,6 +105,56 @@ and its claim released; what is being attempted ends without an effect on the st
 number from here on. Must not raise."""
 
 
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What a message is stored only once by. `identity` and `digest` are hexadecimal digests: of who submits
+    which key for which envelope, and of the content that is compared. `until` is the Unix time up to which
+    the store remembers them.
+    """
+
+    identity: str
+    digest: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a store remembers of a `Once`: the message that was stored by it."""
+
+    message_id: MessageId
+    digest: str
+    until: float
+
+
+class StoredBeforeError(StoreError):
+    """The same `Once` was committed before, with the same content; nothing was stored now. Its text is the id
+    of the message that was stored.
+    """
+
+    @property
+    def message_id(self) -> MessageId:
+        return MessageId(str(self))
+
+
+class OtherContentError(StoreError):
+    """A message with other content was committed with the same identity; nothing was stored now."""
+
+
+class BeingStoredError(StoreError):
+    """It cannot be said yet whether the same `Once` was committed: asking again soon will tell."""
+
+
+class NotKeptError(StoreError):
+    """This store cannot remember idempotency keys, so it stores nothing that has one."""
+
+
+def check_kept(once: Once, kept: Kept) -> None:
+    """Raises StoredBeforeError or OtherContentError."""
+    if kept.digest != once.digest:
+        raise OtherContentError(f"another message, {kept.message_id}, was stored by the same key")
+    raise StoredBeforeError(kept.message_id)
+
+
 class BodyFacts(TypedDict, total=False):
     """What the receiver of a body has learned about it: members of `Message` of the same names."""
 
@@ -124,8 +174,14 @@ class MessageWriter(Protocol):
     async def write(self, chunk: bytes) -> None:
         """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits when the store is behind."""
 
-    async def commit(self, deliveries: Sequence[Delivery], **facts: Unpack[BodyFacts]) -> Message:
-        """Make the message and its deliveries exist, durably. 250 may be sent when this returns."""
+    async def commit(
+        self, deliveries: Sequence[Delivery], *, once: Once | None = None, **facts: Unpack[BodyFacts]
+    ) -> Message:
+        """Make the message and its deliveries exist, durably. 250 may be sent when this returns.
+
+        `once` becomes durable in the same write. Raises StoredBeforeError, OtherContentError or
+        BeingStoredError when a message has it already, or may have it, and NotKeptError.
+        """
 
     async def abort(self) -> None: ...
 
@@ -317,9 +373,12 @@ class EveryNth:
 class QueueOperations(Protocol):
     """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
 
-    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         """Every delivery, zone by zone in MSGID order, claimed ones included. Those whose recipients are not
-        `wanted` may be left out: where recipients are in the keys that saves reading most of a queue.
+        `wanted` may be left out: where recipients are in the keys that saves reading most of a queue. `after`
+        is the key of a delivery, of `zone` if that is given: those up to it are left out, and it may be gone.
 
         Private stores show one moment; shared ones a page at a time, each as it is then, and nothing that
         comes in behind the last delivery that was there at the start.
@@ -346,10 +405,16 @@ class QueueOperations(Protocol):
         """
 
 
+KeptKeys = Sequence[tuple[str, Kept]]
+"""Idempotency keys by their identities."""
+
+
 class QueueView(Protocol):
     """The verbs with which a backup or an export reads a queue: those of `Store`."""
 
-    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]: ...
+    def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]: ...
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]: ...
 
@@ -359,6 +424,14 @@ class QueueView(Protocol):
 
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]: ...
 
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        """A page of the idempotency keys, and the cursor of the next; "" at the beginning and at the end."""
+
 
 class Store(QueueStore, QueueOperations, Protocol):
     """The whole of what an engine implements."""
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]: ...
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        """Remember keys of another store, whose messages may have left. Raises NotKeptError."""

@@ -41,7 +41,7 @@ async def open_store(
     mark = QueueMark(settings.path, place_of(settings.backend, redis=redis, postgres=postgres, s3=s3))
     match settings.backend:
         case Backend.MEMORY:
-            return await _open_memory(settings)
+            return await _open_memory(settings, around)
         case Backend.DISK:
             from zonerelay.store.disk.store import open_disk
 
@@ -73,19 +73,23 @@ async def acknowledge_loss(store: Store, loss: str) -> bool:
     return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
 
 
-async def _open_memory(settings: SpoolSettings) -> Store:
+async def _open_memory(settings: SpoolSettings, around: Surroundings) -> Store:
     from zonerelay.store.memory.shelf import Shelf
     from zonerelay.store.memory.store import MemoryStore
 
     if settings.shelve is None:
         _log.warning("%s", MemoryStore.WARNING)
-        return MemoryStore()
+        store = MemoryStore(clock=around.clock, siblings=around.siblings)
+        store.begin_keys()
+        return store
     _log.warning(MemoryStore.SHELF_WARNING, settings.shelve)
     shelf = Shelf(settings.shelve)
     shelved = await shelf.open()
     if not shelved.was_closed:
         _log.error("the shelf %s was not closed in order: mail may be missing in it", settings.shelve)
-    return MemoryStore(shelf, shelved)
+    store = MemoryStore(shelf, shelved, clock=around.clock, siblings=around.siblings)
+    store.begin_keys()
+    return store
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:

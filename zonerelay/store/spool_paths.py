@@ -13,11 +13,18 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from zonerelay.config.settings import Backend, PostgresSettings, SpoolSettings
+from zonerelay.config.settings import AUTO, Backend, PostgresSettings, Settings, SpoolSettings
 
 SHARED = frozenset({Backend.REDIS, Backend.POSTGRES, Backend.S3})
+KEYS = "keys"
+"""The directory beside the spool in which workers share what they know of idempotency keys."""
 _NUMBER = re.compile(r"\d{2,3}", re.ASCII)
 _REMOVED = ".removed"
+
+
+def count_of(settings: Settings) -> int:
+    """Returns `workers`, with "auto" counted on this machine."""
+    return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
 
 
 def is_shared(spool: SpoolSettings) -> bool:

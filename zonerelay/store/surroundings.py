@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
@@ -31,11 +32,23 @@ def none_lost(keys: Collection[DeliveryKey]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Siblings:
+    """The workers of one machine, each with a spool of its own, that answer to the same idempotency keys:
+    the `directory` that they share for it, this `worker`, and `all` whose spools may hold keys.
+    """
+
+    directory: Path
+    worker: int
+    all: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """`on_health` hears of every change of `unhealthy()`; `on_damage` of each new kind of damage that the
     store meets; `observe_commit` of the seconds of each durable
     write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
-    loop that opened the store and must not raise. `environment` is where secrets may be.
+    loop that opened the store and must not raise. `environment` is where secrets may be. `siblings` is `None`
+    for a worker that is alone and on a shared store.
     """
 
     clock: Clock
@@ -45,6 +58,7 @@ class Surroundings:
     on_news: News = no_news
     on_lost: Lost = none_lost
     environment: Mapping[str, str] = field(default_factory=dict)
+    siblings: Siblings | None = None
 
 
 def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> str:

@@ -22,10 +22,10 @@ from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.model.clock import Clock
 from zonerelay.process.systemd import Notifier
-from zonerelay.store.spool_paths import is_shared, spools_beyond
+from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, Sockets
-from zonerelay.supervisor.workers.launching import Launcher, count_of
+from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import Phase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
 from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers, timeouts_of

@@ -17,6 +17,7 @@ import uvloop
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings
@@ -37,14 +38,14 @@ from zonerelay.process.setup import (
 )
 from zonerelay.process.sockets import Inherited
 from zonerelay.process.systemd import Notifier
-from zonerelay.store.spool_paths import spools_beyond
+from zonerelay.store.spool_paths import count_of, spools_beyond
 from zonerelay.supervisor import lock
 from zonerelay.supervisor.merge.fan_out import FanOut
 from zonerelay.supervisor.merge.http import RelayMetrics, RelayReadiness
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.reload import RelayReload
 from zonerelay.supervisor.sockets import BindError, Sockets
-from zonerelay.supervisor.workers.launching import Launcher, count_of
+from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
 from zonerelay.telemetry.logs.logs import LogWriter
 from zonerelay.telemetry.logs.logs import configure as configure_logs
@@ -115,6 +116,7 @@ class Supervisor:
         self._limits = self._build_limits(settings, clock)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
+        self._operators: Operators | None = None
 
     def _build_limits(self, settings: Settings, clock: Clock) -> LimitServer:
         """Builds the totals over all workers, without a quiet time: the lock proves that no worker of a
@@ -157,24 +159,30 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         workers = count_of(self.settings)
         self._workers.employ(workers, spools_beyond(self.settings.spool, workers))
-        self._control = ControlServer(
-            control_socket_path(self.settings), FanOut(self._state), trouble=self._trouble
-        )
+        handler = FanOut(self._state)
+        self._control = ControlServer(control_socket_path(self.settings), handler, trouble=self._trouble)
         await self._control.start()
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
         if self._workers.ready.done():
             self._workers.ready.result()
         if self.settings.admin.address and not self._state.draining:
-            await self._serve_http()
+            await self._serve_http(handler)
 
-    async def _serve_http(self) -> None:
+    async def _serve_http(self, handler: FanOut) -> None:
+        self._operators = build_operators(
+            handler,
+            lambda: self._state.settings,
+            trouble=self._trouble,
+            audit=lambda fields: self._log.emit("warning", "http-request", {**fields}),
+            clock=self._clock,
+        )
         admin = AdminServer(
-            self.settings.admin.address,
+            self.settings.admin,
+            operators=self._operators,
             metrics=self._metrics.exposition,
             readiness=RelayReadiness(self._state),
             trouble=self._trouble,
             before_metrics=self._metrics.refresh,
-            hosts=self.settings.admin.hosts,
             inherited=self._handed,
         )
         await admin.start()
@@ -211,6 +219,8 @@ class Supervisor:
             await self._control.close()
         if self._admin is not None:
             await self._admin.close()
+        if self._operators is not None:
+            await self._operators.asking.close()
         await self._limits.close()
         self._sockets.keep(())
         self._log.emit("info", "stopped", {})

@@ -31,7 +31,11 @@ _COMMAND = re.compile(
 )
 _XCLIENT = re.compile(rb"(?i)(XCLIENT|XFORWARD)((?: (?:NAME|ADDR|PORT|PROTO|HELO|DEST[A-Z]+|LOGIN)=[^\s]*)*)")
 _LOGIN = re.compile(rb"(?i)(?<= LOGIN=)\S+")
-_AUTH = re.compile(rb"(?i)(AUTH [A-Z0-9_-]{1,20})(?: |$)")
+_AUTH = re.compile(
+    rb"(?i)(AUTH (?:PLAIN|LOGIN|XOAUTH2|OAUTHBEARER|CRAM-MD5|DIGEST-MD5|SCRAM-SHA-\d+(?:-PLUS)?|NTLM|GSSAPI"
+    rb"|EXTERNAL))(?: |$)"
+)
+"""Of known mechanisms only: a client may send a secret at the wrong place."""
 _CHUNK = re.compile(rb"(?i)BDAT +(\d+)")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
+from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
@@ -38,33 +39,38 @@ class Endpoints:
         self._identity = identity
         self._board = board
         self._events = events
+        self._clock = clock
         self._readiness = ReadinessCheck(
             probe=store.probe, unhealthy=store.unhealthy, accepting=accepting, draining=draining, clock=clock
         )
         self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
+        self._operators: Operators | None = None
 
     @property
     def http_port(self) -> int | None:
         return None if self._admin is None else self._admin.port
 
-    async def open(self, handler: Handler) -> None:
-        """Raises ControlError and AdminError."""
+    async def open(self, handler: Handler, settings: Callable[[], Settings]) -> None:
+        """`settings` gives those in force. Raises ControlError and AdminError."""
         identity = self._identity
         path = control_socket_path(self._settings, identity.index if identity.supervised else None)
         control = ControlServer(path, handler, trouble=self._events.trouble)
         await control.start()
         self._control = control
         if self._settings.admin.address and not identity.supervised:
-            await self._serve_http()
+            await self._serve_http(handler, settings)
 
-    async def _serve_http(self) -> None:
+    async def _serve_http(self, handler: Handler, settings: Callable[[], Settings]) -> None:
+        self._operators = build_operators(
+            handler, settings, trouble=self._events.trouble, audit=self._events.requested, clock=self._clock
+        )
         admin = AdminServer(
-            self._settings.admin.address,
+            self._settings.admin,
+            operators=self._operators,
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
-            hosts=self._settings.admin.hosts,
             inherited=self._identity.inherited,
             trouble=self._events.trouble,
             before_metrics=self._board.refresh,
@@ -76,7 +82,9 @@ class Endpoints:
         """Call before the store is closed."""
         if self._control is not None:
             await self._control.close()
-        await self._board.close()
-        await self._readiness.close()
         if self._admin is not None:
             await self._admin.close()
+        if self._operators is not None:
+            await self._operators.asking.close()
+        await self._board.close()
+        await self._readiness.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,8 @@ from zonerelay.config.settings import Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import Lost, News, Store
 from zonerelay.store.open import acknowledge_loss, open_store
-from zonerelay.store.spool_paths import node_of, spool_of
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.spool_paths import KEYS, count_of, is_shared, node_of, spool_of, spools_beyond
+from zonerelay.store.surroundings import Siblings, Surroundings
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 
@@ -69,6 +70,7 @@ async def open_queue(
             on_news=on_news,
             on_lost=on_lost,
             environment=environment,
+            siblings=siblings_of(settings, index),
         ),
         redis=settings.redis,
         postgres=node_of(settings.postgres, index),
@@ -95,3 +97,17 @@ async def open_queue(
         await spool.close()
         raise
     return MailQueue(outbox.join(spool), spool, outbox)
+
+
+def siblings_of(settings: Settings, index: int) -> Siblings | None:
+    """The workers whose spools may hold the same idempotency keys as this one's. Raises OSError."""
+    if is_shared(settings.spool):
+        return None
+    directory = settings.spool.path.parent / KEYS
+    count = count_of(settings)
+    spools = {index, *range(count), *spools_beyond(settings.spool, count)}
+    if len(spools) > 1:
+        return Siblings(directory, index, frozenset(spools))
+    # What its workers shared is no longer kept up to date.
+    shutil.rmtree(directory, ignore_errors=True)
+    return None

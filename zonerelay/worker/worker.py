@@ -326,9 +326,8 @@ class Worker:
         operations.orders_in_force = orders.ids
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
         acts = OperatorActs(operations, journal, parts.zones, self.clock)
-        await endpoints.open(
-            build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
-        )
+        handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
+        await endpoints.open(handler, lambda: self.settings)
 
     # ---- reload -----------------------------------------------------------------------------------
 

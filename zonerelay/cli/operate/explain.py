@@ -13,7 +13,7 @@ from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.control.messages.answers import ChangePlan, Explanation, HostPlan, StsPlan
+from zonerelay.control.messages.answers import ChangePlan, DeliveryRow, Explanation, HostPlan, StsPlan
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.errors import NotRunningError
 
@@ -35,6 +35,7 @@ def explain(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     request = Explain(
         address=arguments.address,
+        message_id=arguments.message_id or "",
         sender=arguments.sender,
         user=arguments.user,
         listener=arguments.listener,
@@ -45,20 +46,26 @@ def explain(arguments: Namespace) -> int:
         headers=tuple(arguments.header),
     )
     try:
-        found = client_of(settings).ask(request, Explanation)
+        frames = client_of(settings).stream(request)
+        answers = [frame for frame in frames if isinstance(frame, Explanation)]
     except NotRunningError:
+        if request.message_id:
+            raise
         # Apart: asking a running relay needs none of the parts that would carry mail.
         from zonerelay.cli.operate.explain_offline import offline
 
-        found = asyncio.run(offline(settings, request))
-    if arguments.json:
-        output.print_document(found)
-    else:
-        console = output.console()
+        answers = [asyncio.run(offline(settings, request))]
+    console = output.console()
+    for number, found in enumerate(answers):
+        if arguments.json:
+            (output.print_line if request.message_id else output.print_document)(found)
+            continue
+        if number:
+            console.print()
         console.print(output.facts(_facts(found, time.time())))
         if not found.relay_running:
             output.chatter().print("\nNo relay is running: this is what the configuration says.")
-    return FAILED if found.unroutable else OK
+    return FAILED if any(found.unroutable for found in answers) else OK
 
 
 def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
@@ -68,8 +75,11 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     for each in found.rewritten:
         what = text.clean(each.problem) if each.problem else f"becomes {text.clean(each.becomes)}"
         yield f"as {each.what}", f"{what} ({each.by})"
-    rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
-    yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
+    if found.queued is not None:
+        yield from _queued_facts(found.queued, now)
+    else:
+        rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
+        yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
     if found.priority not in ("", "normal"):
         yield "priority", found.priority
     yield from _route_facts(found)
@@ -91,6 +101,23 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     yield "EHLO name", found.ehlo_name
     limits: dict[str, int | str] = {**found.limits, **found.rates}
     yield "limits", "\n".join(f"{name} = {_limit(name, value)}" for name, value in limits.items())
+
+
+def _queued_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Cell]]:
+    yield "message", row.message_id
+    yield "zone", zone_of(row)
+    due = text.until(row.next_attempt, now)
+    yield "state", f"deferred, next attempt {due}" if row.state == "deferred" else row.state
+    yield "last reply", text.clean(row.reply)
+
+
+def zone_of(row: DeliveryRow) -> Text:
+    """A message keeps the zone that it is in; where a new one would go elsewhere, that is said."""
+    why = f" (when it was accepted: {text.clean(row.routed)})" if row.routed else ""
+    if not row.new_zone:
+        return Text(row.zone + why)
+    new = f"a new message would go to zone {row.new_zone} ({text.clean(row.new_why)})"
+    return Text(f"{row.zone}{why}; {new}; `queue reroute` moves this one", "yellow")
 
 
 def _limit(name: str, value: int | str) -> str:

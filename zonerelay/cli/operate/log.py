@@ -7,7 +7,6 @@ is said with its answer; nothing found is never said without what was searched.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import sqlite3
 import time
 from argparse import Namespace
@@ -24,7 +23,6 @@ from zonerelay.history.database import CLEAR, forget, open_for_writing
 from zonerelay.history.reader import Entry, Gap, Histories, Query, Step, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
-from zonerelay.model.message_id import is_message_id
 from zonerelay.process.setup import redact_key_of
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
@@ -149,11 +147,20 @@ def forget_address(arguments: Namespace) -> int:
 
 
 def pseudonym_of(settings: Settings, address: str) -> str:
-    """Raises CliError where there are none."""
+    """Of an address, or of a domain as `@example.com`. Raises CliError where there is none."""
+    wanted = address.strip().strip("<>")
+    if "*" in wanted:
+        raise CliError(
+            f"{address}: a pseudonym stands for one whole address; no part of one has any. Give an address,"
+            " or a domain as @example.com",
+            USAGE,
+        )
     redactor = _redactor(settings)
     if redactor is None:
         raise CliError(f"there is no key of pseudonyms at {redact_key_of(settings)}: the log has none")
-    return redactor.mailbox(Mailbox(address.strip().strip("<>")))
+    domain = wanted.startswith("@")
+    pseudonym = redactor.mailbox(Mailbox(f"x{wanted}" if domain else wanted))
+    return pseudonym.partition("@")[2] if domain else pseudonym
 
 
 def _frame(step: Step) -> TraceStep:
@@ -195,10 +202,6 @@ def _query(arguments: Namespace, settings: Settings, redactor: Redactor | None, 
 
 
 def _form(value: str, settings: Settings, redactor: Redactor | None) -> Form:
-    if is_message_id(value):
-        return Form(frozenset({value}))
-    with contextlib.suppress(ValueError):
-        value = str(ipaddress.ip_address(value))
     try:
         return form_of(value, redactor, clear=settings.history.addresses == CLEAR)
     except SearchError as error:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
+from zonerelay.cli.operate.explain import zone_of
 from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
@@ -187,7 +188,7 @@ def _delivery_facts(
         if order.id == row.order:
             yield "order", order_line(order, now)
     yield "release", _held_back(row, now)
-    yield "zone", row.zone
+    yield "zone", zone_of(row)
     if row.priority not in ("", "normal"):
         yield "priority", row.priority
     yield "attempts", str(row.attempts)

@@ -22,8 +22,10 @@ from zonerelay.cli.terminal import text
 from zonerelay.config.checks import secrets_of, try_secrets
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
+from zonerelay.config.credentials.identities import IdentitiesError, read_token_file
 from zonerelay.config.problems import KeyPath, Report, path_text
 from zonerelay.config.settings import (
+    AdminSettings,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
@@ -40,6 +42,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     for at, listener in enumerate(settings.listener):
         notes += _certificates(listener, ("listener", at), report)
         notes += _policy(listener, hostname, ("listener", at), report)
+    notes += _admin(settings.admin, report)
     _users(settings, report)
     for at, rule in enumerate(settings.access):
         _patterns(rule.sender, ("access", at, "sender"), report)
@@ -63,6 +66,25 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     return [*notes, *_open_secrets(settings), *_rights(settings)]
 
 
+def _admin(admin: AdminSettings, report: Report) -> list[str]:
+    if admin.token_file is not None:
+        try:
+            read_token_file(admin.token_file)
+        except IdentitiesError as error:
+            report.refuse(("admin", "token_file"), str(error))
+    if admin.certificate is None:
+        return []
+    from zonerelay.inbound.tls.certificate_files import CertificateError, read_pair
+
+    key = admin.key or admin.certificate
+    try:
+        pair = read_pair(admin.certificate, key)
+    except CertificateError as error:
+        report.refuse(("admin", "certificate"), str(error))
+        return []
+    return [f"admin.{note}" for note in _about(pair, admin.certificate, key, set())]
+
+
 def _open_secrets(settings: Settings) -> Iterator[str]:
     """Files of secrets, of whatever table, that others on this machine may read."""
     from zonerelay.config.credentials.secrets import SecretError, is_public, secret_path
@@ -74,6 +96,7 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
 
     if any(each.auth is not ListenerAuth.OFF and not each.authenticator for each in settings.listener):
         yield from note("auth.credentials", settings.auth.credentials)
+    yield from note("admin.token_file", settings.admin.token_file)
     # Those of [[credential]] are read, and this is said, in try_credentials.
     for path, reference in secrets_of(settings):
         with suppress(SecretError):

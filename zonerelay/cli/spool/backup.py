@@ -2,6 +2,7 @@
 
     backup.json           the format, when and where it was made, how much is in it, a checksum of each file
     00.tar, 01.tar …      the mail of each worker's spool, as `spool export` writes it (docs/spool-format.md)
+    00.keys …             its idempotency keys, one a line; only where there are any
     home/                 the key of pseudonyms, MTA-STS policies, refresh tokens, the register of imports,
                           the orders of operators, the history
 
@@ -40,10 +41,10 @@ from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import QueueView, Store, StoreError
+from zonerelay.store.contract import Kept, NotKeptError, QueueView, Store, StoreError
 from zonerelay.store.offline import snapshot_spool
 from zonerelay.store.offline_shared import view_shared
-from zonerelay.store.spool_paths import is_shared
+from zonerelay.store.spool_paths import KEYS, is_shared
 from zonerelay.transfer import files
 from zonerelay.transfer.export import export, survey
 from zonerelay.transfer.loader import Loaded, Loader
@@ -53,6 +54,8 @@ from zonerelay.transfer.stored import TransferError, Unusable
 FORMAT = 1
 _SHEET = "backup.json"
 _HOME = "home"
+_KEYS = ".keys"
+_PAGE = 256 * 1024
 
 
 class BackupSheet(msgspec.Struct, kw_only=True):
@@ -117,6 +120,8 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
                 for worker in spools(settings.spool)
             ]
             for number, store in enumerate(views):
+                # First: of a key whose message comes meanwhile the message would be missing.
+                await _export_keys(store, draft / f"{number:02d}{_KEYS}")
                 with files.writing(draft / f"{number:02d}.tar") as target:
                     await _export(store, sheet, target, draft)
     home_files.save(settings, draft / _HOME)
@@ -154,6 +159,36 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target, pl
             bar.reach(sheet.messages, max(len(meant.ids), sheet.messages))
 
         await export(store, meant, everything, now, target, saw=saw)
+
+
+class _Key(msgspec.Struct):
+    """A line of the file of idempotency keys."""
+
+    identity: str
+    kept: Kept
+
+
+async def _export_keys(store: QueueView, path: Path) -> None:
+    """Writes the idempotency keys, one a line; no file when there are none."""
+    cursor = ""
+    while True:
+        page, cursor = await store.kept_keys(cursor)
+        if page:
+            with path.open("ab") as file:
+                file.writelines(msgspec.json.encode(_Key(*each)) + b"\n" for each in page)
+        if not cursor:
+            return
+
+
+async def _load_keys(store: Store, path: Path) -> None:
+    with path.open("rb") as file:
+        while lines := file.readlines(_PAGE):
+            keys = [msgspec.json.decode(line, type=_Key) for line in lines]
+            try:
+                await store.keep_keys([(key.identity, key.kept) for key in keys])
+            except NotKeptError as error:
+                output.chatter().print(f"Idempotency keys are not restored: {error}")
+                return
 
 
 def _files(directory: Path) -> list[Path]:
@@ -240,4 +275,9 @@ async def _load(
         for part in sorted(source.glob("[0-9][0-9].tar")):
             with files.reading(part) as mail:
                 await loader.load(mail)
+        # Last: a key without its message would refuse the message for good.
+        for part in sorted(source.glob(f"[0-9][0-9]{_KEYS}")):
+            await _load_keys(store, part)
+        # The workers make it again of their spools.
+        shutil.rmtree(settings.spool.path.parent / KEYS, ignore_errors=True)
     return loader.loaded

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zonerelay.cli.terminal import output
+from zonerelay.config.credentials import identities
+from zonerelay.config.credentials.identities import FILE_NAME, identities_file
 from zonerelay.config.settings import NOTE, Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.history.database import open_for_reading
@@ -39,6 +41,7 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield REGISTER, home / REGISTER
     yield "mta-sts", policy_directory(settings)
     yield "refresh-tokens", token_directory(settings)
+    yield FILE_NAME, identities_file(home)
     yield HISTORY, home / HISTORY
     yield USAGE, home / USAGE
     yield ACTS, home / ACTS
@@ -101,6 +104,9 @@ def check(settings: Settings, findings: Findings) -> None:
 
 def _problem_in(file: Path) -> str:
     try:
+        if file.name == FILE_NAME:
+            identities.read(file)
+            return ""
         if file.suffix != ".db":
             file.read_bytes()
             return ""
@@ -108,6 +114,8 @@ def _problem_in(file: Path) -> str:
         kept_from = not os.access(file.parent, os.W_OK)
         with contextlib.closing(open_for_reading(file, immutable=kept_from)) as database:
             found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except identities.IdentitiesError as error:
+        return f"{error}. Until then no token is let in"
     except (OSError, sqlite3.Error) as error:
         found = str(error)
     return "" if found == "ok" else f"{' '.join(found.split())}. No mail depends on it{_SET_ASIDE}"

@@ -48,18 +48,18 @@ def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _n
     """
     path = Path(os.path.realpath(path))  # a symbolic link stays one
     try:
-        with _locked(path.parent):
+        with locked(path.parent):
             missing = not path.exists()
             text = "" if missing else read_text(path)
             before = parse(text, str(path)).get(name)
             after = change(before)
             kept, file = beside(before, after)
             if before is None and kept is not None:  # a new user never has those of an older one
-                _replace(file, kept, like=path)
+                replace_file(file, kept, like=path)
             if after != before:
-                _replace(path, _edited(text, name, after))
+                replace_file(path, _edited(text, name, after))
             if before is not None and kept is not None:
-                _replace(file, kept, like=path)
+                replace_file(file, kept, like=path)
             return missing
     except OSError as error:
         raise CredentialsError(f"{error.filename or path}: {error.strerror or error}") from error
@@ -85,7 +85,8 @@ def _edited(text: str, name: str, after: User | None) -> str:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
+    """Commands that change a file of the directory wait for each other. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -96,7 +97,10 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(path: Path, text: str, *, like: Path | None = None) -> None:
+def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:
+    """Writes the file whole or not at all. Raises OSError, and CredentialsError if its owner would change.
+    A new file has owner and mode of the one that it is `like`.
+    """
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -11,6 +11,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
@@ -19,6 +21,7 @@ from zonerelay.control.explain.changes import ChangePlans, RewritePlans, Rewritt
 from zonerelay.control.explain.sources import SourcePlans, candidates, own_addresses
 from zonerelay.control.messages.answers import (
     AddressPlan,
+    DeliveryRow,
     Explanation,
     HostPlan,
     OrderRow,
@@ -37,6 +40,8 @@ from zonerelay.inbound.state.context import dropped_headers
 from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.message.header.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.envelope import Message
+from zonerelay.model.outbox import is_mailbox_zone
 from zonerelay.model.priority import Priority
 from zonerelay.queue.orders.order import Subject
 from zonerelay.routing.addresses import is_private
@@ -53,8 +58,8 @@ from zonerelay.routing.dns.answers import TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts.policies import PolicyLookup
 from zonerelay.routing.zones.route_rules import RoutedMail
+from zonerelay.routing.zones.zones import BY_HEADER, DEFAULT_ZONE, NO_ROUTE, Zones
 from zonerelay.routing.zones.zones import Explanation as Choice
-from zonerelay.routing.zones.zones import Zones
 
 MAX_ADDRESS = 512
 
@@ -118,6 +123,45 @@ class Explainer:
         listener = self._listener(request.listener)
         address, sender, rewritten = self._rewritten(request, listener)
         choice = self._choice(request, listener, address, sender)
+        priority = choice.priority or _priority(request, listener)
+        found = await self._explained(request, choice, address, sender)
+        return msgspec.structs.replace(found, rewritten=rewritten, priority=priority.value)
+
+    async def explain_queued(self, message: Message, row: DeliveryRow) -> Explanation:
+        """Of one delivery, which stays in its zone."""
+        request = Explain(
+            address=row.recipient,
+            sender=row.sender or "",
+            user=message.envelope.origin.user,
+            size=message.size,
+            headers=message.headers,
+        )
+        choice = Choice(row.zone, 0, row.routed or "chosen when it was accepted")
+        found = await self._explained(request, choice, row.recipient, row.sender or "")
+        if row.zone not in (*self._zones.names, DEFAULT_ZONE) and not is_mailbox_zone(row.zone):
+            gone = f"the configuration has no zone {row.zone} any more: its mail waits"
+            found = msgspec.structs.replace(
+                found, zone=row.zone, unroutable=gone, verdict="deferred", hosts=()
+            )
+        return msgspec.structs.replace(found, priority=row.priority, queued=row)
+
+    def compared(self, message: Message, row: DeliveryRow) -> DeliveryRow:
+        """The row with what chose its zone, and what would be chosen now."""
+        mark = f"zone={row.zone} "
+        notes = [note.removeprefix(mark) for note in message.trace if note.startswith(mark)]
+        routed = next((note for note in notes if row.recipient in note), notes[0] if notes else "")
+        if sum(note.startswith("zone=") for note in message.trace) > 1:
+            routed = routed.rpartition(": ")[0] or routed  # without its recipients (`zones.zone_notes`)
+        row = msgspec.structs.replace(row, routed=routed)
+        if routed == BY_HEADER or is_mailbox_zone(row.zone):
+            return row  # the header is not kept, and an outbox has zones of its own
+        chosen = self._zones.choose(message.envelope, headers=message.headers, size=message.size)
+        now = chosen(Mailbox(row.recipient))
+        if now.zone == row.zone:
+            return row
+        return msgspec.structs.replace(row, new_zone=now.zone, new_why=now.why or NO_ROUTE)
+
+    async def _explained(self, request: Explain, choice: Choice, address: str, sender: str) -> Explanation:
         zone = self._zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
         findings = await self._router.examine(zone, "" if zone.next_hop else domain)
@@ -161,8 +205,6 @@ class Explainer:
             destination=findings.entry.name if findings.entry is not None else "",
             tls_demand=tls,
             mta_sts=sts_plan(findings.sts),
-            rewritten=rewritten,
-            priority=(choice.priority or _priority(request, listener)).value,
             changes=None if self._changes is None else self._changes.of(zone, sender, request.headers),
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from zonerelay.control.messages.requests import VERSION, Request
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -217,6 +218,8 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`.
 
     `created` is what ages count from; in the future, it is the release that the sender asked for.
+    One message's also have `routed`, what chose the zone at acceptance, and `new_zone`, where a new message
+    like it would go now, if that is another, with `new_why`.
     """
 
     message_id: str
@@ -237,6 +240,14 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     priority: str = ""
     order: str = ""
     """The id of the order that it waits for."""
+    routed: str = ""
+    new_zone: str = ""
+    new_why: str = ""
+
+    @property
+    def queue(self) -> str:
+        """As stores name it."""
+        return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
 
 
 class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
@@ -459,7 +470,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     one that the zone logs in with, if it does, in words.
     `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
     `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
-    `changes` are the zone's, if it changes anything.
+    `changes` are the zone's, if it changes anything. `queued` is the delivery, where a message of the queue
+    was asked about.
     """
 
     address: str
@@ -491,6 +503,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     priority: str = ""
     orders: tuple[OrderRow, ...] = ()
     """Those for which it would wait, or be refused."""
+    queued: DeliveryRow | None = None
 
 
 class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
@@ -506,7 +519,9 @@ class MailEvent(_Frame, frozen=True, kw_only=True, tag="event"):
 
 
 class Missed(_Frame, frozen=True, kw_only=True, tag="missed"):
-    """Of a stream, so many frames are missing here, because the reader is slow; or `why`, in words."""
+    """Of a stream, so many are missing here, because the reader is slow: events before they are filtered, or
+    lines. Or `why` there is a gap or an end, in words.
+    """
 
     count: int = 0
     why: str = ""

@@ -50,10 +50,13 @@ class Status(_Request, frozen=True, kw_only=True, tag="status"):
 
 
 class QueueList(_Request, frozen=True, kw_only=True, tag="queue-list"):
-    """Stream matching deliveries, oldest message first; `limit` 0 means all."""
+    """Stream matching deliveries, oldest message first; `limit` 0 means all. `after`, the next page: only
+    those behind this delivery, in words queue, message id and recipient.
+    """
 
     filter: Filter = Filter()
     limit: int = 0
+    after: tuple[str, str, str] | None = None
 
 
 class QueueCount(_Request, frozen=True, kw_only=True, tag="queue-count"):
@@ -178,12 +181,15 @@ class Orders(_Request, frozen=True, kw_only=True, tag="orders"):
 
 class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
     """Where mail for an address would go. Nothing is sent. What is not given is unknown, as `size` `None` is.
+    With `message_id`, where a message of the queue goes: an answer for each zone and domain of its
+    recipients, or of `address` alone.
 
     `listener` is an address of the configuration, `headers` are names and values. `priority` empty: the
     listener's.
     """
 
-    address: str
+    address: str = ""
+    message_id: str = ""
     sender: str = ""
     user: str = ""
     listener: str = ""
@@ -256,11 +262,11 @@ Request = (
     | QueueCat
     | QueueSummary
     | QueueChange
-    | Undo
-    | Acts
     | Suspend
     | Resume
     | Orders
+    | Undo
+    | Acts
     | Explain
     | Resolve
     | SpoolAcknowledge

@@ -8,6 +8,7 @@ is carried out to its end all the same, because half of a bulk verb is worse tha
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import pwd
@@ -40,24 +41,43 @@ class ClientGone(Exception):
     """The client left or stopped reading, so the rest of the answer has no reader."""
 
 
-class Answer:
-    """Takes the frames of one answer. `done` and `total` are what progress frames report meanwhile."""
+class Answer(abc.ABC):
+    """Takes the frames of one answer. `done` and `total` are what progress frames report meanwhile. `caller`
+    is the person who asks, for the log.
+    """
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self.caller = _caller(writer.get_extra_info("socket"))
-        """The person at the other end, for the log: `root`, or `root (alice)` after sudo."""
-        self._buffer = bytearray()
+    def __init__(self, caller: str) -> None:
+        self.caller = caller
         self.done = 0
         self.total = 0
 
     @property
+    @abc.abstractmethod
     def unheard(self) -> bool:
         """The client has gone."""
+
+    @abc.abstractmethod
+    async def send(self, frame: Frame) -> None:
+        """Queue a frame; waits while the client is behind. Raises ClientGone."""
+
+    @abc.abstractmethod
+    async def flush(self) -> None:
+        """Let the client have what was sent. Raises ClientGone."""
+
+
+class SocketAnswer(Answer):
+    """`caller` is `root`, or `root (alice)` after sudo."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        super().__init__(_caller(writer.get_extra_info("socket")))
+        self._writer = writer
+        self._buffer = bytearray()
+
+    @property
+    def unheard(self) -> bool:
         return self._writer.is_closing()
 
     async def send(self, frame: Frame) -> None:
-        """Queue a frame; waits while the client is behind. Raises ClientGone."""
         self._buffer += messages.encode(frame)
         if len(self._buffer) >= _BATCH:
             await self.flush()
@@ -140,7 +160,7 @@ class ControlServer:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
-        answer = Answer(writer)
+        answer = SocketAnswer(writer)
         try:
             await answer.send(await self._converse(reader, answer))
             await answer.flush()
@@ -156,7 +176,7 @@ class ControlServer:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _converse(self, reader: asyncio.StreamReader, answer: Answer) -> Frame:
+    async def _converse(self, reader: asyncio.StreamReader, answer: SocketAnswer) -> Frame:
         """Read the request and run it; returns the frame that ends the answer."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
@@ -172,7 +192,7 @@ class ControlServer:
             return Failure(text=f"{MAX_CLIENTS} other commands are talking to the relay: try again")
         return await self._run(request, answer)
 
-    async def _run(self, request: Request, answer: Answer) -> Frame:
+    async def _run(self, request: Request, answer: SocketAnswer) -> Frame:
         try:
             return await self._attended(request, answer)
         except ControlError as error:
@@ -185,7 +205,7 @@ class ControlServer:
                 text=f"the relay met an unexpected {type(error).__name__}; its log has it as `trouble`"
             )
 
-    async def _attended(self, request: Request, answer: Answer) -> End:
+    async def _attended(self, request: Request, answer: SocketAnswer) -> End:
         """Run the handler, with a sign of life to the client while it has nothing to send."""
         work = asyncio.ensure_future(self._handler.handle(request, answer))
         try:

@@ -21,16 +21,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.config.settings import BareLineEnds, HeaderControls
+from zonerelay.config.settings import BareLineEnds, HeaderControls, Idempotency
 from zonerelay.config.units import format_size
 from zonerelay.inbound.access.guard import Allowance, Guard
+from zonerelay.inbound.cleanup import idempotency
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
 from zonerelay.inbound.limits.large_bodies import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import Rewrites, notes_of
@@ -42,7 +43,17 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.bdat import ChunkReader
 from zonerelay.smtp.server.dots import BodyReader
-from zonerelay.store.contract import CHUNK_SIZE, MessageWriter, StoreError, StoreFullError
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    BeingStoredError,
+    MessageWriter,
+    NotKeptError,
+    Once,
+    OtherContentError,
+    StoredBeforeError,
+    StoreError,
+    StoreFullError,
+)
 
 BACKLOG = 256 * 1024
 MAX_PIECES = 64  # that wait side by side: an object for every two octets is twenty times what is accounted
@@ -53,6 +64,11 @@ are here at once, each has its own, and its own write.
 SMALL = 16 * 1024  # a message that is here whole, and no larger, is gone before it would be counted
 
 _NOTHING_YET = Header()
+_OF_KEYS: dict[type[StoreError], ServerReply] = {
+    OtherContentError: replies.OTHER_CONTENT,
+    BeingStoredError: replies.BEING_STORED,
+    NotKeptError: replies.NOT_KEPT,
+}
 
 
 class Intake:
@@ -91,6 +107,8 @@ class Intake:
         self._ready: list[bytes] = []
         self._ready_size = 0
         self._zone_named = ""
+        self._key, self._key_kind = transaction.idempotency_key, "key"
+        self._digest: idempotency.ContentDigest | None = None
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
         self.held = 0  # octets in the account of all sessions
         self._waiter: asyncio.Future[None] | None = None
@@ -160,8 +178,13 @@ class Intake:
                         return await self._commit(writer)
                     else:
                         await self._wait()
+        except StoredBeforeError as error:
+            self._context.events.repeated(error.message_id, self.envelope)
+            return replies.queued(error.message_id)
         except StoreFullError as error:
             self._refuse(replies.STORE_FULL, str(error))
+        except (OtherContentError, BeingStoredError, NotKeptError) as error:
+            self._refuse(_OF_KEYS[type(error)], str(error))
         except StoreError as error:
             self._refuse(replies.STORE_TROUBLE, str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
@@ -187,6 +210,8 @@ class Intake:
             self._append(piece)
             if self._hash is not None:
                 self._hash.feed(piece)
+            if self._digest is not None:
+                self._digest.feed(piece)
 
     def _scan(self, scanner: HeaderScanner, piece: bytes) -> None:
         try:
@@ -205,8 +230,15 @@ class Intake:
         if self._hash is not None:
             self._hash.feed(header.lead + held)
         self._header = header if context.dropped.isdisjoint(header.names) else self._dropped_from(header)
+        if client_state.idempotency is not Idempotency.OFF and not self._key:
+            self._key, self._key_kind = idempotency.message_id_in(header.fields), "message-id"
+        if self._key:
+            self._digest = idempotency.ContentDigest(header.fields)
+            self._digest.feed(held[scanner.size :])
         if header.controls:
             self._refuse(replies.HEADER_CONTROLS)
+        elif self.refusal is not None:
+            return
         elif header.received > self._settings.max_received:
             self._refuse(replies.MAIL_LOOP)
         elif client_state.is_bound and not client_state.may_write_as(authors(header, held)):
@@ -244,9 +276,27 @@ class Intake:
             and zone_header.trusts(origin.client_address, origin.user)
         ):
             self._zone_named = zone_header.zone_in(header.fields)
+        if IDEMPOTENCY_KEY in header.names and client_state.grants.may_relay:
+            self._take_key(header)
         gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
         return without(header, gone)
+
+    def _take_key(self, header: Header) -> None:
+        key = idempotency.key_in(header.fields)
+        if key is None:
+            self._refuse(replies.BAD_KEY)
+        else:
+            self._key = self._key or key
+
+    def _once(self) -> Once:
+        assert self._digest is not None
+        context = self._context
+        return Once(
+            idempotency.identity(self._key_kind, self._key, self.envelope, self.transaction.named),
+            self._digest.hexdigest(),
+            context.clock.now() + context.idempotency_window,
+        )
 
     def _edited(self, held: bytes) -> bytes:
         return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
@@ -335,7 +385,7 @@ class Intake:
 
     async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> ServerReply:
         """Count the message in the quotas of its user, for as long as it is not refused."""
-        sent = self.transaction.named, self._size
+        sent = len(self.transaction.named), self._size
         refusal = await guard.take(allowance, *sent)
         if refusal is not None:
             if refusal.full is not None:
@@ -380,6 +430,7 @@ class Intake:
             await asyncio.sleep(0)
         message = await writer.commit(
             deliveries,
+            once=self._once() if self._key else None,
             headers=self._header.fields,
             eight_bit=self._eight_bit,
             plain_lines=self._body.is_plain,

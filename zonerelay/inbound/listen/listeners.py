@@ -232,6 +232,7 @@ class Listeners:
             srs=self._srs(),
             hash_bodies=bool(settings.dkim),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
+            idempotency_window=settings.spool.idempotency_window,
         )
 
     def _build(self, settings: ListenerSettings) -> _Kept:

@@ -96,6 +96,7 @@ def _allowed(
         client, now = conversation.client_state.client.address, conversation.context.clock.now()
         refusal = allowance.mail_refusal(client, now, transaction.mail.size)
         transaction.allowance = allowance
+        conversation.client_state.go_by(allowance.rails.idempotency)
     else:
         refusal = allowance
     if refusal is not None:

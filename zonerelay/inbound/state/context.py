@@ -35,6 +35,10 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
+IDEMPOTENCY_KEY = "idempotency-key"
+"""The field in which clients name the key of a message."""
+DAY = 86400.0
+
 HANDSHAKE = 30.0
 """Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
 
@@ -62,7 +66,8 @@ class SharedContext:
 
     `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
     no listener offers AUTH. `hash_bodies`: mail may be signed (DKIM), and the hash of a body is cheapest
-    while it arrives. `zone_sizes` is the largest message, in octets, of each zone that limits it.
+    while it arrives. `zone_sizes` is the largest message, in octets, of each zone that limits it;
+    `idempotency_window` is in seconds.
     """
 
     memory: SessionMemory = field(default_factory=_no_limit)
@@ -78,6 +83,7 @@ class SharedContext:
     hash_bodies: bool = False
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
     suspended: Suspended = _nothing_is_suspended
+    idempotency_window: float = DAY
 
     def fields(self) -> dict[str, Any]:  # Any: values of every field's type
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -128,7 +134,7 @@ class ListenerContext(SharedContext):
 
 
 def dropped_headers(settings: ListenerSettings) -> frozenset[str]:
-    names = {name.lower() for name in settings.drop_headers}
+    names = {name.lower() for name in settings.drop_headers} | {IDEMPOTENCY_KEY}
     if settings.zone_header:
         names.add(settings.zone_header.lower())
     return frozenset(names)

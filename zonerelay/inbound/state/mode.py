@@ -11,7 +11,7 @@ So routes, durability, reports and the queue treat such mail as any other.
 from __future__ import annotations
 
 from zonerelay.config.rails import Mode
-from zonerelay.inbound.state.transaction import Edits, Transaction
+from zonerelay.inbound.state.transaction import Edits, Transaction, mailboxes
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient
 
@@ -21,14 +21,13 @@ MAX_FIELDS = 100
 
 def apply_mode(transaction: Transaction) -> None:
     """The envelope is complete, and rewritten."""
-    transaction.named = len(transaction.recipients)
     if transaction.allowance is None:
         return
+    transaction.named = mailboxes(transaction.recipients.values())
     rails = transaction.allowance.rails
     mailbox = Mailbox(rails.mailbox)
     if rails.mode is Mode.REDIRECT:
-        named = list(transaction.recipients.values())[:MAX_FIELDS]
-        fields = tuple((FIELD, each.address) for each in named)
+        fields = tuple((FIELD, each) for each in transaction.named[:MAX_FIELDS])
         transaction.edits = transaction.edits.and_those_of(Edits(add=fields))
         transaction.recipients = {recipient_key(mailbox): Recipient(address=mailbox)}
         transaction.rewritten.append(("recipient mode=redirect", mailbox))

@@ -200,6 +200,19 @@ TOO_BIG = _no(552, "3.4", "Message too big", Reason.SIZE)
 HEADER_TOO_BIG = _no(552, "3.4", "Message header too big", Reason.HEADER_SIZE)
 BARE_LINE_ENDS = _no(550, "6.0", "Bare <CR> or <LF> in message", Reason.BARE_LINE_ENDS)
 HEADER_CONTROLS = _no(550, "6.0", "Control character in the header", Reason.HEADER_CONTROLS)
+BAD_KEY = _no(
+    554, "6.0", "Idempotency-Key has to be one field of 1 to 255 visible ASCII characters", Reason.IDEMPOTENCY
+)
+OTHER_CONTENT = _no(
+    550,
+    "6.0",
+    "Another message to these recipients was accepted with this idempotency key: use a new key",
+    Reason.IDEMPOTENCY,
+)
+BEING_STORED = _no(
+    451, "3.0", "A message with this idempotency key may be stored already: try again", Reason.STORE
+)
+NOT_KEPT = _no(554, "3.3", "The queue of this relay cannot remember idempotency keys", Reason.IDEMPOTENCY)
 MAIL_LOOP = _no(554, "4.6", "Too many Received fields: mail loop", Reason.LOOP)
 STORE_FULL = _no(452, "3.1", "Insufficient system storage", Reason.STORE_FULL)
 STORE_TROUBLE = _no(451, "3.0", "Cannot store the message now", Reason.STORE)

@@ -48,6 +48,7 @@ class Transaction:
     """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
 
     `cost` is what the recipients stand for in the memory of all sessions, `octets` what BDAT has announced.
+    `idempotency_key` is one that the client named outside the message, "" when it may be in the header.
     `rewritten` says how recipients came to differ from those that the client named, with the new addresses.
     """
 
@@ -58,7 +59,8 @@ class Transaction:
         self.edits = edits
         self.zone = ""
         self.allowance: Allowance | None = None  # of a user
-        self.named = 0  # recipients, before the user's mode put others in their place
+        self.named: tuple[Mailbox, ...] = ()  # a user's recipients, before its mode put others in their place
+        self.idempotency_key = ""
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0
         self.octets = 0

@@ -25,6 +25,7 @@ from zonerelay.smtp.client.reply_class import class_of
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
 
+MINUTE = 60.0
 LONG = 3.0
 """Seconds. Most servers take less for a message. With 15, those that take five or ten were as quick as those
 that take a tenth of one, and where connections were short held nearly all that were kept free for these.
@@ -110,7 +111,7 @@ class Destination(Line):
         "key",
         "label",
         "limits",
-        "minute",
+        "minute_ends",
         "most_domains",
         "pace",
         "route",
@@ -126,8 +127,9 @@ class Destination(Line):
         self.site = site
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
-        self.minute = self.begun = self.before = 0
-        """Transactions that have begun in this minute and in the one before it."""
+        self.begun = self.before = 0
+        """Transactions that have begun in the minute until `minute_ends`, and in the one before it."""
+        self.minute_ends = 0.0
         self.is_queued = False
         self.stands_as: Priority | None = None
         """In which of the zone's rings (`round_robin.py`)."""
@@ -159,18 +161,16 @@ class Destination(Line):
     def begins(self, tick: float) -> None:
         """Counts a transaction."""
         self.active += 1
-        minute = int(tick // 60)
-        if minute != self.minute:
-            self.before = self.begun if minute == self.minute + 1 else 0
-            self.minute, self.begun = minute, 0
+        if tick >= self.minute_ends:
+            self.before = self.begun if tick < self.minute_ends + MINUTE else 0
+            self.begun = 0
+            self.minute_ends = (tick // MINUTE + 1) * MINUTE
         self.begun += 1
 
     def per_minute(self, tick: float) -> int:
         """Transactions in the last sixty seconds, as if those of the minute before had come evenly."""
-        ago, passed = int(tick // 60) - self.minute, tick % 60 / 60
-        if ago:
-            return round(self.begun * (1 - passed)) if ago == 1 else 0
-        return round(self.begun + self.before * (1 - passed))
+        left = (self.minute_ends - tick) / MINUTE
+        return round(self.begun + self.before * left if left > 0 else self.begun * max(1 + left, 0.0))
 
     def status(self, tick: float) -> DestinationStatus:
         """`tick` is a monotonic clock's reading."""

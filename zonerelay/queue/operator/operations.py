@@ -66,6 +66,7 @@ TOGETHER = 100
 Selected = tuple[Delivery, Message | None, DeliveryState]
 _Change = Callable[[Delivery], Delivery]
 _Work = Callable[[Sequence[Delivery]], Awaitable[int]]
+_Step = tuple[Delivery, Delivery]
 RACES = 5
 """How often deliveries that change while an act is noted are looked at again."""
 
@@ -132,11 +133,20 @@ class Operations:
         return (LEFT_OUT,) if self._store.unhealthy() == DAMAGED else ()
 
     async def select(
-        self, wanted: QueueFilter, limit: int | None = None, progress: VerbProgress | None = None
+        self,
+        wanted: QueueFilter,
+        limit: int | None = None,
+        progress: VerbProgress | None = None,
+        *,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Selected, None]:
-        """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable."""
+        """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable.
+        `after`: only those behind this one, which was the last of a former page and may be gone.
+        """
         left = sys.maxsize if limit is None else limit
-        async with aclosing(self._matching(wanted, progress, most=SHOWN, within=SOON)) as batches:
+        async with aclosing(
+            self._matching(wanted, progress, most=SHOWN, within=SOON, after=after)
+        ) as batches:
             async for batch in batches:
                 messages = await self._store.read_messages([each.message_id for each, _ in batch[:left]])
                 for delivery, state in batch[:left]:
@@ -281,7 +291,7 @@ class Operations:
                     if progress is not None:
                         progress.done += len(entries)
         finally:
-            self._tell("undo", result, undone.id, act)
+            self._tell("undo", result, act.what, act)
         return result
 
     async def release_orders(self, over: Sequence[Order]) -> int:
@@ -345,7 +355,7 @@ class Operations:
         changed: set[DeliveryKey] = set()
         left = {each.key: each for each in deliveries}
         for _ in range(RACES):
-            steps: dict[DeliveryKey, tuple[Delivery, Delivery]] = {}
+            steps: dict[DeliveryKey, _Step] = {}
             for key, old in left.items():
                 new = change(old)
                 if new is not old and new != old:
@@ -377,6 +387,8 @@ class Operations:
             await self._store.update([key for key in wanted if key in free], step)
         finally:
             self._scheduler.give_back(free)
+        missing = [entry for key, entry in wanted.items() if key in free and entry.key not in states]
+        await self._look_elsewhere(missing, states)
         restored = [entry for entry in entries if states.get(entry.key) == entry.after]
         self._wake(entry.before.queue for entry in restored if entry.before.queue != entry.after.queue)
         # Noted when it is done: a crash in between leaves less to undo of this undo, never more.
@@ -393,6 +405,19 @@ class Operations:
             gone=len(entries) - len(known) - busy,
             altered=sum(state not in (entry.before, entry.after) for entry, state in known),
         )
+
+    async def _look_elsewhere(self, missing: Sequence[Entry], states: dict[DeliveryKey, State]) -> None:
+        """Finds out which of the missing were moved to another queue since: these have not left."""
+        origins = {entry.key[1:]: entry.key for entry in missing}
+
+        def found(current: Delivery) -> Delivery:
+            states[origins[current.key[1:]]] = State.of(current)
+            return current
+
+        queues = [queue for queue, counts in self._store.counts().items() if counts.total] if missing else []
+        for queue in queues:
+            keys = [entry.key._replace(queue=queue) for entry in missing]
+            await self._store.update(keys, found)
 
     def _wake(self, queues: Iterable[str]) -> None:
         for queue in set(queues):
@@ -418,8 +443,8 @@ class Operations:
 
     def _tell(self, verb: str, result: Result, detail: str, act: Act | None) -> None:
         if act is not None:
-            who, reason = act.who, act.reason
-            self._events.operated(verb, result.changed, detail=detail, act=act.id, who=who, reason=reason)
+            told = {"detail": act.what, "act": act.id, "who": act.who, "reason": act.reason}
+            self._events.operated(verb, result.changed, **told)
         elif result.matched:
             self._events.operated(verb, result.changed, detail=detail)
 
@@ -467,6 +492,7 @@ class Operations:
         most: int = BATCH,
         within: float = NEVER,
         every: int = 1,
+        after: DeliveryKey | None = None,
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
         """Matches in batches of at most `most`, which take no longer `within` that many seconds. A batch is
         complete before anything is done to it. Of `every` so many deliveries one is looked at.
@@ -476,7 +502,7 @@ class Operations:
         began = self._clock.monotonic()
         seen = 0
         active = self._scheduler.active_keys()
-        async with aclosing(self._candidates(wanted, matcher, progress, every)) as candidates:
+        async with aclosing(self._candidates(wanted, matcher, progress, every, after)) as candidates:
             async for delivery in candidates:
                 seen += 1
                 if seen % BATCH == 0:
@@ -498,11 +524,18 @@ class Operations:
             yield batch
 
     async def _candidates(
-        self, wanted: QueueFilter, matcher: Matcher, progress: VerbProgress | None, every: int
+        self,
+        wanted: QueueFilter,
+        matcher: Matcher,
+        progress: VerbProgress | None,
+        every: int,
+        after: DeliveryKey | None,
     ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
-            for delivery in await self._store.deliveries_of(wanted.message_id):
-                yield delivery
+            found = await self._store.deliveries_of(wanted.message_id)
+            for delivery in sorted(found, key=lambda each: each.key):
+                if after is None or delivery.key > after:
+                    yield delivery
             return
         may_match = matcher.recipient
         if every > 1:
@@ -510,8 +543,12 @@ class Operations:
         elif progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
-        for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):
-            async with closing(self._store.scan(queue, wanted=may_match)) as deliveries:
+        queues: Sequence[str | None] = (None,) if wanted.zone is None else queues_of(wanted.zone)
+        if after is not None and after.queue in queues:
+            queues = queues[queues.index(after.queue) :]
+        for queue in queues:
+            start = after if after is not None and queue in (None, after.queue) else None
+            async with closing(self._store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
                     yield delivery
 
@@ -542,9 +579,7 @@ def _state(delivery: Delivery, active: set[DeliveryKey], now: float) -> Delivery
 
 
 def _stepped(
-    steps: Mapping[DeliveryKey, tuple[Delivery, Delivery]],
-    met: dict[DeliveryKey, Delivery],
-    current: Delivery,
+    steps: Mapping[DeliveryKey, _Step], met: dict[DeliveryKey, Delivery], current: Delivery
 ) -> Delivery:
     """The delivery after its step, if it is as it was before. `met` has it as it was found last: a shared
     store asks again when others were faster.

@@ -23,13 +23,16 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message, Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.contract import Kept, Once, StoreCorruptError, StoreError
 
 FORMAT_VERSION = b"1"
 
 META_FORMAT = b"meta format"
 META_LAST_ID = b"meta last-id"
 META_PROBE = b"meta probe"
+# Below `meta`, so that releases which do not know them neither count them as mail nor as damage.
+ONCE_PREFIX = b"meta once "
+ONCE_UNTIL_PREFIX = b"meta once-until "
 
 MESSAGE_PREFIX = b"message "
 DELIVERY_PREFIX = b"delivery-zone "
@@ -289,3 +292,29 @@ def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
         return _decode_status(raw)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"unreadable delivery {_shown(raw_key)}: {error}") from error
+
+
+# --- idempotency keys
+
+
+def once_key(identity: str) -> bytes:
+    return ONCE_PREFIX + identity.encode("ascii")
+
+
+def once_until_key(identity: str, until: float) -> bytes:
+    """The index by which keys are forgotten."""
+    return b"%b%b %b" % (ONCE_UNTIL_PREFIX, due_field(until), identity.encode("ascii"))
+
+
+_decode_kept = msgspec.json.Decoder(Kept).decode
+
+
+def encode_kept(once: Once, message_id: MessageId) -> bytes:
+    return encoded("an idempotency key", Kept(message_id, once.digest, once.until))
+
+
+def decode_kept(raw: bytes) -> Kept:
+    try:
+        return _decode_kept(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"unreadable idempotency key: {error}") from error

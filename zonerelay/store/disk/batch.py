@@ -27,6 +27,7 @@ import msgspec
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.contract import StoreCorruptError
 from zonerelay.store.disk import files
+from zonerelay.store.disk import format as disk_format
 from zonerelay.store.disk.directories import Directories, Directory, translated
 
 IO_THREADS = 4
@@ -59,11 +60,17 @@ class Remove(NamedTuple):
     id: MessageId
 
 
+class Keep(NamedTuple):
+    """An idempotency key, by the name of its file. It comes with its message in one submission."""
+
+    name: str
+
+
 class Probe(NamedTuple):
     """A file that is staged, synced and removed again."""
 
 
-Op = Put | Rewrite | Remove | Probe
+Op = Put | Rewrite | Remove | Keep | Probe
 
 
 class BatchIntent(msgspec.Struct, frozen=True):
@@ -73,6 +80,7 @@ class BatchIntent(msgspec.Struct, frozen=True):
     states: list[str]
     messages: list[str]
     removed: list[str]
+    keys: list[str] = []
 
 
 @dataclass(slots=True)
@@ -85,15 +93,19 @@ class FileBatch:
     states: dict[MessageId, tuple[bytes, ...]] = field(default_factory=dict)
     removed: dict[MessageId, None] = field(default_factory=dict)
     joined: set[MessageId] = field(default_factory=set)
+    keys: list[str] = field(default_factory=list)
     unstaged: list[MessageId] = field(default_factory=list)
     probe: bool = False
 
     def add(self, ops: Iterable[Op]) -> None:
         """One submission: all of it, or nothing, will be there after a crash."""
         touched: set[MessageId] = set()
+        keys = len(self.keys)
         for op in ops:
             if isinstance(op, Probe):
                 self.probe = True
+            elif isinstance(op, Keep):
+                self.keys.append(op.name)
             elif isinstance(op, Put):
                 touched.add(op.new.id)
                 self.puts[op.new.id] = op
@@ -110,7 +122,7 @@ class FileBatch:
                     if self.puts.pop(op.id, None) is not None:
                         self.unstaged.append(op.id)
                     self.removed[op.id] = None
-        if len(touched) > 1:
+        if len(touched) > 1 or len(self.keys) > keys:
             self.joined |= touched
 
     def intent(self) -> BatchIntent | None:
@@ -123,6 +135,7 @@ class FileBatch:
             [message_id for message_id in joined if message_id in self.states],
             [message_id for message_id in joined if message_id in self.puts],
             [message_id for message_id in joined if message_id in self.removed],
+            self.keys,
         )
 
 
@@ -154,6 +167,7 @@ class FileBatchWriter:
             states=batch.states,
             messages=batch.puts,
             removed=batch.removed,
+            keys=batch.keys,
         )
         if batch.removed:
             self._note_last_id(batch.last_id)
@@ -170,6 +184,7 @@ class FileBatchWriter:
         for put in batch.puts.values():
             if put.chunks is not None:
                 staged.append(files.message_file(put.new, put.chunks))
+        staged += [files.Staged(name, lambda: b"") for name in batch.keys]
         if batch.probe:
             probe(self._directories.scratch)
         for start in range(0, len(staged), IO_THREADS * MAX_SHARE):
@@ -222,6 +237,7 @@ def publish(
     states: Iterable[MessageId],
     messages: Iterable[MessageId],
     removed: Iterable[MessageId],
+    keys: Iterable[str] = (),
     again: bool = False,
 ) -> None:
     """Step 3. `again`: what is not in scratch any more has been renamed already."""
@@ -231,6 +247,9 @@ def publish(
         for message_id in states:
             with allowed:
                 _rename(scratch, files.staged_meta(message_id, number), meta, files.meta_name(message_id))
+        for name in keys:
+            with allowed:
+                _rename(scratch, name, meta, name)
         for message_id in messages:
             with allowed:
                 _rename(scratch, files.env_name(message_id), env, files.env_name(message_id))
@@ -296,6 +315,7 @@ def finish_intent(directories: Directories, intent: BatchIntent) -> None:
         states=_ids(intent.states),
         messages=_ids(intent.messages),
         removed=_ids(intent.removed),
+        keys=[name for name in intent.keys if disk_format.parse_key_name(name)],
         again=True,
     )
 

@@ -52,6 +52,7 @@ class Names:
     pending: set[str]
     bad_intents: dict[Path, str]
     foreign: list[Path]
+    keys: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def check(spool: SpoolSettings, examination: Examination) -> Contents:
 
 def list_names(places: Places) -> Names:
     """Raises OSError."""
-    found = Names({}, set(), set(), {}, [])
+    found = Names({}, set(), set(), {}, [], [])
     for place in dict.fromkeys((places.env, places.meta)):
         with os.scandir(place) as entries:
             for entry in entries:
@@ -103,6 +104,8 @@ def list_names(places: Places) -> Names:
                     _note(found, entry, *parsed)
                 elif entry.name.endswith(INTENT_SUFFIX):
                     _note_intent(found, place / entry.name)
+                elif disk_format.parse_key_name(entry.name):
+                    found.keys.append(entry.name)
                 elif not entry.is_dir() and not entry.name.endswith((LAST_SUFFIX, *_OWN_NAMES)):
                     found.foreign.append(place / entry.name)
     return found

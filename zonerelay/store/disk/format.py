@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import sys
 import zlib
@@ -23,7 +24,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import LENGTH, MessageId
 from zonerelay.store.common.records import DeliveryRecord, delivery_of, encode_delivery, encoded
-from zonerelay.store.contract import StoreCorruptError
+from zonerelay.store.contract import Kept, Once, StoreCorruptError
 
 HEAD = b"zonerelay-env 1\n"
 """The first octets of an `.env` file; the body begins behind them."""
@@ -34,6 +35,7 @@ SMALLEST = len(HEAD) + FOOT_SIZE
 
 _FOOT = re.compile(rb"([0-9a-f]{9}) ([0-9a-f]{8}) zonerelay-end\n")
 _RECORD = re.compile(rb'\{"zone":')
+_KEY_NAME = re.compile(rf"([0-9a-f]+)-(\d+)-([0-9a-f]{{{LENGTH}}})-([0-9a-f]+)\.once")
 _NAME = re.compile(rf"([0-9a-f]{{{LENGTH}}})\.(env|meta)")
 
 
@@ -102,6 +104,19 @@ def parse_name(name: str) -> tuple[MessageId, str] | None:
     """The id and the kind (`env` or `meta`) that a file's name says, `None` for a foreign file."""
     match = _NAME.fullmatch(name)
     return None if match is None else (MessageId(match[1]), match[2])
+
+
+# --- .once
+
+
+def key_name(once: Once, message_id: MessageId) -> str:
+    """An empty file whose name says all that is remembered of an idempotency key."""
+    return f"{once.identity}-{math.ceil(once.until)}-{message_id}-{once.digest}.once"
+
+
+def parse_key_name(name: str) -> tuple[str, Kept] | None:
+    match = _KEY_NAME.fullmatch(name)
+    return None if match is None else (match[1], Kept(MessageId(match[3]), match[4], float(match[2])))
 
 
 # --- .meta

@@ -24,7 +24,7 @@ from zonerelay.store.disk.batch import INTENT_SUFFIX
 from zonerelay.store.disk.check import Places, list_names
 from zonerelay.store.spool_paths import disk_directories
 
-_STAGED = re.compile(r"[0-9a-f]{16}\.(env|\d+\.meta)")
+_STAGED = re.compile(r"[0-9a-f]{16}\.(env|\d+\.meta)|[-\w]+\.once")
 
 
 def take_snapshot(spool: SpoolSettings, into: Path) -> SpoolSettings:
@@ -45,7 +45,8 @@ def take_snapshot(spool: SpoolSettings, into: Path) -> SpoolSettings:
 def _take(source: Places, into: Places) -> None:
     into.env.mkdir(mode=0o700)
     into.scratch.mkdir(mode=0o700)
-    before = list_names(source).messages
+    names = list_names(source)
+    before = names.messages
     put = _Putting(into.env, sum(before.values()))
     for message_id in sorted(before):
         put.put(source.meta, into.meta, [files.meta_name(message_id)])
@@ -58,6 +59,8 @@ def _take(source: Places, into: Places) -> None:
         put.put(source.scratch, into.scratch, staged)
     later = list_names(source).messages.keys() - before.keys()
     put.put(source.env, into.env, map(files.env_name, sorted(later)))
+    # Those that were there at the beginning, so that none is there without its message.
+    put.put(source.meta, into.meta, names.keys)
 
 
 class _Putting:

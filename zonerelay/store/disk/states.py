@@ -17,9 +17,9 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.contract import Once, StoreCorruptError, StoreError
 from zonerelay.store.disk import format as disk_format
-from zonerelay.store.disk.batch import Op, Put, Remove, Rewrite
+from zonerelay.store.disk.batch import Keep, Op, Put, Remove, Rewrite
 from zonerelay.store.disk.files import EncodedMessage, State
 
 HOT_DELIVERIES = 10_000
@@ -170,6 +170,7 @@ class ChangePlan:
         self._open: dict[MessageId, dict[DeliveryKey, Delivery]] = {}
         self._new: dict[MessageId, Put] = {}
         self.ops: list[Op] = []
+        self.once: tuple[Once, MessageId] | None = None
         self.size = 0
         self.states: dict[MessageId, MessageState] = {}
         self.transitions: dict[DeliveryKey, Transition] = {}
@@ -228,6 +229,8 @@ class ChangePlan:
 
     def seal(self, states: States) -> None:
         """Complete the operations and let the states run ahead. They are handed to the committer at once."""
+        if self.once is not None:
+            self.ops.append(Keep(disk_format.key_name(*self.once)))
         for message_id, state in self.states.items():
             deliveries, encoded = self._open[message_id], self._encoded[message_id]
             if message_id in self._new:

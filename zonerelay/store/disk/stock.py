@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.keeper.ballast import FILE_NAME as BALLAST_NAME
-from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
+from zonerelay.store.contract import Kept, MessageNotFoundError, StoreCorruptError
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
@@ -29,9 +29,9 @@ from zonerelay.store.disk.format import IndexRecord
 MAX_NAMED = 20
 """Files of a kind that are named in the log; of the rest there is a count."""
 
-_STAGED = re.compile(r"[0-9a-f]{16}\.(\d+\.)?(env|meta)|\d+\.intent|zonerelay\.(trial|probe)")
+_STAGED = re.compile(r"[0-9a-f]{16}\.(\d+\.)?(env|meta)|\d+\.intent|zonerelay\.(trial|probe)|[-\w]+\.once")
 _INTENT = re.compile(rf"\d+{re.escape(disk_batch.INTENT_SUFFIX)}")
-_OF_A_BATCH = re.compile(r"[0-9a-f]{16}\.\d+\.meta|\d+\.intent")
+_OF_A_BATCH = re.compile(r"[0-9a-f]{16}\.\d+\.meta|\d+\.intent|[-\w]+\.once")
 """What a batch stages, messages apart: uploads that go on have the same names."""
 
 _log = logging.getLogger("zonerelay.store")
@@ -46,6 +46,7 @@ class Listing:
     states: set[MessageId] = field(default_factory=set)
     intents: list[str] = field(default_factory=list)
     last_ids: list[MessageId] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
@@ -60,6 +61,7 @@ class Stock:
     is the highest of a batch whose intent is still there.
     """
 
+    kept: dict[str, Kept] = field(default_factory=dict)
     last_id: MessageId | None = None
     noted_id: MessageId | None = None
     number: int = 0
@@ -96,6 +98,8 @@ def _sort_other(directory: Directory, entry: os.DirEntry[str], found: Listing) -
     name = entry.name
     if _INTENT.fullmatch(name):
         found.intents.append(name)
+    elif disk_format.parse_key_name(name):
+        found.keys.append(name)
     elif name.endswith(disk_batch.LAST_SUFFIX):
         found.last_ids += disk_batch.noted_last_ids([name])
     elif name not in (LOCK_NAME, BALLAST_NAME) and not entry.is_dir():
@@ -120,6 +124,11 @@ def settle_down(
             done.append(name)
         except StoreCorruptError as error:
             damaged.append(str(error))
+    if refused and (keys := [name for name in list_names(directories).keys if _key_of(name) in refused]):
+        # First of all: a key without its message would refuse the message for good.
+        for name in keys:
+            directories.meta.remove(name)
+        directories.meta.sync()
     for message_id in refused:
         directories.env.remove(files.env_name(message_id))
     disk_batch.sync(directories)
@@ -163,6 +172,11 @@ def take_stock(directories: Directories) -> Stock:
     stock.number = max((int(name.partition(".")[0]) for name in listing.intents), default=0)
     _warn("not a file of this queue, left alone: %s", listing.foreign)
     _note_ids(directories, listing, stock)
+    for name in listing.keys:
+        if (parsed := disk_format.parse_key_name(name)) is not None:
+            identity, kept = parsed
+            known = stock.kept.setdefault(identity, kept)
+            stock.kept[identity] = max(known, kept, key=lambda each: each.until)
     _read_states(directories, listing, stock)
     return stock
 
@@ -219,10 +233,29 @@ def left_over(directories: Directories) -> str:
         for path, directory in places.items()
         for name in directory.names()
         if name not in (LOCK_NAME, BALLAST_NAME)
+        and not disk_format.parse_key_name(name)
         and not disk_batch.noted_last_ids([name])
         and path / name not in places
     ]
     return f"{len(found)} files, {', '.join(map(str, sorted(found)[:3]))}" if found else ""
+
+
+def _key_of(name: str) -> MessageId | None:
+    """The message of an idempotency key."""
+    parsed = disk_format.parse_key_name(name)
+    return None if parsed is None else parsed[1].message_id
+
+
+def forget_keys(directories: Directories, now: float, most: int) -> list[str]:
+    """Removes expired keys, and returns their identities."""
+    gone: list[str] = []
+    for name in directories.meta.names():
+        if (parsed := disk_format.parse_key_name(name)) is not None and parsed[1].until <= now:
+            directories.meta.remove(name)
+            gone.append(parsed[0])
+            if len(gone) == most:
+                break
+    return gone
 
 
 def _warn(text: str, names: list[str], *, level: int = logging.WARNING) -> None:

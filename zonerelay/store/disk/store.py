@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings
@@ -25,8 +26,12 @@ from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.local_store import LocalStore
+from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservations
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
+    Kept,
+    KeptKeys,
+    Once,
     QueueCounts,
     StoreCorruptError,
     StoreError,
@@ -37,11 +42,12 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
+from zonerelay.store.disk.batch import Keep
 from zonerelay.store.disk.directories import Directories, check_marks, open_directories
 from zonerelay.store.disk.keeper import DiskKeeper
 from zonerelay.store.disk.reader import Walk, read_chunks
 from zonerelay.store.disk.states import ChangePlan, MessageState, States
-from zonerelay.store.disk.stock import Stock, left_over, list_names, take_stock
+from zonerelay.store.disk.stock import Stock, forget_keys, left_over, list_names, take_stock
 from zonerelay.store.disk.uploads import ScratchUploads
 from zonerelay.store.surroundings import Surroundings
 
@@ -49,13 +55,20 @@ from zonerelay.store.surroundings import Surroundings
 class DiskStore(LocalStore[ChangePlan]):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
-    def __init__(self, keeper: DiskKeeper, stock: Stock) -> None:
+    def __init__(self, keeper: DiskKeeper, stock: Stock, around: Surroundings) -> None:
         super().__init__(keeper, stock.last_id)
         self._keeper = keeper
         self._committer = keeper.committer
         self._index = Index()
         self._states = States(lambda ids: keeper.read(files.read_states, ids))
         self._uploads = ScratchUploads(keeper, self._bodies)
+        self._kept = stock.kept
+        self._reservations = Reservations(
+            OnceSpool(self._find_kept, self._kept_page, self._forget_keys, keeper.usable),
+            around.clock,
+            around.siblings,
+        )
+        self.kept_keys = self._reservations.kept_keys
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         keeper.last_id = self.last_message_id
@@ -87,10 +100,46 @@ class DiskStore(LocalStore[ChangePlan]):
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._uploads.discard(message_id)
 
+    async def submit_once(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+    ) -> asyncio.Future[None]:
+        submit = functools.partial(self.submit_message, message, deliveries, chunks, once)
+        return await self._reservations.store(once, message.id, submit)
+
+    def begin_keys(self) -> None:
+        self._reservations.start()
+
+    async def _find_kept(self, identity: str) -> Kept | None:
+        self._keeper.check_usable()
+        return self._kept.get(identity)
+
+    async def _kept_page(self, after: str) -> Page:
+        return [] if after else list(self._kept.items())
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        names = [
+            disk_format.key_name(Once(identity, kept.digest, kept.until), kept.message_id)
+            for identity, kept in keys
+        ]
+        await self._committer.submit([Keep(name) for name in names])
+        self._kept.update(keys)
+
+    async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
+        del is_used  # a key that is used again has a file of its own
+        for identity in await self._keeper.read(forget_keys, now, most):
+            if (kept := self._kept.get(identity)) is not None and kept.until <= now:
+                del self._kept[identity]
+
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once | None = None,
     ) -> asyncio.Future[None]:
         plan = ChangePlan({})
+        if once is not None:
+            plan.once = (once, message.id)
         if message.id not in self._uploads:
             self._add_message(plan, message, deliveries, chunks)
             return self._submit(plan)
@@ -158,6 +207,9 @@ class DiskStore(LocalStore[ChangePlan]):
             if not state.deliveries:
                 self._bodies.drop(state.id)
         self._states.drop(plan.states.values())
+        if plan.once is not None:
+            once, message_id = plan.once
+            self._kept[once.identity] = Kept(message_id, once.digest, once.until)
 
     # --- after a failed write
 
@@ -221,9 +273,13 @@ class DiskStore(LocalStore[ChangePlan]):
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()
         keys = self._index.sorted_keys(zone)
+        if after is not None:
+            keys = keys[bisect_right(keys, after) :]
         if wanted is not everybody:
             keys = [key for key in keys if wanted(key.recipient)]
         walk = Walk(self._keeper, keys)
@@ -244,6 +300,7 @@ class DiskStore(LocalStore[ChangePlan]):
     # --- health
 
     async def close(self) -> None:
+        await self._reservations.close()
         await self._uploads.close()
         await self._keeper.close()
         self._states.reset()
@@ -270,8 +327,9 @@ async def open_disk(settings: SpoolSettings, around: Surroundings) -> DiskStore:
         min_free_space=settings.min_free_space,
         around=around,
     )
-    store = DiskStore(keeper, opened.stock)
+    store = DiskStore(keeper, opened.stock, around)
     keeper.start()
+    store.begin_keys()
     return store
 
 

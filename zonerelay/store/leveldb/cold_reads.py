@@ -62,12 +62,14 @@ class ColdReads:
                     self._bodies.put(message_id, body)
         return message
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         read = self._reader.read
         prefix = records.DELIVERY_PREFIX if zone is None else records.zone_prefix(zone)
         view = await read(type(self._reader.opened).snapshot)
         try:
-            start: bytes | None = prefix
+            start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
             while start is not None:
                 page = await read(scan.scan_page, start, records.after(prefix), view, wanted)
                 for delivery in page.deliveries:

@@ -352,7 +352,15 @@ class _Rebuild:
         if last is not None:
             self._ops.append((records.META_LAST_ID, last.encode("ascii")))
         self._write()
+        self._copy_keys()
         self._tell(self._octets, self._octets)
+
+    def _copy_keys(self) -> None:
+        """Idempotency keys are no mail: those that can be read are copied, others are forgotten."""
+        for prefix in (records.ONCE_PREFIX, records.ONCE_UNTIL_PREFIX):
+            rows = self._source.rows(prefix, records.after(prefix), limit=sys.maxsize)
+            while page := list(itertools.islice(rows, _PAGE)):
+                self._target.write([page])
 
     def _lose(self, text: str) -> None:
         if len(self.lost) < KEPT:

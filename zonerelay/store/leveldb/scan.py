@@ -18,14 +18,16 @@ from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.store.common import records
 from zonerelay.store.contract import (
     EveryNth,
+    Kept,
     MessageNotFoundError,
+    Once,
     QueueCounts,
     StoreCorruptError,
     Wanted,
     everybody,
 )
 from zonerelay.store.leveldb.damage.losses import Loss, identity_of
-from zonerelay.store.leveldb.engine import View
+from zonerelay.store.leveldb.engine import Op, View
 from zonerelay.store.leveldb.in_flight import Found, OpenMessage
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -328,3 +330,47 @@ def keys_under(db: LevelDb, prefix: bytes) -> list[bytes]:
     """One page of the keys under a prefix, their values unread."""
     keys = db.first_keys(prefix, records.after(prefix), lambda key: key + b"\0")
     return list(itertools.islice(keys, PAGE_ROWS))
+
+
+# --- idempotency keys
+
+
+def once_ops(once: Once, message_id: MessageId) -> list[Op]:
+    return [
+        (records.once_key(once.identity), records.encode_kept(once, message_id)),
+        (records.once_until_key(once.identity, once.until), b""),
+    ]
+
+
+def kept(db: LevelDb, identity: str) -> Kept | None:
+    raw = db.get(records.once_key(identity))
+    return None if raw is None else records.decode_kept(raw)
+
+
+def kept_page(db: LevelDb, after: str) -> list[tuple[str, Kept]]:
+    """The keys behind an identity."""
+    start = records.once_key(after) + b"\0" * bool(after)
+    found: list[tuple[str, Kept]] = []
+    for key, value in db.rows(start, records.after(records.ONCE_PREFIX), limit=PAGE_ROWS):
+        try:
+            found.append(
+                (key[len(records.ONCE_PREFIX) :].decode("ascii", "replace"), records.decode_kept(value))
+            )
+        except StoreCorruptError as error:
+            _step_over(db, error)
+    return found
+
+
+def expired(db: LevelDb, now: float, most: int) -> list[tuple[str, bytes, bool]]:
+    """The identities that have expired, each with its key in the index and whether it was used again."""
+    found: list[tuple[str, bytes, bool]] = []
+    stop = records.once_until_key("", now)
+    for key, _ in db.rows(records.ONCE_UNTIL_PREFIX, stop, limit=most):
+        identity = key.rpartition(b" ")[2].decode("ascii", "replace")
+        try:
+            known = kept(db, identity)
+        except StoreCorruptError as error:
+            _step_over(db, error)
+            known = None
+        found.append((identity, key, known is not None and known.until > now))
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings, space_guard
@@ -23,7 +23,8 @@ from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore
-from zonerelay.store.contract import CHUNK_SIZE, QueueCounts, StoreError, Submit
+from zonerelay.store.common.once.reservations import OnceSpool, Reservations
+from zonerelay.store.contract import CHUNK_SIZE, KeptKeys, Once, QueueCounts, StoreError, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
@@ -38,7 +39,9 @@ from zonerelay.store.surroundings import Surroundings
 class LevelDbStore(LocalStore[WritePlan]):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
-    def __init__(self, keeper: SpoolKeeper, *, last_id: MessageId | None, empty: bool) -> None:
+    def __init__(
+        self, keeper: SpoolKeeper, around: Surroundings, *, last_id: MessageId | None, empty: bool
+    ) -> None:
         super().__init__(keeper, last_id)
         self._keeper = keeper
         self._committer = keeper.committer
@@ -54,6 +57,17 @@ class LevelDbStore(LocalStore[WritePlan]):
         self.has_ready = self._zones.has_ready
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
+        self._reservations = Reservations(
+            OnceSpool(
+                lambda identity: self._reader.read(scan.kept, identity),
+                lambda after: self._reader.read(scan.kept_page, after),
+                self._forget_keys,
+                keeper.usable,
+            ),
+            around.clock,
+            around.siblings,
+        )
+        self.kept_keys = self._reservations.kept_keys
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
 
@@ -70,14 +84,26 @@ class LevelDbStore(LocalStore[WritePlan]):
         return self._committer.submit(ops, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once | None = None,
     ) -> asyncio.Future[None]:
         plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
+        if once is not None:
+            plan.ops += scan.once_ops(once, message.id)
         stored = self._submit(plan)
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)
         return stored
+
+    async def submit_once(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+    ) -> asyncio.Future[None]:
+        submit = functools.partial(self.submit_message, message, deliveries, chunks, once)
+        return await self._reservations.store(once, message.id, submit)
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
@@ -104,6 +130,24 @@ class LevelDbStore(LocalStore[WritePlan]):
         plan.add_message(message, deliveries)
         self._bodies.extend(message_id, first, chunks)
         self._note_id(message_id)
+
+    def begin_keys(self) -> None:
+        self._reservations.start()
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        ops: list[Op] = []
+        for identity, kept in keys:
+            ops += scan.once_ops(Once(identity, kept.digest, kept.until), kept.message_id)
+        await self._committer.submit(ops)
+
+    async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
+        ops: list[Op] = []
+        for identity, key, is_newer in await self._reader.read(scan.expired, now, most):
+            ops.append((key, None))
+            if not is_newer and not is_used(identity):
+                ops.append((records.once_key(identity), None))
+        if ops:
+            await self._committer.submit(ops, lazy=True)
 
     # --- settling
 
@@ -222,6 +266,7 @@ class LevelDbStore(LocalStore[WritePlan]):
     # --- health
 
     async def close(self) -> None:
+        await self._reservations.close()
         await self._keeper.close()
         self._reset()  # nothing can be read any more, not from memory either
 
@@ -248,8 +293,9 @@ async def open_leveldb(settings: SpoolSettings, around: Surroundings) -> LevelDb
         reader.stop()
         raise
     keeper = SpoolKeeper(reader, ballast=ballast, min_free_space=guard, around=around)
-    store = LevelDbStore(keeper, last_id=opened.last_id, empty=opened.is_empty)
+    store = LevelDbStore(keeper, around, last_id=opened.last_id, empty=opened.is_empty)
     keeper.sweep(opened.view, opened.last_id)
+    store.begin_keys()
     return store
 
 

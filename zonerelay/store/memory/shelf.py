@@ -29,7 +29,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.common import records
 from zonerelay.store.common.private_directories import lock_configured, make_private
-from zonerelay.store.contract import StoreCorruptError, StoreOpenError
+from zonerelay.store.contract import Kept, StoreCorruptError, StoreOpenError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -52,6 +52,7 @@ class Shelved:
 
     messages: dict[MessageId, tuple[Message, list[bytes]]] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
+    kept: dict[str, Kept] = field(default_factory=dict)
     last_id: MessageId | None = None
     was_closed: bool = True
     unreadable: int = 0
@@ -109,7 +110,7 @@ class Shelf:
         try:
             self._shelf = self._connect("c")
             found = self._load()
-            if not found.messages and not found.unreadable and found.was_closed:
+            if not (found.messages or found.kept or found.unreadable) and found.was_closed:
                 # Some databases never give room back: now there is nothing to lose.
                 self._shelf.close()
                 self._shelf = self._connect("n")
@@ -141,7 +142,11 @@ class Shelf:
                     message, chunks = _message(key, raw)
                     found.messages[message.id] = (message, chunks)
         for key, value in raw.items():
-            if key.startswith(records.DELIVERY_PREFIX):
+            if key.startswith(records.ONCE_PREFIX):
+                with _stepping_over(found):
+                    identity = key[len(records.ONCE_PREFIX) :].decode("ascii", "replace")
+                    found.kept[identity] = records.decode_kept(value)
+            elif key.startswith(records.DELIVERY_PREFIX):
                 with _stepping_over(found):
                     delivery = records.decode_delivery(key, value)
                     if delivery.message_id in found.messages:

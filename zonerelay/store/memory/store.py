@@ -13,6 +13,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 
+from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
@@ -21,11 +22,15 @@ from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper import health
+from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservations
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Change,
     Finish,
+    Kept,
+    KeptKeys,
     MessageNotFoundError,
+    Once,
     Postpone,
     QueueCounts,
     StoreError,
@@ -34,6 +39,7 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.memory.shelf import Op, Shelf, Shelved, delivery_op, message_ops, removal_ops
+from zonerelay.store.surroundings import Siblings
 
 
 class MemoryStore:
@@ -46,7 +52,14 @@ class MemoryStore:
         " written last, and can damage all of it"
     )
 
-    def __init__(self, shelf: Shelf | None = None, shelved: Shelved | None = None) -> None:
+    def __init__(
+        self,
+        shelf: Shelf | None = None,
+        shelved: Shelved | None = None,
+        *,
+        clock: Clock | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
         """`shelved` is what the shelf has brought."""
         shelved = shelved or Shelved()
         self._shelf = shelf
@@ -58,6 +71,13 @@ class MemoryStore:
         self._passed_over: set[DeliveryKey] = set()
         self._last_id: MessageId | None = shelved.last_id
         self._unreadable = shelved.unreadable
+        self._kept = shelved.kept
+        self._reservations = Reservations(
+            OnceSpool(self._find_kept, self._kept_page, self._forget_keys, self.usable),
+            clock or SystemClock(),
+            siblings,
+        )
+        self.kept_keys = self._reservations.kept_keys
         self._closed = False
 
     # --- taking mail
@@ -76,6 +96,41 @@ class MemoryStore:
     ) -> asyncio.Future[None]:
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
         return _done()
+
+    async def submit_once(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+    ) -> asyncio.Future[None]:
+        def submit() -> asyncio.Future[None]:
+            self._keep(once, message.id)
+            return self.submit_message(message, deliveries, chunks)
+
+        return await self._reservations.store(once, message.id, submit)
+
+    def begin_keys(self) -> None:
+        self._reservations.start()
+
+    async def _find_kept(self, identity: str) -> Kept | None:
+        self.check_writable()
+        return self._kept.get(identity)
+
+    async def _kept_page(self, after: str) -> Page:
+        return {} if after else self._kept.items()
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        for identity, kept in keys:
+            self._keep(Once(identity, kept.digest, kept.until), kept.message_id)
+
+    def _keep(self, once: Once, message_id: MessageId) -> None:
+        self._kept[once.identity] = Kept(message_id, once.digest, once.until)
+        self._write(lambda: [(records.once_key(once.identity), records.encode_kept(once, message_id))])
+
+    async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
+        del is_used  # nothing comes between
+        expired = [identity for identity, kept in self._kept.items() if kept.until <= now]
+        for identity in expired[:most]:
+            del self._kept[identity]
+            if self._shelf is not None:
+                self._shelf.write([(records.once_key(identity), None)])
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._arriving.pop(message_id, None)
@@ -231,9 +286,13 @@ class MemoryStore:
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         self.check_writable()
         for key, delivery in sorted(self._deliveries.items()):
+            if after is not None and key <= after:
+                continue
             if (zone is None or key.queue == zone) and wanted(key.recipient):
                 yield delivery
 
@@ -284,6 +343,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         if not self._closed:
+            await self._reservations.close()
             self._closed = True
             if self._shelf is not None:
                 await self._shelf.close(self._last_id)

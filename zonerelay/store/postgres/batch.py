@@ -21,13 +21,14 @@ from zonerelay.store.common import records
 from zonerelay.store.common.records import DeliveryStatus
 from zonerelay.store.common.write.batches import ChangeOne, changed
 from zonerelay.store.common.write.writer_thread import Failed
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import Kept, Once, StoreError, check_kept
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import ClashError, Columns, Fetch, Link, SickError
 from zonerelay.store.postgres.rows import (
     RowKey,
     delivery_key,
     delivery_of,
+    identity,
     key_columns,
     number,
     row_key,
@@ -43,7 +44,18 @@ class MessageRows:
     the first were uploaded. `claimed` are its deliveries that are claimed by the write itself.
     """
 
-    __slots__ = ("body", "chunks", "claimed", "deliveries", "id", "message", "metadata", "rows", "stored")
+    __slots__ = (
+        "body",
+        "chunks",
+        "claimed",
+        "deliveries",
+        "id",
+        "message",
+        "metadata",
+        "once",
+        "rows",
+        "stored",
+    )
 
     def __init__(
         self,
@@ -51,8 +63,10 @@ class MessageRows:
         deliveries: Iterable[Delivery],
         chunks: Sequence[bytes],
         claims: Callable[[Delivery], bool],
+        once: Once | None = None,
     ) -> None:
         self.message = message
+        self.once = once
         self.id = number(message.id)
         self.metadata = records.encode_message(message)
         self.deliveries = list({delivery.key: delivery for delivery in deliveries}.values())
@@ -125,7 +139,7 @@ class TransactionWriter:
     ) -> None:
         self._tell = tell
         self._target = target
-        self._now = clock.monotonic
+        self._now, self._wall = clock.monotonic, clock.now
         self._task: asyncio.Task[None] | None = None
 
     def put(self, jobs: Sequence[Submission]) -> None:
@@ -181,6 +195,9 @@ class TransactionWriter:
         session = target.session
         await self._store_uploads(fetch, jobs, session)
         live = [job for job in jobs if job.error is None]
+        if keyed := [(job, new, new.once) for job in live for new in job.messages if new.once is not None]:
+            await self._keep(fetch, keyed)
+            live = [job for job in live if job.error is None]
         await self._finish(fetch, live, target)
         await self._postpone(fetch, live, session)
         await self._add(fetch, live, session)
@@ -200,6 +217,29 @@ class TransactionWriter:
             if not there.issuperset(job.ended_uploads()):
                 # Another node believed us dead and has cleaned up behind us.
                 job.error = StoreError("the beginning of the message is gone: the lease had run out")
+
+    async def _keep(self, fetch: Fetch, keyed: Sequence[tuple[Submission, MessageRows, Once]]) -> None:
+        """Stores the idempotency keys. A submission whose key is there has an error from here on."""
+        # The first of a batch that has a key gets it; the others find it there.
+        first = {once.identity: (new, once) for _, new, once in reversed(keyed)}
+        rows = [(once.identity, once.digest, new.id, once.until) for new, once in first.values()]
+        taken = {row[0] for row in await fetch(sql.KEEP, *zip(*rows, strict=True), self._wall())}
+        losers = [
+            (job, new, once)
+            for job, new, once in keyed
+            if once.identity not in taken or first[once.identity][0] is not new
+        ]
+        if not losers:
+            return
+        found = {row[0]: row[1:] for row in await fetch(sql.KEPT, [once.identity for *_, once in losers])}
+        for job, _, once in losers:
+            message, digest, until = found[once.identity]
+            try:
+                check_kept(once, Kept(identity(message), digest, until))
+            except StoreError as error:
+                job.error = error
+        if gone := [new.id for _, new, _ in losers if new.was_uploaded]:
+            await fetch(sql.DROP_CHUNKS, gone)
 
     async def _finish(self, fetch: Fetch, jobs: Sequence[Submission], target: Target) -> None:
         wanted = _wanted(jobs, leaving=True)
@@ -334,6 +374,8 @@ def _rounds(jobs: Sequence[Submission]) -> list[list[Submission]]:
 
 
 def _is_one_statement(jobs: Sequence[Submission]) -> bool:
+    if any(new.once is not None for job in jobs for new in job.messages):
+        return False
     finishes = any(None in job.changes.values() for job in jobs)
     parts = (
         any(job.uploads for job in jobs),

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, Wanted, everybody
+from zonerelay.store.contract import (
+    Kept,
+    KeptKeys,
+    MessageNotFoundError,
+    StoreCorruptError,
+    Wanted,
+    everybody,
+)
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Columns, Fetch, Link
 from zonerelay.store.postgres.keeper import PostgresKeeper
-from zonerelay.store.postgres.rows import delivery_of, number, unword, word, words
+from zonerelay.store.postgres.rows import delivery_of, identity, number, row_key, unword, word, words
 
 PAGE_ROWS = 500
 CHUNKS_AT_ONCE = 4
@@ -24,6 +31,11 @@ class PostgresReader:
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Columns]]]) -> None:
         self._fetch = fetch
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        rows = await self._fetch(sql.KEPT_PAGE, cursor)
+        page = [(name, Kept(identity(message), digest, until)) for name, message, digest, until in rows]
+        return page, page[-1][0] if page else ""
 
     async def message(self, message_id: MessageId) -> tuple[Message, bytes | None]:
         """Reads a message, with its body when that is one chunk at most."""
@@ -57,9 +69,13 @@ class PostgresReader:
             raise MessageNotFoundError(f"no message {message_id}")
         raise StoreCorruptError(f"message {message_id}: chunks are missing from number {first}")
 
-    async def walk(self, fetch: Fetch, zone: str | None, wanted: Wanted) -> AsyncIterator[Delivery]:
+    async def walk(
+        self, fetch: Fetch, zone: str | None, wanted: Wanted, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         """The queue, page by page, in a transaction that sees one moment."""
         place: tuple[object, ...] = ("" if zone is None else word(zone), -1, "")
+        if after is not None:
+            place = row_key(after)
         statement = sql.SCAN if zone is None else sql.SCAN_ZONE
         while rows := await fetch(statement, *place, PAGE_ROWS):
             for delivery in map(delivery_of, rows):
@@ -90,13 +106,15 @@ class QueueReader(PostgresReader):
         super().__init__(keeper.fetch)
         self._keeper = keeper
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         """Yields the queue as one snapshot shows it."""
         self._keeper.check_usable()
         link = await Link.open(self._keeper.access, reads=True)
         try:
             async with link.transaction(one_moment=True) as fetch:
-                async for delivery in self.walk(fetch, zone, wanted):
+                async for delivery in self.walk(fetch, zone, wanted, after):
                     yield delivery
         finally:
             await link.close()

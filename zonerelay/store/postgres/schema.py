@@ -18,6 +18,7 @@ Every primary key holds the message's id, so that an operator can partition each
     upload    bodies that are arriving, so that what a crash leaves can be removed
     limit_book  one row per zone: the connections and turns of all relays (limits/authority/book.py), replaced
               as a whole
+    kept      one row for each idempotency key: its message and content, until it expires
     queue_mark  one row, by which relays know the queue again (common/queue_mark.py)
     node      one row per relay: its session, until when that lives, and its highest message id
 """
@@ -109,10 +110,21 @@ _THIRD = """
 CREATE TABLE queue_mark (one boolean PRIMARY KEY DEFAULT true CHECK (one), mark text NOT NULL)
 """
 
+_FOURTH = """
+CREATE TABLE kept (
+    identity text COLLATE "C" PRIMARY KEY,
+    digest text NOT NULL,
+    message_id bigint NOT NULL,
+    until double precision NOT NULL
+);
+CREATE INDEX kept_until ON kept (until)
+"""
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(_FIRST, oldest=1),
     Migration(_SECOND, oldest=1),
     Migration(_THIRD, oldest=1),
+    Migration(_FOURTH, oldest=1),
 )
 """Migration n makes version n of version n - 1. A step that was released never changes."""
 

@@ -31,6 +31,30 @@ SELECT * FROM unnest(
 )
 """
 
+# In order, so that two relays that write the same keys do not wait for each other.
+KEEP = """
+INSERT INTO kept (identity, digest, message_id, until)
+SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::float8[]) AS k (identity) ORDER BY identity
+ON CONFLICT (identity) DO UPDATE SET
+    digest = excluded.digest, message_id = excluded.message_id, until = excluded.until
+WHERE kept.until <= $5
+RETURNING identity
+"""
+
+KEPT = "SELECT identity, message_id, digest, until FROM kept WHERE identity = ANY($1::text[])"
+
+KEPT_PAGE = """
+SELECT identity, message_id, digest, until FROM kept WHERE identity > $1 ORDER BY identity LIMIT 1000
+"""
+
+# The time twice: a key may be used again while this waits for its row.
+FORGET_KEPT = """
+DELETE FROM kept WHERE until <= $1
+    AND identity IN (SELECT identity FROM kept WHERE until <= $1 ORDER BY until LIMIT $2)
+"""
+
+DROP_CHUNKS = "DELETE FROM chunk WHERE message_id = ANY($1::bigint[])"
+
 ADD_CHUNKS = """
 WITH u AS (
     INSERT INTO upload (message_id, session)

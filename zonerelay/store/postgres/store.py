@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.body.chunks import check_own_message, split
@@ -33,6 +34,8 @@ from zonerelay.store.contract import (
     SHARED,
     Change,
     Finish,
+    KeptKeys,
+    Once,
     Postpone,
     StoreError,
     Submit,
@@ -49,6 +52,8 @@ from zonerelay.store.surroundings import Surroundings
 HOT_MESSAGES = 4096
 """Messages whose metadata is kept in memory after acceptance or a read."""
 _RECORD_SIZE = 200
+FORGET_EVERY, FORGET = 10.0, 10_000
+"""Seconds between two looks for expired idempotency keys while messages with keys come, and how many go."""
 
 
 class PostgresStore(BatchedUpdate):
@@ -70,6 +75,8 @@ class PostgresStore(BatchedUpdate):
         self._in_flight: dict[Submission, None] = {}
         self._uploading: set[int] = set()
         self._doubtful: dict[int, set[str]] = {}
+        self._forget_at = 0.0
+        self._forgetting: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         keeper.hooks = PostgresHooks(
             failed=self._batch_failed,
@@ -83,6 +90,7 @@ class PostgresStore(BatchedUpdate):
         self.next_due, self.has_ready = claims.next_due, claims.has_ready
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.oldest, self.zones = reader.oldest, reader.zones
+        self.kept_keys = reader.kept_keys
         self.counts, self.is_counted = counter.current, counter.is_counted
         self.check_writable = keeper.check_usable
         health = keeper.health
@@ -110,10 +118,31 @@ class PostgresStore(BatchedUpdate):
         job = Submission(uploads=[(key, place, chunk) for place, chunk in enumerate(chunks, first)])
         return self._submit(job, size=len(chunks) * CHUNK_SIZE)
 
-    def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+    async def submit_once(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
     ) -> asyncio.Future[None]:
-        new = MessageRows(message, deliveries, chunks, self._keeps)
+        if (now := self._now()) >= self._forget_at:
+            self._forget_at = now + FORGET_EVERY
+            self._forgetting = asyncio.get_running_loop().create_task(self._forget_keys(now))
+        return self.submit_message(message, deliveries, chunks, once)
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        rows = [(name, kept.digest, number(kept.message_id), kept.until) for name, kept in keys]
+        if rows:
+            await self._keeper.ask(sql.KEEP, *map(list, zip(*rows, strict=True)), self._now())
+
+    async def _forget_keys(self, now: float) -> None:
+        with contextlib.suppress(StoreError):  # the keeper tells of a database that fails
+            await self._keeper.ask(sql.FORGET_KEPT, now, FORGET)
+
+    def submit_message(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once | None = None,
+    ) -> asyncio.Future[None]:
+        new = MessageRows(message, deliveries, chunks, self._keeps, once)
         job = Submission(messages=[new], news=self._to_share(new))
         self._bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
         return self._submit(job, size=_size(new))
@@ -260,7 +289,8 @@ class PostgresStore(BatchedUpdate):
         self._in_flight.pop(job, None)
         self._end_uploads(job)
         self._let_go(job)
-        for new in job.messages:
+        # A message with a key that is stored after all is what its client will ask for again.
+        for new in (new for new in job.messages if new.once is None):
             self._doubtful[new.id] = {delivery.queue for delivery in new.deliveries}
         _tell(job, error)
 
@@ -400,6 +430,7 @@ class PostgresStore(BatchedUpdate):
     # --- the end
 
     async def close(self) -> None:
+        await cancel_all(self._forgetting)
         await self._database.close()
         await self._counter.stop()
         await self._keeper.close()

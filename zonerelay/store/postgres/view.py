@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from zonerelay.config.settings import PostgresSettings
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
@@ -46,8 +46,10 @@ class PostgresView(PostgresReader):
             self._zones = await super().zones()
         return self._zones
 
-    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
-        return self.walk(self._one_by_one, zone, wanted)
+    def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
+        return self.walk(self._one_by_one, zone, wanted, after)
 
     async def read_message(self, message_id: MessageId) -> Message:
         return (await self.message(message_id))[0]

@@ -37,7 +37,9 @@ PAGE = 50
 DELIVERIES = 500
 """Messages and deliveries, about, that one script looks at: the server does nothing else meanwhile."""
 MEMBERS = 500
-_OWN = re.compile(rb"claims|leases|fence|numbers|counts|mark|last-id|format|probe|limits(:.*)?")
+_OWN = re.compile(
+    rb"claims|leases|fence|numbers|counts|mark|last-id|format|probe|limits(:.*)?|once:[0-9a-f]+"
+)
 _INDEX = re.compile(rb"(?:queue|ready|retry):([^:]*)|parked:([^:]*):.*", re.DOTALL)
 _PARKED = re.compile(rb"parked:[^:]*")
 _GLOB = re.compile(rb"[*?\[\]\\^]")

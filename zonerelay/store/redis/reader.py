@@ -8,6 +8,8 @@ begins. A reader of a message or a body waits for a lost connection that comes b
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -16,7 +18,15 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.reading import read_each
-from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, StoreError, Wanted, everybody
+from zonerelay.store.contract import (
+    Kept,
+    KeptKeys,
+    MessageNotFoundError,
+    StoreCorruptError,
+    StoreError,
+    Wanted,
+    everybody,
+)
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
 from zonerelay.store.redis.connection import Argument, Reply, as_list, pairs
@@ -55,6 +65,22 @@ class RedisReader:
         self._prefix = keeper.prefix
 
     # --- messages
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        pattern = re.sub(rb"[*?\[\]\\^]", rb"\\\g<0>", self._prefix) + b"once:*"
+        scan = self._keeper.with_retry(
+            lambda: self._keeper.call("SCAN", cursor or "0", "MATCH", pattern, "COUNT", 1000)
+        )
+        following, names = as_list(await scan)
+        page: list[tuple[str, Kept]] = []
+        for name in as_list(names):
+            assert isinstance(name, bytes)
+            told, left = await self._keeper.call("GET", name), await self._keeper.call("PTTL", name)
+            if isinstance(told, bytes) and isinstance(left, int) and left > 0:
+                message_id, _, digest = told.decode("ascii", "replace").partition(" ")
+                kept = Kept(MessageId(message_id), digest, time.time() + left / 1000)
+                page.append((name[len(self._prefix) + 5 :].decode("ascii", "replace"), kept))
+        return page, "" if following == b"0" else str(following, "ascii")  # type: ignore[arg-type]  # octets
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check(message_id)
@@ -148,8 +174,15 @@ class RedisReader:
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
         names = sorted(await self.zones()) if zone is None else [zone]
+        starts: dict[bytes, bytes] = {}
+        if after is not None:
+            names = [name for name in names if name >= after.queue]
+            member = b"%b %b" % (after.message_id.encode("ascii"), records.field(after.recipient))
+            starts[rows.zone_field(after.queue)] = b"(" + member
         fields = [rows.zone_field(name) for name in names]
         ends = await asyncio.gather(
             *(self._keeper.call("ZRANGE", self._queue_key(field), -1, -1) for field in fields)
@@ -157,12 +190,11 @@ class RedisReader:
         for field, end in zip(fields, ends, strict=True):
             for last in as_list(end):
                 assert isinstance(last, bytes)
-                async for delivery in self._scan_zone(field, b"[" + last):
+                async for delivery in self._scan_zone(field, starts.get(field, b"-"), b"[" + last):
                     if wanted(delivery.recipient):
                         yield delivery
 
-    async def _scan_zone(self, zone: bytes, end: bytes) -> AsyncIterator[Delivery]:
-        start = b"-"
+    async def _scan_zone(self, zone: bytes, start: bytes, end: bytes) -> AsyncIterator[Delivery]:
         while True:
             page = pairs(as_list(await self._keeper.run("page", zone, start, end, PAGE_ROWS)))
             for member, raw in page:

@@ -23,6 +23,7 @@ The keys, behind the prefix; ZONE, DOMAIN and RCPT are percent-encoded:
     leases              sorted set: token, scored by when it ends (server's milliseconds); fence is the last
     numbers             hash: number of a relay (part of its message ids) → token
     counts              hash: `r ZONE`, `d ZONE`, `h ZONE`: ready, deferred and held deliveries
+    once:IDENTITY       `ID DIGEST` of an idempotency key; Redis itself forgets it
     mark                by which relays know the queue again (common/queue_mark.py)
     last-id, format, probe      as their names say;  news: the channel that tells of mail in a zone
 """

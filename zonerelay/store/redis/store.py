@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -24,7 +25,20 @@ from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.write.replies import then
-from zonerelay.store.contract import SHARED, Change, Finish, Postpone, StoreError, StoreFullError, Submit
+from zonerelay.store.contract import (
+    SHARED,
+    Change,
+    Finish,
+    Kept,
+    KeptKeys,
+    Once,
+    Postpone,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    Submit,
+    check_kept,
+)
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claim_book import ClaimBook
 from zonerelay.store.redis.claims import RedisClaims
@@ -71,6 +85,7 @@ class RedisStore(BatchedUpdate):
         self.read_messages = reader.read_messages
         self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
+        self.kept_keys = reader.kept_keys
         self.counts = book.counts
         health = keeper.health
         self.check_writable, self.unhealthy = health.check_writable, health.unhealthy
@@ -99,14 +114,32 @@ class RedisStore(BatchedUpdate):
         self._book.remember_body(message_id, first, chunks)
         return then(asked, _check_upload)
 
+    async def submit_once(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+    ) -> asyncio.Future[None]:
+        return self.submit_message(message, deliveries, chunks, once)
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        for identity, kept in keys:
+            value = f"{kept.message_id} {kept.digest}"
+            left = max(1, math.ceil((kept.until - self._clock.now()) * 1000))
+            await self._keeper.call("SET", self._prefix + b"once:" + identity.encode(), value, "PX", left)
+
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once | None = None,
     ) -> asyncio.Future[None]:
         owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
-        asked = self._keeper.run(
-            "commit", owner, *_head(message), stored, len(chunks), *chunks, *_delivery_rows(deliveries)
-        )
+        key: tuple[Argument, ...] = ("", "", 0)
+        if once is not None:
+            left = max(1, math.ceil((once.until - self._clock.now()) * 1000))
+            key = (once.identity, once.digest, left)
+        rows = _delivery_rows(deliveries)
+        asked = self._keeper.run("commit", owner, *_head(message), stored, len(chunks), *key, *chunks, *rows)
         self._owners.pop(message.id, None)
         self._book.remember(message)
         self._book.remember_body(message.id, stored + 1, chunks)
@@ -114,14 +147,19 @@ class RedisStore(BatchedUpdate):
 
         def committed(reply: Reply) -> None:
             self._observe(self._clock.monotonic() - started)
-            _check_upload(as_list(reply)[0])
+            status, told = as_list(reply) if len(as_list(reply)) > 1 else (as_list(reply)[0], b"")
+            if status == b"KEPT" and once is not None:
+                self._book.forget_body(message.id)
+                check_kept(once, _kept(told, once))
+            _check_upload(status)
             self._book.note_id(message.id)
             self._book.take_counts(as_list(reply)[1])
 
         def failed(error: StoreError) -> None:
             if isinstance(error, StoreFullError):
                 self._keeper.full()
-            else:
+            elif once is None:
+                # A message with a key that is stored after all is what its client will ask for again.
                 self._doubtful[message.id] = owner
 
         return then(asked, committed, failed)
@@ -303,6 +341,13 @@ def _delivery_rows(deliveries: Sequence[Delivery]) -> list[Argument]:
         place = rows.address(delivery.key)
         found += (place.zone, place.recipient, rows.encode(delivery))
     return found
+
+
+def _kept(told: Reply, once: Once) -> Kept:
+    if not isinstance(told, bytes) or told.count(b" ") != 1:
+        raise StoreCorruptError(f"unreadable idempotency key {told!r:.100}")
+    message_id, _, digest = told.decode("ascii", "replace").partition(" ")
+    return Kept(MessageId(message_id), digest, once.until)
 
 
 def _check_upload(status: Reply) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
+    KeptKeys,
     MessageNotFoundError,
     QueueCounts,
     StoreCorruptError,
@@ -66,6 +68,10 @@ class S3Reader:
         self._mine = mine
         self._nodes = keeper.nodes
         self._keeper = keeper
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        del cursor
+        return [], ""  # a bucket keeps none
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check(message_id)
@@ -152,13 +158,15 @@ class S3Reader:
         return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody
+        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncGenerator[Delivery, None]:
         self._keeper.check_usable()
         keys = [*self._mine.index.sorted_keys(zone)]
         foreign = await self._foreign_keys(zone)
         if foreign:
             keys = sorted({*keys, *foreign})
+        if after is not None:
+            keys = keys[bisect_right(keys, after) :]
         if wanted is not everybody:
             keys = [key for key in keys if wanted(key.recipient)]
         for start in range(0, len(keys), GROUP):

@@ -20,7 +20,7 @@ from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.body.writer import BodyWriter
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.common.queue_mark import QueueMark
-from zonerelay.store.contract import SHARED, StoreError
+from zonerelay.store.contract import SHARED, KeptKeys, NotKeptError, StoreError
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.alerts import Alerts
 from zonerelay.store.s3.claims import S3Claims
@@ -92,7 +92,7 @@ class S3Store:
         self._is_closing = False
         self.read_message, self.read_body = reader.read_message, reader.read_body
         self.read_messages, self.scan = reader.read_messages, reader.scan
-        self.deliveries_of = reader.deliveries_of
+        self.deliveries_of, self.kept_keys = reader.deliveries_of, reader.kept_keys
         self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe
         self.problems = keeper.problems
         self.counts, self.zones, self.oldest = reader.counts, reader.zones, reader.oldest
@@ -140,6 +140,10 @@ class S3Store:
             _log.warning("%d messages were given up; what the service stores of them later is sent", left)
 
     # --- taking mail
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        if keys:
+            raise NotKeptError("a queue in a bucket cannot remember idempotency keys")
 
     def begin(self, envelope: Envelope) -> BodyWriter:
         return BodyWriter(self._uploads, envelope)

@@ -28,7 +28,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.contract import NotKeptError, Once, StoreCorruptError, StoreError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
 from zonerelay.store.s3.keeper import S3Keeper
@@ -245,6 +245,12 @@ class S3Uploads:
             self._slots.release()
 
     # --- messages
+
+    async def submit_once(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+    ) -> asyncio.Future[None]:
+        # The object of a message leaves with it, and a bucket has no write of two objects.
+        raise NotKeptError("a queue in a bucket cannot remember idempotency keys")
 
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]

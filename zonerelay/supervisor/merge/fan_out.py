@@ -59,6 +59,9 @@ from zonerelay.control.messages.requests import (
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import is_outbox
+from zonerelay.model.priority import queues_of
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import (
     merge_act,
@@ -100,12 +103,14 @@ class FanOut:
                 await self._summary(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge():
+            case Suspend() | Resume() | Orders():
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case Explain() if not request.message_id:
+                await answer.send(await self._answer(request, asked, answer.caller))
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain():
                 await self._find(request, asked, answer)
             case Tail() | Transcript():
                 return await LiveStream(self._relay, request, answer.caller).run(answer)
-            case Explain() | Suspend() | Resume() | Orders():
-                await answer.send(await self._answer(request, asked, answer.caller))
             case _:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
@@ -122,13 +127,13 @@ class FanOut:
             heads: dict[int, DeliveryRow] = {}
             streams: dict[int, Rows] = {}
             for worker in self._readers(asked):
-                rows = asked.rows(worker, QueueList(filter=request.filter, limit=limit))
+                rows = asked.rows(worker, msgspec.structs.replace(request, limit=limit))
                 streams[worker] = await stack.enter_async_context(aclosing(rows))
             await _begin(streams, heads)
             while heads:
                 if request.limit and answer.done == request.limit:
                     return End(count=answer.done, more=True, missing=asked.missing)
-                worker = min(heads, key=lambda each: _order(heads[each]))
+                worker = min(heads, key=lambda each: _order(heads[each], request.filter.zone))
                 await answer.send(heads.pop(worker))
                 answer.done += 1
                 await _advance(worker, streams, heads)
@@ -147,7 +152,7 @@ class FanOut:
                         counts.append(frame.matched)
 
         await asyncio.gather(*map(count, self._readers(asked)))
-        for row in sorted(rows, key=_order)[: request.sample]:
+        for row in sorted(rows, key=lambda row: _order(row, request.filter.zone))[: request.sample]:
             await answer.send(row)
         await answer.send(Count(matched=sum(counts)))
 
@@ -222,7 +227,7 @@ class FanOut:
 
     async def _find(
         self,
-        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | Explain,
         asked: WorkerAnswers,
         answer: Answer,
     ) -> None:
@@ -273,6 +278,8 @@ class FanOut:
             case Resume():
                 request = msgspec.structs.replace(request, who=request.who or caller)
                 ended = list((await asked.all(request, OrdersEnded)).values())
+                if not ended:
+                    raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
                 return OrdersEnded(
                     orders=merge_orders(each.orders for each in ended),
                     released=sum(each.released for each in ended),
@@ -316,6 +323,9 @@ async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, Deliv
         heads[worker] = row
 
 
-def _order(row: DeliveryRow) -> tuple[str, str, str]:
-    """The order in which each worker lists: zone by zone, the oldest message first."""
-    return row.zone, row.message_id, row.recipient
+def _order(row: DeliveryRow, zone: str | None) -> tuple[object, ...]:
+    """The order in which each worker lists: queue by queue, the oldest message first, the outbox last. Pages
+    depend on it. The queues of one `zone` come in the order of urgency.
+    """
+    place = 0 if zone is None else queues_of(zone).index(row.queue)
+    return place, is_outbox(MessageId(row.message_id)), row.queue, row.message_id, row.recipient

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zonerelay.config.settings import AUTO, Settings
+from zonerelay.config.settings import Settings
 from zonerelay.process.identity import LIMITS, SOCKETS, STARTED_WITH
+from zonerelay.store.spool_paths import count_of
 from zonerelay.supervisor.sockets import Sockets
 
 IN_FORCE = "in-force.toml"
@@ -30,11 +31,6 @@ _NOT_FOR_WORKERS = (
     "LISTEN_PID",
     "LISTEN_FDNAMES",
 )
-
-
-def count_of(settings: Settings) -> int:
-    """Returns `workers`, with "auto" counted on this machine."""
-    return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
 
 
 class Launcher:

@@ -9,13 +9,13 @@ label except zone names, outcomes and reasons from our own fixed lists. Never ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message, Origin
+from zonerelay.model.envelope import Envelope, Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
@@ -203,6 +203,11 @@ class Events:
             lambda redact: {"id": message_id, "client": redact.client(origin.client_address)},
         )
 
+    def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
+        """A message with an idempotency key came again: its client hears the first answer a second time."""
+        client = envelope.origin.client_address
+        self._tell("info", "repeated", lambda redact: {"id": message_id, "client": redact.client(client)})
+
     def settled(
         self,
         delivery: Delivery,
@@ -331,6 +336,10 @@ class Events:
             return found
 
         self._tell("warning", "operated", fields)
+
+    def requested(self, fields: Mapping[str, str]) -> None:
+        """An operator asked for a change over HTTP, or a token was refused."""
+        self._emit("warning", "http-request", {**fields})
 
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None

@@ -22,6 +22,7 @@ class Stream(Generic[T]):
         self._room = room
         self._missed = 0
         self._some = asyncio.Event()
+        self._told = False  # the reader will look
         self.why = ""
         """The reason why nothing more comes."""
 
@@ -32,7 +33,8 @@ class Stream(Generic[T]):
             self._missed += 1
             return
         self._items.append(item)
-        if len(self._items) == 1:
+        if not self._told:
+            self._told = True
             self._loop.call_soon_threadsafe(self._some.set)
 
     def close(self, why: str) -> None:
@@ -42,11 +44,11 @@ class Stream(Generic[T]):
 
     async def take(self) -> tuple[list[T], int]:
         """Waits for items. Returns them, and how many are missing behind them; nothing after `close`."""
+        self._told = False
         while not self._items and not self.why:
             self._some.clear()
             await self._some.wait()
-        taken = list(self._items)
-        for _ in taken:
-            self._items.popleft()
+            self._told = False
+        taken = [self._items.popleft() for _ in range(len(self._items))]  # a thread may add more meanwhile
         missed, self._missed = self._missed, 0
         return taken, missed

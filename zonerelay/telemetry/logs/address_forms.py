@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import ipaddress
 import re
 from dataclasses import dataclass
 
 from zonerelay.model.address import Mailbox
+from zonerelay.model.message_id import is_message_id
 from zonerelay.telemetry.logs.redact import Redactor
 
 _PSEUDONYM = re.compile(r"[uc]-[a-z2-7]{13}(@d-[a-z2-7]{13})?")
@@ -42,12 +45,15 @@ def form_of(
     place: str = "the history",
     way_out: str = '[history] addresses = "clear" keeps addresses',
 ) -> Form:
-    """Of an address, a client, a user or a Message-ID, or of a domain as `@example.com`. `redactor` is
-    `None` without a key; `clear`: addresses are kept as they are in that `place`. Raises SearchError.
+    """Of an address, a client, a user, a Message-ID or a message id, or of a domain as `@example.com`.
+    `redactor` is `None` without a key; `clear`: addresses are kept as they are in that `place`. Raises
+    SearchError.
     """
+    with contextlib.suppress(ValueError):
+        text = str(ipaddress.ip_address(text))
     lower = text.strip().lower()
     lower = "<>" if lower == "<>" else lower.strip("<>")
-    if _PSEUDONYM.fullmatch(lower):
+    if _PSEUDONYM.fullmatch(lower) or is_message_id(lower):
         return Form(frozenset({lower}))
     if _DOMAIN.fullmatch(lower):
         return Form(ends=(f"@{lower}",))

@@ -74,6 +74,11 @@ class HeaderControls(enum.StrEnum):
     REMOVE = "remove"
 
 
+class Idempotency(enum.StrEnum):
+    OFF = "off"
+    MESSAGE_ID = "message-id"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
     """[[listener]]. `open_relay` is the one way to say in words that every client may relay."""
@@ -185,6 +190,11 @@ class ListenerSettings:
     """NUL in the header, or a control character in a field's name, hides a field from all readers but those
     that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does with
     message_strip_characters.
+    """
+    idempotency: Idempotency = choice(Idempotency.OFF)
+    """message-id: a message whose Message-ID this client, with the same sender and recipients, has sent
+    before gets the first answer and is not sent again, for clients that lost our 250 and repeat themselves
+    (docs/idempotency.md). off: only a message with the field Idempotency-Key is looked at.
     """
     max_message_size: int = size(50 * MB)
     """Announced in EHLO and enforced while the message arrives. It costs disk, not memory."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import is_public
-from zonerelay.config.options.options import MB, choice, optional_path, path, size
+from zonerelay.config.options.options import DAY, MB, choice, duration, optional_path, path, size
 from zonerelay.config.problems import Report
 from zonerelay.config.units import format_size
 
@@ -63,6 +63,10 @@ class SpoolSettings:
     write_buffer: int = size(8 * MB, least=MB, most=256 * MB)
     """What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster here and
     cost about four times their size in memory.
+    """
+    idempotency_window: float = duration(DAY, least=60.0, most=7 * DAY)
+    """How long an idempotency key is remembered: so long the same key gets the first answer, and its message
+    is not sent again. Only messages that have a key take space for it, some 200 octets.
     """
 
 

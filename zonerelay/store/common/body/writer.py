@@ -19,7 +19,14 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.chunks import check_deliveries
-from zonerelay.store.contract import CHUNK_SIZE, BodyFacts, StoreError
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    BodyFacts,
+    Once,
+    OtherContentError,
+    StoredBeforeError,
+    StoreError,
+)
 
 GROUP_CHUNKS = 8
 """Chunks in one synced batch of a large body: 512 KiB."""
@@ -44,6 +51,11 @@ class Spool(Protocol):
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
         """Write the last chunks of a body and make the message exist."""
+
+    async def submit_once(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+    ) -> asyncio.Future[None]:
+        """The same, with the key in the same write. Both it and the future raise what `commit` raises."""
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         """Remove the first `count` chunks, in the background."""
@@ -108,7 +120,9 @@ class BodyWriter:
             # A session that is cancelled here must not take the group's outcome with it.
             await asyncio.shield(self._written)
 
-    async def commit(self, deliveries: Sequence[Delivery], **facts: Unpack[BodyFacts]) -> Message:
+    async def commit(
+        self, deliveries: Sequence[Delivery], *, once: Once | None = None, **facts: Unpack[BodyFacts]
+    ) -> Message:
         self._check_open()
         check_deliveries(self._envelope.id, deliveries)
         self._spool.check_writable()
@@ -122,10 +136,18 @@ class BodyWriter:
             chunks=self._submitted + len(chunks),
             **facts,
         )
-        stored = self._spool.submit_message(message, deliveries, chunks)
+        if once is None:
+            stored = self._spool.submit_message(message, deliveries, chunks)
+        else:
+            stored = await self._spool.submit_once(message, deliveries, chunks, once)
         # From here the message exists or the spool has failed; leaving does not change that.
         self._finish()
-        await stored
+        try:
+            await stored
+        except (StoredBeforeError, OtherContentError):
+            if self._submitted:
+                self._spool.remove_chunks(message.id, self._submitted)
+            raise
         return message
 
     def _finish(self) -> None:

@@ -1,6 +1,12 @@
--- owner id created metadata stored new (chunk…) (zone rcpt record)…: the message exists from here.
+-- owner id created metadata stored new identity digest left (chunk…) (zone rcpt record)…: the message exists from here.
 local owner, id, created, metadata = take(), take(), take(), take()
 local stored, new = tonumber(take()), tonumber(take())
+local identity, digest, left = take(), take(), tonumber(take())
+local once = P .. 'once:' .. identity
+if identity ~= '' then
+  local kept = call('GET', once)
+  if kept then return {'KEPT', kept} end
+end
 local key = message_key(id)
 local whose = call('HMGET', key, '^', '#')
 if whose[2] or (whose[1] and whose[1] ~= owner) then return {'TAKEN'} end
@@ -9,4 +15,5 @@ teller = owner
 put(id, owner, created, metadata)
 for i = 1, new do call('HSET', key, stored + i, take()) end
 while at < #ARGV do add(take(), id, take(), take()) end
+if identity ~= '' then call('SET', once, id .. ' ' .. digest, 'PX', left) end
 return {'OK', counted()}

@@ -1,0 +1,235 @@
+"""Clients that repeat a message until they have an answer, while processes are killed, connections cut.
+
+As Jepsen's workloads do: each identity has one key and is submitted again and again, composed anew each time;
+in the end every acknowledged identity has one queue id, in the answers and at the receiver. A copy that came
+twice is one message of which an attempt was in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import smtplib
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
+from pathlib import Path
+
+import pytest
+
+from tests.support.crew import AT_ONCE, pid_of, relay_of
+from tests.support.ports import LOOPBACK
+from tests.support.postgres import PostgresServer
+from tests.support.process import RelayFailed, RelayProcess
+from tests.support.redis_server import shared_server
+from tests.support.toml import Table
+from zonerelay.config.settings import Backend
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.sandbox.sink import Sink
+
+CLIENTS = 4
+PAUSE = 0.8
+"""Seconds between two kills."""
+KILLS = 3
+ENOUGH = 30
+
+_QUEUED = re.compile(rb"OK queued as ([0-9a-f]{16})")
+_ID = re.compile(rb"\bid ([0-9a-f]{16})")
+_TOKEN = re.compile(rb"^Subject: (\S+)\r$", re.MULTILINE)
+
+
+class Clients:
+    """`answers` are the queue ids that each identity was told, `refused` what else was said for good."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._ports = ports
+        self._stop = threading.Event()
+        self.answers: dict[str, list[str]] = defaultdict(list)
+        self.refused: list[str] = []
+        self.tries = self.cuts = 0
+
+    def start(self) -> list[threading.Thread]:
+        threads = [threading.Thread(target=self._work, args=(number,)) for number in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def stop(self) -> None:
+        """No further identity; those that have begun are repeated until they have an answer."""
+        self._stop.set()
+
+    def _work(self, client: int) -> None:
+        chance = random.Random(client)
+        number = 0
+        while not self._stop.is_set():
+            token = f"c{client}n{number}"
+            number += 1
+            # An answer that was given is asked for again sometimes, as by a client that has forgotten it.
+            time.sleep(0.01)
+            for _ in range(chance.choice((1, 1, 2))):
+                self._until_answered(token, chance)
+
+    def _until_answered(self, token: str, chance: random.Random) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            self.tries += 1
+            try:
+                told = self._submit(token, chance)
+            except (OSError, smtplib.SMTPException):
+                time.sleep(0.05)
+                continue
+            if told is None or told[0] // 100 == 4:
+                time.sleep(0.02)
+            elif (queued := _QUEUED.search(told[1])) is not None:
+                self.answers[token].append(queued[1].decode())
+                return
+            else:
+                self.refused.append(f"{token}: {told}")
+                return
+        self.refused.append(f"{token}: no answer")
+
+    def _submit(self, token: str, chance: random.Random) -> tuple[int, bytes] | None:
+        """None: the connection was cut behind the dot."""
+        client = smtplib.SMTP(LOOPBACK, chance.choice(self._ports), local_hostname="client.test", timeout=20)
+        try:
+            client.ehlo()
+            client.mail("app@example.org")
+            if client.rcpt(f"{token}@example.com")[0] != 250:
+                return 451, b"not now"
+            if client.docmd("DATA")[0] != 354:
+                return 451, b"not now"
+            octets = message(token, chance).as_bytes().replace(b"\n", b"\r\n")
+            client.send(octets + b"\r\n.\r\n")
+            if chance.random() < 0.25:
+                self.cuts += 1
+                if chance.random() < 0.5:
+                    time.sleep(chance.random() * 0.02)
+                return None
+            return client.getreply()
+        finally:
+            client.close()
+
+
+def message(token: str, chance: random.Random) -> EmailMessage:
+    """Composed anew: another date, Message-ID and boundary."""
+    made = EmailMessage()
+    made["Idempotency-Key"] = f"key-{token}"
+    made["From"], made["To"], made["Subject"] = "app@example.org", f"{token}@example.com", token
+    made["Date"], made["Message-ID"] = formatdate(chance.random() * 1e9), make_msgid()
+    made.set_content(f"Hello {token}\n" * 20)
+    made.add_alternative(f"<p>Hello {token}</p>", subtype="html")
+    made.set_boundary(f"=_{chance.getrandbits(64):x}")
+    return made
+
+
+async def workload(
+    relays: Sequence[RelayProcess],
+    sink: Sink,
+    harm: Callable[[int], None],
+    until_empty: Callable[[], None] | None = None,
+) -> None:
+    clients = Clients([relay.smtp_port for relay in relays])
+    threads = clients.start()
+    try:
+        for turn in range(KILLS):
+            await asyncio.sleep(PAUSE)
+            await AT_ONCE(harm, turn)
+    finally:
+        clients.stop()
+        for thread in threads:
+            await AT_ONCE(thread.join)
+    await AT_ONCE(until_empty or relays[0].wait_until_empty)
+    arrived: dict[str, set[str]] = defaultdict(set)
+    copies = 0
+    for received in sink.messages:
+        token, identity = _TOKEN.search(received.body), _ID.search(received.body)
+        assert token is not None
+        assert identity is not None
+        assert b"idempotency-key" not in received.body.lower()
+        arrived[token[1].decode()].add(identity[1].decode())
+        copies += 1
+    print(
+        f"{len(clients.answers)} identities, {clients.tries} submissions, {clients.cuts} cut behind the dot,"
+        f" {sum(map(len, clients.answers.values()))} answers, {copies} copies at the receiver,"
+        f" {sum(len(relay.events('repeated')) for relay in relays)} answered again"
+    )
+    assert clients.refused == []
+    assert len(clients.answers) >= ENOUGH
+    assert clients.cuts >= ENOUGH / 5
+    assert {token: set(ids) for token, ids in clients.answers.items()} == arrived
+    assert {token: ids for token, ids in arrived.items() if len(ids) != 1} == {}
+
+
+def restarted(relay: RelayProcess) -> None:
+    relay.restart()
+
+
+async def test_one_worker(tmp_path: Path, sink: Sink) -> None:
+    with relay_of(tmp_path, sink.port, workers=1) as relay:
+        await workload([relay], sink, lambda _: restarted(relay))
+
+
+async def test_two_workers_that_are_killed_and_their_supervisor(tmp_path: Path, sink: Sink) -> None:
+    with relay_of(tmp_path, sink.port) as relay:
+
+        def harm(turn: int) -> None:
+            if turn == KILLS - 1:
+                relay.restart()
+                return
+            with contextlib.suppress(ControlError, ValueError, ProcessLookupError):
+                os.kill(pid_of(relay, turn % 2), signal.SIGKILL)
+
+        await workload([relay], sink, harm)
+        workers = {event["id"][-2:] for event in relay.events("accepted")}
+        assert workers == {"00", "01"}, "both took mail"
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("backend", [Backend.POSTGRES, Backend.REDIS])
+async def test_two_nodes_on_one_store(
+    tmp_path: Path, sink: Sink, database: PostgresServer, backend: Backend
+) -> None:
+    name = uuid.uuid4().hex[:12]
+
+    def node(number: int) -> RelayProcess:
+        shared: Table = (
+            {"url": database.url, "schema": f"nodes_{name}", "node": number, "lease": "3s"}
+            if backend is Backend.POSTGRES
+            else {"url": shared_server().url, "prefix": f"{name}:", "lease": "3s"}
+        )
+        return RelayProcess(
+            tmp_path / f"node{number}",
+            next_hop=f"{LOOPBACK}:{sink.port}",
+            spool={"backend": backend.value},
+            tables={backend.value: shared, "retry": {"schedule": ["1s"], "suspend_min": "1s"}},
+        )
+
+    with node(0) as first, node(1) as second:
+        nodes = [first, second]
+
+        def harm(turn: int) -> None:
+            with contextlib.suppress(RelayFailed):
+                nodes[turn % 2].restart()
+
+        def until_empty() -> None:
+            if backend is Backend.REDIS:
+                first.wait_until_empty()
+                return
+            # A node counts anew now and then.
+            sql = f"SELECT count(*) FROM nodes_{name}.delivery"
+            first.wait_for(lambda: database.psql(sql).strip() == "0", what="empty", timeout=60)
+
+        await workload(nodes, sink, harm, until_empty)

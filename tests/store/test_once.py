@@ -1,0 +1,258 @@
+"""What a store promises about idempotency keys: every engine, and the workers of one machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id
+from tests.store.conftest import VARIANTS
+from tests.store.spools import Spool
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, Settings
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Message
+from zonerelay.store.check import Examination, Findings
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    BeingStoredError,
+    Finish,
+    Kept,
+    NotKeptError,
+    Once,
+    OtherContentError,
+    Store,
+    StoredBeforeError,
+)
+from zonerelay.store.offline import check_spool
+from zonerelay.store.surroundings import Siblings
+
+WINDOW = 1000.0
+ONCE = Once("5" * 32, "a" * 32, NOW + WINDOW)
+KEEPING = [name for name in VARIANTS if name != "s3"]
+SURVIVING = [name for name in KEEPING if name != "memory"]
+
+
+async def submit(
+    store: Store, number: int, once: Once | None = ONCE, *, body: bytes = b"Subject: x\r\n\r\n"
+) -> Message:
+    envelope = envelope_for(message_id(number), "a@example.net")
+    async with store.begin(envelope) as writer:
+        await writer.write(body)
+        return await writer.commit([delivery_for(envelope, "a@example.net")], once=once)
+
+
+async def answer(store: Store, number: int, once: Once = ONCE, *, body: bytes = b"Subject: x\r\n\r\n") -> int:
+    """The number of the message that the client hears of."""
+    try:
+        return int((await submit(store, number, once, body=body)).id, 16)
+    except StoredBeforeError as before:
+        return int(before.message_id, 16)
+
+
+async def stored(store: Store) -> list[int]:
+    return [int(delivery.message_id, 16) async for delivery in store.scan()]
+
+
+@pytest.fixture
+async def spool(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Spool]:
+    backend, paths = VARIANTS[request.param]
+    places = {name: tmp_path / name for name in paths}
+    async with Spool(tmp_path / "spool", backend=backend, places=places, clock=ManualClock(NOW)) as opened:
+        yield opened
+
+
+keeping = pytest.mark.parametrize("spool", KEEPING, indirect=True)
+surviving = pytest.mark.parametrize("spool", SURVIVING, indirect=True)
+
+
+@keeping
+@pytest.mark.parametrize("size", [20, 20 * CHUNK_SIZE])
+async def test_the_same_key_is_answered_with_the_first_message(spool: Spool, size: int) -> None:
+    first, *again = [await answer(spool.store, number, body=b"x" * size) for number in (1, 2, 3)]
+    assert again == [first, first]
+    assert await stored(spool.store) == [first]
+    assert len(await body_of(spool.store, message_id(1))) == size
+
+
+@keeping
+async def test_it_is_still_known_when_the_message_has_left(spool: Spool) -> None:
+    first = await answer(spool.store, 1)
+    await spool.store.settle([Finish(each) for each in await spool.store.claim("default", 10, now=NOW)])
+    assert await answer(spool.store, 2) == first
+    assert await stored(spool.store) == []
+
+
+@keeping
+async def test_other_content_is_refused_and_other_keys_are_other_messages(spool: Spool) -> None:
+    await submit(spool.store, 1)
+    with pytest.raises(OtherContentError):
+        await submit(spool.store, 2, replace(ONCE, digest="b" * 32))
+    await submit(spool.store, 3, replace(ONCE, identity="6" * 32))
+    await submit(spool.store, 4, None)
+    assert await stored(spool.store) == [int(message_id(number), 16) for number in (1, 3, 4)]
+
+
+@keeping
+async def test_of_many_at_once_one_is_stored(spool: Spool) -> None:
+    answers = await asyncio.gather(*(answer(spool.store, number) for number in range(1, 9)))
+    assert len(set(answers)) == 1
+    assert await stored(spool.store) == [answers[0]]
+
+
+@surviving
+async def test_it_survives_a_restart_and_ends_with_its_time(spool: Spool) -> None:
+    first = await answer(spool.store, 1)
+    await spool.reopen()
+    assert await answer(spool.store, 2) == first
+    clock = spool.clock
+    assert isinstance(clock, ManualClock)
+    if spool.settings.backend is Backend.REDIS:
+        return  # it goes by the server's clock
+    clock.advance(WINDOW + 1)
+    later = replace(ONCE, until=clock.now() + WINDOW)
+    second = await answer(spool.store, 3, later)
+    assert second != first
+    await spool.reopen()
+    assert await answer(spool.store, 4, later) == second
+
+
+@pytest.mark.parametrize("spool", [name for name in KEEPING if name != "redis"], indirect=True)
+async def test_expired_keys_are_removed(spool: Spool) -> None:
+    clock = spool.clock
+    assert isinstance(clock, ManualClock)
+    for number in range(1, 6):
+        await submit(spool.store, number, replace(ONCE, identity=f"{number:032x}"))
+    clock.advance(WINDOW + 1)
+    # The first message with a key after a while looks for them; the key that it uses again stays.
+    later = Once(f"{1:032x}", "b" * 32, clock.now() + WINDOW)
+    first = await answer(spool.store, 11, later)
+    async with asyncio.timeout(20):
+        while await kept_in(spool) > 1:
+            await asyncio.sleep(0.01)
+    assert await answer(spool.store, 12, later) == first
+
+
+@keeping
+async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Path) -> None:
+    first = await answer(spool.store, 1)
+    page, cursor = await spool.store.kept_keys()
+    while cursor:
+        more, cursor = await spool.store.kept_keys(cursor)
+        page = [*page, *more]
+    ((identity, kept),) = page
+    assert (identity, kept.digest, int(kept.message_id, 16)) == (ONCE.identity, ONCE.digest, first)
+    moved = replace(ONCE, identity="6" * 32)
+    await spool.store.keep_keys([(moved.identity, Kept(message_id(77), moved.digest, moved.until))])
+    assert await answer(spool.store, 2, moved) == 77
+    if spool.settings.backend is not Backend.MEMORY:
+        findings = Findings()
+        settings = Settings(
+            spool=spool.settings,
+            redis=spool.redis or RedisSettings(),
+            postgres=spool.postgres or PostgresSettings(),
+        )
+        await check_spool(settings, 0, Examination(tmp_path / "scratch", findings, lambda done, total: None))
+        assert findings.kept == []
+    await spool.store.settle([Finish(each) for each in await spool.store.claim("default", 10, now=NOW)])
+    if spool.settings.backend in (Backend.LEVELDB, Backend.DISK, Backend.MEMORY):
+        assert await spool.store.left_over() == "", "keys keep no spool from being removed"
+
+
+async def kept_in(spool: Spool) -> int:
+    """How many keys the store holds."""
+    store: Any = spool.store
+    if spool.settings.backend is Backend.POSTGRES:
+        return int((await store._keeper.ask("SELECT count(*) FROM kept"))[0][0])
+    return len(await store._reservations._spool.page(""))
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+async def test_a_bucket_refuses_keys(store: Store) -> None:
+    with pytest.raises(NotKeptError):
+        await submit(store, 1)
+    assert await stored(store) == []
+
+
+# --- workers, each with a spool of its own
+
+
+class Workers:
+    """Spools of one machine's workers."""
+
+    def __init__(self, home: Path, stack: AsyncExitStack, backend: Backend = Backend.LEVELDB) -> None:
+        self.home, self.stack, self.backend = home, stack, backend
+        self.spools: list[Spool] = []
+
+    async def start(self, worker: int, count: int = 2) -> Store:
+        siblings = Siblings(self.home / "keys", worker, frozenset(range(count)))
+        spool = Spool(
+            self.home / f"spool{worker}", backend=self.backend, clock=ManualClock(NOW), siblings=siblings
+        )
+        await self.stack.enter_async_context(spool)
+        return spool.store
+
+
+@pytest.fixture
+async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
+    async with AsyncExitStack() as stack:
+        yield Workers(tmp_path, stack)
+
+
+@pytest.mark.parametrize("backend", [Backend.LEVELDB, Backend.DISK, Backend.MEMORY])
+async def test_workers_answer_for_each_other(tmp_path: Path, backend: Backend) -> None:
+    async with AsyncExitStack() as stack:
+        workers = Workers(tmp_path, stack, backend)
+        one, two = await workers.start(0), await workers.start(1)
+        await until_known(one)
+        await until_known(two)
+        first = await answer(one, 1)
+        assert await answer(two, 2) == first
+        with pytest.raises(OtherContentError):
+            await submit(two, 3, replace(ONCE, digest="b" * 32))
+        other = replace(ONCE, identity="6" * 32)
+        answers = await asyncio.gather(*(answer((one, two)[n % 2], n, other) for n in range(10, 20)))
+        assert len(set(answers)) == 1
+        assert len(await stored(one)) + len(await stored(two)) == 2
+
+
+async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(workers: Workers) -> None:
+    one = await workers.start(0)
+    with pytest.raises(BeingStoredError):
+        await submit(one, 1)
+    await workers.start(1)
+    await until_known(one)
+
+
+async def test_a_lost_register_is_made_again_of_the_spools(workers: Workers, tmp_path: Path) -> None:
+    one = await workers.start(0)
+    await workers.start(1)
+    await until_known(one)
+    first = await answer(one, 1)
+    await workers.stack.aclose()
+    # As after a crash of the machine: the directory is named after its start.
+    for each in (tmp_path / "keys").iterdir():
+        each.rename(each.with_name("an-earlier-boot"))
+    two = await workers.start(1)
+    await workers.start(0)
+    await until_known(two)
+    assert await answer(two, 2) == first
+    assert [each.name for each in (tmp_path / "keys").iterdir() if each.name == "an-earlier-boot"] == []
+
+
+async def until_known(store: Store) -> None:
+    """Wait until keys are taken."""
+    for number in range(500):
+        try:
+            await answer(store, 900 + number, Once("0" * 31 + "1", "c" * 32, 0.0))
+        except BeingStoredError:
+            await asyncio.sleep(0.01)
+        else:
+            await store.settle([Finish(each) for each in await store.claim("default", 100, now=NOW)])
+            return
+    raise AssertionError("keys are refused all the time")

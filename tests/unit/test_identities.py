@@ -1,0 +1,72 @@
+"""The identities of HTTP: the form of a token, its scope, and a file that is changed under a reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zonerelay.config.credentials import identities
+from zonerelay.config.credentials.identities import Identities, IdentitiesError, Scope, Token
+
+
+def token(name: str, text: str, *, scope: Scope = "read", expires: float = 0.0) -> Token:
+    return identities.token_of(text, name, scope, created=1.0, expires=expires, user="")
+
+
+def test_a_slip_of_the_hand_is_told_from_a_token() -> None:
+    made = identities.make_token()
+    assert identities.is_token(made)
+    assert len({identities.make_token() for _ in range(100)}) == 100
+    for at in range(len(made)):
+        other = "1" if made[at] != "1" else "2"
+        assert not identities.is_token(made[:at] + other + made[at + 1 :])
+    for wrong in ("", made[:-1], made + "0", made.replace("zrt_", "zrx_"), "zrt_" + "é" * 49):
+        assert not identities.is_token(wrong)
+
+
+@pytest.mark.parametrize(
+    ("scope", "may"), [("read", {"read"}), ("operate", {"read", "operate"}), ("submit", {"submit"})]
+)
+def test_operate_includes_read_and_submit_is_apart(scope: Scope, may: set[Scope]) -> None:
+    scopes: tuple[Scope, ...] = ("read", "operate", "submit")
+    assert {each for each in scopes if token("a", "t", scope=scope).may(each)} == may
+
+
+def test_a_reader_sees_what_commands_change(tmp_path: Path) -> None:
+    path = tmp_path / "identities.json"
+    now = 100.0
+    reader = Identities(path, lambda: now)
+    first, second = identities.make_token(), identities.make_token()
+    assert reader.identify(first) is None
+    identities.add(path, token("first", first))
+    identities.add(path, token("second", second, expires=101.0))
+    assert [found and found.name for found in map(reader.identify, (first, second))] == ["first", "second"]
+    now = 101.0
+    assert reader.identify(second) is None
+    assert reader.named("second") is None
+    with pytest.raises(IdentitiesError, match="there is a token first"):
+        identities.add(path, token("first", second))
+    identities.remove(path, "first")
+    assert reader.identify(first) is None
+    with pytest.raises(IdentitiesError, match="no token first"):
+        identities.remove(path, "first")
+    assert [each.name for each in tmp_path.iterdir()] == ["identities.json"]
+    assert path.stat().st_mode & 0o777 == 0o640
+    for wrong in ("{", '{"version": 2}', '{"version": 1, "tokens": [{"name": 1}]}'):
+        path.write_text(wrong)
+        with pytest.raises(IdentitiesError):
+            reader.identify(first)
+
+
+def test_the_token_file_is_one_token_more(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    reader = Identities(tmp_path / "identities.json", lambda: 1.0, token_file=file)
+    file.write_text("0123456789abcdef0123456789abcdef\n")
+    found = reader.identify("0123456789abcdef0123456789abcdef")
+    assert found is not None
+    assert (found.name, found.scope) == ("token_file", "operate")
+    assert reader.identify("0123456789abcdef0123456789abcdeF") is None
+    file.write_text("short\n")
+    with pytest.raises(IdentitiesError, match="at least 32"):
+        reader.identify("short")

@@ -1,0 +1,68 @@
+"""Admits the holder of a token, and counts failures by client.
+
+A valid token is admitted whatever its client did before: 256 random bits cannot be guessed, and a proxy or
+an office has one address. A client with more failures than `MAX_FAILURES` in `WINDOW` seconds only hears
+that; so its guesses cost the least and its log lines end.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+
+from zonerelay.config.credentials.identities import Identities, Token
+from zonerelay.model.clock import Clock
+
+MAX_FAILURES = 30
+WINDOW = 60.0
+MAX_CLIENTS = 4096
+_NETWORK = 64
+"""Bits of an IPv6 address that one client has below it."""
+
+
+class DeniedError(Exception):
+    """The token is not valid. `retry_after` is not 0 when the client has failed too often."""
+
+    def __init__(self, text: str, retry_after: int = 0) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+class Access:
+    """`audit` writes a line of the log for the first failure of a client in each window, and for the one
+    that is too many.
+    """
+
+    def __init__(
+        self, identities: Identities, clock: Clock, audit: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        self._identities = identities
+        self._clock = clock
+        self._audit = audit
+        self._failures: dict[str, tuple[float, int]] = {}
+
+    def admit(self, text: str, client: str) -> Token:
+        """Raises DeniedError and IdentitiesError."""
+        found = self._identities.identify(text)
+        if found is not None:
+            return found
+        now, who = self._clock.monotonic(), _client(client)
+        began, count = self._failures.pop(who, (now, 0))
+        if now - began >= WINDOW:
+            began, count = now, 0
+        while len(self._failures) >= MAX_CLIENTS:
+            del self._failures[next(iter(self._failures))]
+        self._failures[who] = (began, count + 1)
+        if count in (0, MAX_FAILURES):
+            self._audit({"by": client, "request": "refused: a token that is not valid"})
+        if count >= MAX_FAILURES:
+            raise DeniedError("too many tokens that are not valid", int(began + WINDOW - now) + 1)
+        raise DeniedError("the token is not valid: it has expired, was removed, or is not whole")
+
+
+def _client(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, _NETWORK), strict=False)) if found.version == 6 else address

@@ -1,0 +1,118 @@
+"""The OpenAPI 3.1 description of `/v1/`, made of the table of verbs and of the structs that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from zonerelay import __version__
+from zonerelay.admin.api.problems import TYPE, ProblemBody
+from zonerelay.admin.api.verbs import Verb
+
+_REFUSALS = {
+    "401": "No token that is valid.",
+    "403": "The scope of the token does not include this.",
+    "406": "The answer has another media type than those accepted.",
+    "422": "Parameters or body are not as described, or mean nothing here.",
+    "429": "The client has sent too many tokens that are not valid.",
+    "500": "The relay met something unexpected; its log has it.",
+    "503": "Not possible now: the spool, a worker, or too many requests.",
+}
+_OF_BODIES = {
+    "400": "The body is not JSON.",
+    "408": "The body did not come in time.",
+    "409": "Not possible as things are.",
+    "413": "The body is too large.",
+    "415": "The body is not application/json.",
+}
+
+MESSAGE_ID = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
+SEGMENT = {"type": "string", "pattern": "^[0-9A-Za-z_-]{1,64}$"}
+
+
+def document(verbs: Sequence[Verb]) -> bytes:
+    types: list[Any] = [ProblemBody]
+    for verb in verbs:
+        types += [each for each in (verb.parameters, verb.body, verb.answer) if each is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    found = dict(zip(map(repr, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for verb in verbs:
+        paths.setdefault(verb.path, {})[verb.method.lower()] = _operation(verb, found, components)
+    paths["/v1/openapi.json"] = {
+        "get": {
+            "summary": "This description.",
+            "operationId": "openapi",
+            "security": [],
+            "responses": {"200": _response("OpenAPI 3.1", "application/json", {"type": "object"})},
+        }
+    }
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "zonerelay",
+                "version": __version__,
+                "description": "What operators see and do, as the commands have it. Times are Unix seconds.",
+            },
+            "security": [{"token": []}],
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            },
+        }
+    )
+
+
+def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    refusals = dict(_REFUSALS)
+    parameters = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": MESSAGE_ID if name == "message_id" else SEGMENT,
+        }
+        for name in re.findall(r"{(\w+)}", verb.path)
+    ]
+    if parameters:
+        refusals["404"] = "There is none, or no longer."
+    query = components[verb.parameters.__name__]
+    parameters += [
+        {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
+        for name, schema in query["properties"].items()
+    ]
+    schema = found.get(repr(verb.answer), {"type": "string"})
+    if verb.media == "text/event-stream":
+        schema = {"type": "string", "description": "Events whose data are MailEvent and Missed."}
+    operation: dict[str, Any] = {
+        "summary": verb.summary,
+        "description": f"Scope: {verb.scope}.",
+        "operationId": re.sub(r"\W+", "_", f"{verb.method.lower()}{verb.path.removeprefix('/v1')}").strip(
+            "_"
+        ),
+        "parameters": parameters,
+    }
+    if verb.body is not None:
+        refusals |= _OF_BODIES
+        refusals["404"] = "There is none, or no longer."
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": found[repr(verb.body)]}},
+        }
+    if verb.refusal == 409:
+        refusals["409"] = _OF_BODIES["409"]
+    problem = found[repr(ProblemBody)]
+    operation["responses"] = {
+        "200": _response("Done.", verb.media, schema),
+        **{status: _response(text, TYPE, problem) for status, text in sorted(refusals.items())},
+    }
+    return operation
+
+
+def _response(text: str, media: str, schema: object) -> dict[str, Any]:
+    return {"description": text, "content": {media: {"schema": schema}}}

@@ -1,0 +1,199 @@
+"""Serves the table of verbs: who asks, what may be asked, and every failure as a problem.
+
+The order is: the description answers anyone; a path that does not exist answers 401 as all others do without
+a token, so that nothing is learned of them; then scope, method, media types, parameters, body. A body is read
+only after its sender was let in, is `MAX_BODY` octets long at most and takes `BODY_TIMEOUT` seconds at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from zonerelay.admin.access import DeniedError
+from zonerelay.admin.api.openapi import document
+from zonerelay.admin.api.problems import Problem, invalid
+from zonerelay.admin.api.verbs import VERBS, Call, Verb
+from zonerelay.admin.operators import BusyError, Operators
+from zonerelay.admin.visit import VISIT
+from zonerelay.config.credentials.identities import IdentitiesError, Token
+from zonerelay.control.asking import BusyAskingError, UnexpectedError
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.telemetry.logs.redact import RedactKeyError
+
+MAX_BODY = 64 * 1024
+BODY_TIMEOUT = 30.0
+DESCRIPTION = "/v1/openapi.json"
+JSON = "application/json"
+
+_SEGMENT = {"message_id": "[0-9a-f]{16}"}
+
+
+class Api:
+    """`serve` answers any request below `/v1/`."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._description = document(VERBS)
+        paths: dict[str, dict[str, Verb]] = defaultdict(dict)
+        for verb in VERBS:
+            paths[verb.path][verb.method] = verb
+        self._paths = [(_pattern(path), verbs) for path, verbs in paths.items()]
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._serve(request)
+        except Problem as problem:
+            return problem.response()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if request.path == DESCRIPTION:
+            if request.method not in ("GET", "HEAD"):
+                raise _not_allowed(("GET", "HEAD"))
+            return web.Response(body=self._description, content_type=JSON)
+        token = self._admit(request)
+        path, verbs = self._find(request.path)
+        allowed = _allowed(verbs)
+        if request.method == "OPTIONS":
+            return web.Response(status=204, headers={"Allow": ", ".join(allowed)})
+        verb = verbs.get("GET" if request.method == "HEAD" else request.method)
+        if verb is None:
+            raise _not_allowed(allowed)
+        if not token.may(verb.scope):
+            raise Problem(
+                403,
+                "forbidden",
+                f"the token {token.name} has the scope {token.scope}; this needs {verb.scope}",
+            )
+        _acceptable(request, verb)
+        parameters = _parameters(request, verb)
+        body = None if verb.body is None else await _body(request, verb.body)
+        if verb.audited:
+            self._operators.audit(
+                {"by": f"token {token.name}", "request": f"{request.method} {request.path}"}
+            )
+        return await self._answer(verb, Call(self._operators, token, request, path, parameters, body))
+
+    def _admit(self, request: web.Request) -> Token:
+        visit = VISIT.get()
+        if not visit.private:
+            raise Problem(
+                403,
+                "clear_text",
+                "from other machines tokens are taken over TLS, or from a proxy of [admin] proxy_networks",
+            )
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay"'}
+        if scheme.lower() != "bearer":
+            raise Problem(401, "unauthorized", "send a token: Authorization: Bearer zrt_…", fields=challenge)
+        try:
+            token = self._operators.access.admit(text.strip(), visit.client)
+        except DeniedError as error:
+            if error.retry_after:
+                again = {"Retry-After": str(error.retry_after)}
+                raise Problem(429, "too_many_failures", str(error), fields=again) from error
+            challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay", error="invalid_token"'}
+            raise Problem(401, "unauthorized", str(error), fields=challenge) from error
+        except IdentitiesError as error:
+            self._operators.trouble("identities", error)
+            raise Problem(503, "unavailable", "tokens cannot be read; the relay's log says why") from error
+        visit.identified = True
+        return token
+
+    def _find(self, path: str) -> tuple[dict[str, str], dict[str, Verb]]:
+        for pattern, verbs in self._paths:
+            if match := pattern.fullmatch(path):
+                return match.groupdict(), verbs
+        raise Problem(404, "not_found", f"there is no {path}; {DESCRIPTION} has what there is")
+
+    async def _answer(self, verb: Verb, call: Call) -> web.StreamResponse:
+        try:
+            answer = await verb.run(call)
+        except NotFoundError as error:
+            raise Problem(404, "not_found", str(error)) from error
+        except UnexpectedError as error:
+            raise Problem(500, "unexpected", str(error)) from error
+        except (BusyError, BusyAskingError) as error:
+            raise Problem(503, "busy", str(error), fields={"Retry-After": "5"}) from error
+        except RedactKeyError as error:
+            raise Problem(503, "unavailable", str(error)) from error
+        except ControlError as error:
+            if verb.refusal == 503 or str(error).startswith(("the spool: ", "no worker ")):
+                raise Problem(503, "unavailable", str(error)) from error
+            raise Problem(verb.refusal, "not_possible", str(error)) from error
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        return web.Response(body=msgspec.json.encode(answer, enc_hook=str) + b"\n", content_type=JSON)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    def group(match: re.Match[str]) -> str:
+        return f"(?P<{match[1]}>{_SEGMENT.get(match[1], '[0-9A-Za-z_-]{1,64}')})"
+
+    return re.compile(re.sub(r"{(\w+)}", group, path))
+
+
+def _allowed(verbs: dict[str, Verb]) -> Sequence[str]:
+    found = [*verbs, "OPTIONS"]
+    return ["GET", "HEAD", *found[1:]] if found[0] == "GET" else found
+
+
+def _not_allowed(allowed: Sequence[str]) -> Problem:
+    fields = {"Allow": ", ".join(allowed)}
+    return Problem(405, "method_not_allowed", f"here one can {', '.join(allowed)}", fields=fields)
+
+
+def _acceptable(request: web.Request, verb: Verb) -> None:
+    """RFC 9110 12.5.1, as far as one media type needs it."""
+    accepted = request.headers.getall("Accept", ())
+    kind = verb.media.partition("/")[0]
+    for each in ",".join(accepted).split(","):
+        media, *parameters = (part.strip().lower() for part in each.split(";"))
+        if media in ("", "*/*", f"{kind}/*", verb.media) and not _is_zero(parameters):
+            return
+    if accepted:
+        raise Problem(406, "not_acceptable", f"the answer is {verb.media}")
+
+
+def _is_zero(parameters: Sequence[str]) -> bool:
+    return any(re.fullmatch(r"q\s*=\s*0(\.0*)?", each) for each in parameters)
+
+
+def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
+    given: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in given:
+            raise Problem(422, "invalid", f"the parameter {name} is given twice")
+        given[name] = value
+    try:
+        return msgspec.convert(given, verb.parameters, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(error, "parameters") from error
+
+
+async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struct:
+    if request.content_type != JSON:
+        raise Problem(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
+    too_large = Problem(413, "too_large", f"a body is at most {MAX_BODY} octets long")
+    if (request.content_length or 0) > MAX_BODY:
+        raise too_large
+    octets = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for piece in request.content.iter_any():
+                octets += piece
+                if len(octets) > MAX_BODY:
+                    raise too_large
+    except TimeoutError:
+        raise Problem(408, "too_slow", f"the body did not come within {BODY_TIMEOUT:.0f} seconds") from None
+    try:
+        return msgspec.json.decode(octets, type=of)
+    except msgspec.ValidationError as error:
+        raise invalid(error, "the body") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem(400, "malformed", f"the body is not JSON: {error}") from error

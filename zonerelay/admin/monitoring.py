@@ -1,0 +1,45 @@
+"""The pages that monitoring asks for: `/metrics`, `/healthz` and `/readyz`. They read and never write."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
+
+PATHS = frozenset(("/metrics", "/healthz", "/readyz"))
+
+
+@dataclass(frozen=True, slots=True)
+class Monitoring:
+    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
+    `readiness` gives the reasons against being ready.
+    """
+
+    metrics: Callable[[], bytes]
+    readiness: Callable[[], Awaitable[tuple[str, ...]]]
+    before_metrics: Callable[[], Awaitable[None]] | None
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return [
+            web.get("/metrics", self._get_metrics),
+            web.get("/healthz", self._get_health),
+            web.get("/readyz", self._get_readiness),
+        ]
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        if self.before_metrics is not None:
+            await self.before_metrics()
+        return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        """Answering at all is the proof: the event loop turns."""
+        return web.Response(text="ok\n")
+
+    async def _get_readiness(self, request: web.Request) -> web.Response:
+        reasons = await self.readiness()
+        body = msgspec.json.encode({"ready": not reasons, "reasons": reasons}) + b"\n"
+        return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")

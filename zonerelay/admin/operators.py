@@ -1,0 +1,74 @@
+"""What the API and the page answer from: the relay's handler, the identities, the settings in force."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from zonerelay.admin.access import Access
+from zonerelay.config.credentials.identities import Identities, identities_file
+from zonerelay.config.settings import Settings
+from zonerelay.control.asking import Asking
+from zonerelay.control.socket.server import Handler
+from zonerelay.model.clock import Clock
+
+MAX_STREAMS = 16
+"""Event streams at once; they are among the connections of operators and leave the most for requests."""
+
+Trouble = Callable[[str, BaseException], None]
+Audit = Callable[[Mapping[str, str]], None]
+
+
+class BusyError(Exception):
+    """There are as many event streams as may be."""
+
+
+class Streams:
+    """The event streams that are open."""
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Raises BusyError."""
+        if self._open >= MAX_STREAMS:
+            raise BusyError(f"{MAX_STREAMS} event streams are open")
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log."""
+
+    asking: Asking
+    identities: Identities
+    access: Access
+    settings: Callable[[], Settings]
+    trouble: Trouble
+    audit: Audit
+    clock: Clock
+    streams: Streams = field(default_factory=Streams)
+
+
+def build_operators(
+    handler: Handler, settings: Callable[[], Settings], *, trouble: Trouble, audit: Audit, clock: Clock
+) -> Operators:
+    start = settings()
+    identities = Identities(
+        identities_file(start.spool.path.parent), clock.now, token_file=start.admin.token_file
+    )
+    return Operators(
+        asking=Asking(handler, trouble),
+        identities=identities,
+        access=Access(identities, clock, audit),
+        settings=settings,
+        trouble=trouble,
+        audit=audit,
+        clock=clock,
+    )

@@ -1,0 +1,226 @@
+"""What the page does: acts on all deliveries that match, orders (suspend, hold rules), and undoing.
+
+Each act on the queue has a preview first, with a count; the filter, and not a list, goes on to the act, so
+that any number may match. An act that takes longer than `PATIENCE` seconds goes on by itself, and the page
+of suspensions and acts lists it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import aclosing
+from typing import get_args
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from zonerelay.admin.page.filter_text import FilterTextError, command, parse
+from zonerelay.admin.page.text import when
+from zonerelay.admin.page.views import VERBS
+from zonerelay.admin.page.visitor import PageError, Visitor
+from zonerelay.config.units import parse_duration
+from zonerelay.control.messages.answers import (
+    ActRow,
+    Changed,
+    Count,
+    DeliveryRow,
+    End,
+    OrderGiven,
+    OrdersEnded,
+    OrdersInForce,
+    Progress,
+)
+from zonerelay.control.messages.requests import (
+    Acts,
+    ChangeVerb,
+    Filter,
+    OrderEffect,
+    Orders,
+    QueueChange,
+    QueueCount,
+    Resume,
+    Selectors,
+    Suspend,
+    Undo,
+)
+
+PATIENCE = 25.0
+SAMPLE = 5
+MAX_REASON = 200
+
+SELECTORS = ("destination", "domain", "zone", "sender", "user", "recipient", "everything")
+
+_DONE = {
+    "retry": "will be tried now",
+    "hold": "held",
+    "release": "released",
+    "reroute": "moved to another zone",
+    "bounce": "bounced",
+    "drop": "dropped",
+    "undo": "put back",
+}
+
+
+async def preview(visitor: Visitor) -> web.StreamResponse:
+    verb, q, wanted = _asked(visitor)
+    matched, sample = 0, list[DeliveryRow]()
+    async with aclosing(visitor.frames(QueueCount(filter=wanted, sample=SAMPLE))) as frames:
+        async for frame in frames:
+            if isinstance(frame, DeliveryRow):
+                sample.append(frame)
+            elif isinstance(frame, Count):
+                matched = frame.matched
+    how_many = f"{matched:,} {'delivery' if matched == 1 else 'deliveries'}"
+    return await visitor.page(
+        "act.html",
+        heading=f"{verb.capitalize()} {how_many}?",
+        button=f"{verb.capitalize()} {how_many}",
+        verb=verb,
+        q=q,
+        matched=matched,
+        sample=sample,
+        zones=[zone.name for zone in visitor.operators.settings().zone],
+        most=MAX_REASON,
+        command=command(verb, wanted, target="ZONE"),
+    )
+
+
+async def change(visitor: Visitor) -> web.StreamResponse:
+    verb, q, wanted = _asked(visitor)
+    reason, target = _reason(visitor), visitor.given("target") if verb == "reroute" else ""
+    request = QueueChange(
+        action=verb,
+        filter=wanted,
+        reason=reason,
+        everything=wanted.is_everything,
+        to_zone=target,
+        who=visitor.caller,
+    )
+    same = command(verb, wanted, reason=reason, target=target)
+    return await _carry_out(visitor, request, verb, same, back=f"/queue?{urlencode({'q': q})}")
+
+
+async def undo(visitor: Visitor) -> web.StreamResponse:
+    act = visitor.given("act")
+    request = Undo(undoes=act, reason=_reason(visitor), who=visitor.caller)
+    return await _carry_out(visitor, request, "undo", f"zonerelay undo {act}", back="/suspensions")
+
+
+async def _carry_out(
+    visitor: Visitor, request: QueueChange | Undo, verb: str, same: str, *, back: str
+) -> web.StreamResponse:
+    changed, lines = None, list[str]()
+    missing: tuple[str, ...] = ()
+    monotonic = visitor.operators.clock.monotonic
+    until = monotonic() + PATIENCE
+    async with aclosing(visitor.frames(request, beat=1.0)) as frames:
+        async for frame in frames:
+            if isinstance(frame, Changed):
+                changed = frame
+            elif isinstance(frame, End):
+                missing = frame.missing
+            elif isinstance(frame, Progress) and monotonic() > until:
+                of = f" of {frame.total:,}" if frame.total else ""
+                lines.append(
+                    f"It goes on: {frame.done:,}{of} deliveries were looked at. Its act will be listed below."
+                )
+                break
+    if changed is not None:
+        lines.append(
+            f"{changed.changed:,} {'delivery' if changed.changed == 1 else 'deliveries'} {_DONE[verb]}."
+        )
+        if changed.matched - changed.busy > changed.changed:
+            lines.append(f"{changed.matched:,} matched; the others were so already, or have left meanwhile.")
+        if changed.busy:
+            lines.append(
+                f"{changed.busy:,} are being attempted at this moment and were left alone: try again."
+            )
+        if changed.gone or changed.altered:
+            lines.append(
+                f"{changed.gone:,} had left the queue, {changed.altered:,} were changed since by others."
+            )
+        lines += [text for text in (changed.note, changed.no_undo) if text]
+    act = "" if changed is None or changed.no_undo else changed.act
+    return await visitor.page("done.html", lines=lines, missing=missing, act=act, back=back, command=same)
+
+
+def _asked(visitor: Visitor) -> tuple[ChangeVerb, str, Filter]:
+    """The verb and the filter. Raises PageError."""
+    verb, q = visitor.given("verb"), visitor.given("q")
+    if verb not in VERBS:
+        raise PageError(400, "No such verb", f"{verb}: there are {', '.join(VERBS)}")
+    try:
+        return msgspec.convert(verb, ChangeVerb), q, parse(q)
+    except FilterTextError as error:
+        raise PageError(400, "No such filter", str(error)) from error
+
+
+# --- orders -----------------------------------------------------------------------------------------------
+
+
+async def suspensions(visitor: Visitor) -> web.StreamResponse:
+    found = await visitor.one(Orders(), OrdersInForce)
+    async with aclosing(visitor.frames(Acts())) as frames:
+        rows = [frame async for frame in frames if isinstance(frame, ActRow)]
+    given = {name: visitor.given(name) for name in ("what", "value", "zone")}
+    return await visitor.page(
+        "suspensions.html", orders=found.orders, acts=rows, given=given, selectors=SELECTORS, most=MAX_REASON
+    )
+
+
+async def suspend(visitor: Visitor) -> web.StreamResponse:
+    what, value, effect = visitor.given("what"), visitor.given("value"), visitor.given("effect")
+    if what not in SELECTORS or effect not in get_args(OrderEffect):
+        raise PageError(400, "Which mail?", f"choose one of {', '.join(SELECTORS)}")
+    if not value and what != "everything":
+        raise PageError(400, "Which mail?", f"write which {what}; all mail is a choice of its own")
+    zone = visitor.given("zone")
+    about = {what: True if what == "everything" else value, **({"zone": zone} if zone else {})}
+    try:
+        seconds = parse_duration(visitor.given("for")) if visitor.given("for") else None
+    except ValueError as error:
+        raise PageError(400, "For how long?", str(error)) from error
+    reason, refuse = _reason(visitor), bool(visitor.given("refuse"))
+    stop = bool(visitor.given("stop_clock"))
+    words = ["zonerelay", "suspend", *(f"--{each}={about[each]}" for each in about if each != "everything")]
+    words += ["--hold"] if effect == "hold" else []
+    words += ["--all"] if what == "everything" else []
+    words += [f"--for={visitor.given('for')}"] if seconds else []
+    words += ["--refuse"] if refuse else []
+    words += ["--stop-clock"] if stop else []
+    same = shlex.join([*words, f"--reason={reason}"])
+    given = await visitor.one(
+        Suspend(
+            about=msgspec.convert(about, Selectors),
+            effect=msgspec.convert(effect, OrderEffect),
+            seconds=seconds,
+            refuse=refuse,
+            stop_clock=stop,
+            reason=reason,
+            who=visitor.caller,
+        ),
+        OrderGiven,
+    )
+    lines = [f"The order {given.order.id} is in force, for mail of now and to come."]
+    if given.first_expiry is not None:
+        lines.append(f"No mail that it is about expires before {when(given.first_expiry)}.")
+    return await visitor.page("done.html", lines=lines, missing=(), act="", back="/suspensions", command=same)
+
+
+async def resume(visitor: Visitor) -> web.StreamResponse:
+    order = visitor.given("order")
+    ended = await visitor.one(Resume(id=order, reason=_reason(visitor), who=visitor.caller), OrdersEnded)
+    lines = ["The order is over." if ended.orders else "The order was over already."]
+    if ended.released:
+        lines.append(f"{ended.released:,} deliveries that it held were released.")
+    return await visitor.page(
+        "done.html", lines=lines, missing=(), act="", back="/suspensions", command=f"zonerelay resume {order}"
+    )
+
+
+def _reason(visitor: Visitor) -> str:
+    reason = visitor.given("reason")
+    if len(reason) > MAX_REASON:
+        raise PageError(400, "Too long", f"a reason has at most {MAX_REASON} characters")
+    return reason

@@ -1,0 +1,127 @@
+"""The filter as an operator types it on the page, and as the command line has it. Pure.
+
+    from:@example.org to:bob@example.com reply:"4.7.28" age:>1h zone:bulk state:held priority:high id:ID
+
+Everything given must match. The text is the whole state of the queue's page, so it is in its address.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import msgspec
+
+from zonerelay.config.units import format_duration, parse_duration
+from zonerelay.control.messages.requests import Filter
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.message_id import is_message_id
+from zonerelay.model.priority import Priority
+
+MAX_TEXT = 1000
+
+WORDS = ("from", "to", "domain", "reply", "age", "zone", "state", "priority", "id")
+
+_TERM = re.compile(r'\s*(?:(\w+):)?("(?:[^"\\]|\\.)*"|\S+)')
+_FIELDS = {
+    "from": "sender",
+    "domain": "domain",
+    "reply": "reply_text",
+    "zone": "zone",
+    "state": "state",
+    "priority": "priority",
+}
+_CHOICES = {
+    "state": tuple(each.value for each in DeliveryState),
+    "priority": tuple(each.value for each in Priority),
+}
+_OPTIONS = (
+    ("sender", "--sender"),
+    ("recipient", "--recipient"),
+    ("domain", "--domain"),
+    ("zone", "--zone"),
+    ("priority", "--priority"),
+    ("state", "--state"),
+    ("min_age", "--older-than"),
+    ("max_age", "--younger-than"),
+    ("reply_text", "--reply"),
+)
+
+
+class FilterTextError(ValueError):
+    """The text is no filter; the error says what to write."""
+
+
+def parse(text: str) -> Filter:
+    """Raises FilterTextError."""
+    if len(text) > MAX_TEXT:
+        raise FilterTextError(f"a filter has at most {MAX_TEXT} characters")
+    found: dict[str, str | float] = {}
+    for name, value in _TERM.findall(text.strip()):
+        field, given = _term(name.lower(), _unquoted(value))
+        if field in found:
+            raise FilterTextError(f"{name or field}: is given twice; everything given must match at once")
+        found[field] = given
+    return msgspec.convert(found, Filter)
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value.startswith('"') and value.endswith('"'):
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value
+
+
+def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - a case for each word
+    """The field of the filter, and its value."""
+    match name:
+        case "":
+            if is_message_id(value):
+                return "message_id", value
+            raise FilterTextError(f"{value}: write for example to:{value} or from:{value}")
+        case "id" if is_message_id(value):
+            return "message_id", value
+        case "id":
+            raise FilterTextError(f"id:{value} is not a message id, as the log and the queue have them")
+        case "age" if value[:1] in ("<", ">"):
+            try:
+                return ("min_age" if value[0] == ">" else "max_age"), parse_duration(value[1:])
+            except ValueError as error:
+                raise FilterTextError(f"age: {error}") from error
+        case "age":
+            raise FilterTextError(f"age:{value}: write age:>{value} for older, age:<{value} for younger")
+        case "to" if value.startswith("@"):
+            return "domain", value[1:]
+        case "to":
+            return "recipient", value
+        case "from" if value.startswith("@"):
+            return "sender", f"*{value}"
+        case "state" | "priority" if value not in _CHOICES[name]:
+            raise FilterTextError(f"{name}:{value}: there are {', '.join(_CHOICES[name])}")
+        case _ if name in _FIELDS:
+            return _FIELDS[name], value
+    raise FilterTextError(f"{name}: is no word of a filter; there are {', '.join(WORDS)}")
+
+
+def term(name: str, value: str) -> str:
+    """One term, for links: `reply:"4.7.28 try later"`."""
+    plain = re.fullmatch(r'[^\s"\\]+', value) is not None
+    return f"{name}:{value}" if plain else '{}:"{}"'.format(name, re.sub(r'(["\\])', r"\\\1", value))
+
+
+def command(verb: str, wanted: Filter, *, reason: str = "", target: str = "") -> str:
+    """The command line that does the same to the same deliveries; `target` is the zone of a reroute."""
+    if verb == "list" and wanted.message_id is not None:
+        return f"zonerelay queue show {wanted.message_id}"
+    words = ["zonerelay", "queue", verb, *([wanted.message_id] if wanted.message_id else [])]
+    words += [f"--zone={target}"] if verb == "reroute" else []
+    for field, option in _OPTIONS:
+        value = getattr(wanted, field)
+        if value is not None:
+            text = format_duration(value) if isinstance(value, float) else value
+            name = "--from-zone" if (verb, field) == ("reroute", "zone") else option
+            words += [f"{name}={text}"] if text.startswith("-") else [name, text]
+    if verb != "list":
+        words += ["--all"] if wanted.is_everything else []
+        words += [f"--reason={reason}"] if reason else []
+        words += ["--yes"]
+    return shlex.join(words)

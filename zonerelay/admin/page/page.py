@@ -1,0 +1,237 @@
+"""The operators' page: its addresses, and who may see and do what there.
+
+A page is for a session, and a session begins with a token (`zonerelay token add`); scope `read` sees, scope
+`operate` acts and reads bodies. A form is taken from a page of ours alone: the server refuses what another
+origin sends, the cookie is not sent along from other sites, and each form has the session's own value. All
+works without scripts but the live tail. Jinja is loaded with the first page, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from zonerelay.admin.access import DeniedError
+from zonerelay.admin.operators import Operators
+from zonerelay.admin.page import acts, views
+from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
+from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, see_other
+from zonerelay.admin.visit import VISIT
+from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+
+if TYPE_CHECKING:
+    from zonerelay.admin.page.rendering import Renderer
+
+View = Callable[[Visitor], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+FOR_GOOD = "public, max-age=31536000, immutable"
+
+
+class PageRoutes:
+    """One per process that serves HTTP."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._sessions = Sessions(operators.clock.monotonic, self._is_valid)
+        self._renderer: Renderer | None = None
+        self._loading = asyncio.Lock()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Those of the operators' page."""
+        see, act = self._for("read"), self._for("operate")
+        return [
+            web.get("/static/{name}", self._static),
+            web.get("/login", self._log_in),
+            web.post("/login", self._log_in),
+            web.post("/logout", self._for("read")(self._log_out)),
+            web.get("/sessions", see(self._list_sessions)),
+            web.post("/sessions", see(self._end_sessions)),
+            web.get("/", see(views.overview)),
+            web.get("/destinations", see(views.destinations)),
+            web.get("/queue", see(views.queue)),
+            web.get("/message/{id}", see(views.message)),
+            web.get("/history", see(views.history)),
+            web.get("/configuration", see(views.configuration)),
+            web.get("/tail", see(views.tail)),
+            web.get("/tail/events", see(views.tail_events)),
+            web.get("/suspensions", see(acts.suspensions)),
+            web.get("/act", act(acts.preview)),
+            web.post("/act", act(acts.change)),
+            web.post("/undo", act(acts.undo)),
+            web.post("/suspend", act(acts.suspend)),
+            web.post("/resume", act(acts.resume)),
+            web.post("/message/{id}/body", act(views.body)),
+        ]
+
+    def _for(self, scope: Scope) -> Callable[[View], Handler]:
+        def with_session(view: View) -> Handler:
+            async def handle(request: web.Request) -> web.StreamResponse:
+                session = self._session(request)
+                if session is None:
+                    return self._to_log_in(request)
+                given = await _given(request)
+                visitor = await self._visitor(request, session, given)
+                try:
+                    if request.method == "POST" and not hmac.compare_digest(
+                        given.get("check", "").encode(), session.check.encode()
+                    ):
+                        raise PageError(403, "Not taken", "the form is from another session: load it again")
+                    visitor.need(scope)
+                    return await view(visitor)
+                except PageError as error:
+                    return await _failed(visitor, error.status, error.heading, str(error))
+                except NotFoundError as error:
+                    return await _failed(visitor, 404, "Not found", str(error))
+                except ControlError as error:
+                    return await _failed(visitor, 503, "The relay cannot do that", str(error))
+
+            return handle
+
+        return with_session
+
+    async def _visitor(
+        self, request: web.Request, session: Session | None, given: Mapping[str, str]
+    ) -> Visitor:
+        return Visitor(
+            request,
+            self._operators,
+            renderer=await self._load(),
+            session=session,
+            given=given,
+            is_open=self._sessions.is_open,
+        )
+
+    # --- sessions ---------------------------------------------------------------------------------------
+
+    def _session(self, request: web.Request) -> Session | None:
+        secret = request.cookies.get(_cookie(request), "")
+        by_itself = "X-By-Itself" in request.headers or request.path == "/tail/events"
+        session = self._sessions.find(secret, by_itself=by_itself) if secret else None
+        VISIT.get().identified |= session is not None
+        return session
+
+    def _is_valid(self, token: Token) -> bool:
+        """A token of the same name that was made since is another one."""
+        try:
+            return self._operators.identities.named(token.name) == token
+        except IdentitiesError:
+            return False
+
+    def _to_log_in(self, request: web.Request) -> web.Response:
+        if request.method != "GET" or request.path == "/tail/events":
+            response = see_other("/login")
+        else:
+            response = see_other(f"/login?{urlencode({'to': request.path_qs})}")
+        if "HX-Request" in request.headers:
+            # A redirect would be followed, and the log-in page be put into a part of this one.
+            response = web.Response(status=401, headers={**FIELDS, "HX-Refresh": "true"})
+        return response
+
+    async def _log_in(self, request: web.Request) -> web.StreamResponse:
+        given = await _given(request)
+        visitor = await self._visitor(request, None, given)
+        to = given.get("to", "/")
+        if not to.startswith("/") or to[1:2] in ("/", "\\"):
+            to = "/"
+        if not VISIT.get().private:
+            problem = "a token would cross the network in clear: use https, or come from this machine"
+            return await visitor.page("login.html", 403, to=to, problem=problem)
+        if request.method == "GET":
+            return await visitor.page("login.html", to=to, problem="")
+        return await self._identified(request, visitor, given.get("token", "").strip(), to)
+
+    async def _identified(
+        self, request: web.Request, visitor: Visitor, text: str, to: str
+    ) -> web.StreamResponse:
+        client = VISIT.get().client
+        try:
+            token = self._operators.access.admit(text, client)
+        except DeniedError as error:
+            return await visitor.page("login.html", 429 if error.retry_after else 401, to=to, problem=error)
+        except IdentitiesError as error:
+            self._operators.trouble("identities", error)
+            problem = "tokens cannot be read; the relay's log says why"
+            return await visitor.page("login.html", 503, to=to, problem=problem)
+        if not token.may("read"):
+            problem = "the scope of this token is submit, which is for programs"
+            return await visitor.page("login.html", 403, to=to, problem=problem)
+        secret = self._sessions.begin(token, client)
+        self._operators.audit({"by": f"token {token.name}", "request": f"log-in to the page from {client}"})
+        response = see_other(to)
+        is_secure = VISIT.get().secure
+        response.set_cookie(
+            _cookie(request),
+            secret,
+            max_age=int(LONGEST),
+            path="/",
+            secure=is_secure,
+            httponly=True,
+            samesite="Strict",
+        )
+        return response
+
+    async def _log_out(self, visitor: Visitor) -> web.StreamResponse:
+        assert visitor.session is not None
+        self._sessions.end(visitor.session.number)
+        response = see_other("/login")
+        response.del_cookie(_cookie(visitor.request), path="/")
+        return response
+
+    async def _list_sessions(self, visitor: Visitor) -> web.StreamResponse:
+        moment = self._operators.clock.monotonic()
+        return await visitor.page("sessions.html", sessions=self._sessions.open(), moment=moment)
+
+    async def _end_sessions(self, visitor: Visitor) -> web.StreamResponse:
+        """Those of others are ended with scope `operate`."""
+        which, mine = visitor.given("end"), visitor.session
+        assert mine is not None
+        if which != str(mine.number):
+            visitor.need("operate")
+        self._sessions.end(
+            *(each.number for each in self._sessions.open() if which in ("all", str(each.number)))
+        )
+        return see_other("/sessions")
+
+    # --- files ------------------------------------------------------------------------------------------
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        asset = (await self._load()).assets.get(request.match_info["name"])
+        if asset is None:
+            raise web.HTTPNotFound
+        fields = {**FIELDS, "Cache-Control": FOR_GOOD}
+        return web.Response(body=asset[0], content_type=asset[1], charset="utf-8", headers=fields)
+
+    async def _load(self) -> Renderer:
+        async with self._loading:
+            if self._renderer is None:
+                self._renderer = await asyncio.to_thread(_renderer)
+        return self._renderer
+
+
+def _renderer() -> Renderer:
+    from zonerelay.admin.page.rendering import Renderer  # noqa: PLC0415 - Jinja: see the module's header
+
+    return Renderer()
+
+
+async def _given(request: web.Request) -> dict[str, str]:
+    if request.method != "POST":
+        return dict(request.query)
+    return {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+
+
+async def _failed(visitor: Visitor, status: int, heading: str, text: str) -> web.Response:
+    return await visitor.page("error.html", status, heading=heading, text=text)
+
+
+def _cookie(request: web.Request) -> str:
+    """Cookies do not know ports: two relays on one machine have one each."""
+    prefix = "__Host-" if VISIT.get().secure else ""
+    return f"{prefix}zonerelay-{request.url.port}"

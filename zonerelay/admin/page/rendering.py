@@ -1,0 +1,98 @@
+"""Renders the templates: the only module that knows Jinja. It is loaded with the first page.
+
+Whatever comes from outside goes through `shown`: autoescape makes markup of it harmless, `printable` makes
+control characters, escape sequences and bidirectional controls visible, and `<bdi>` keeps the direction of
+its writing to itself. Static files are named after their content, so browsers keep them for good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from zonerelay.admin.page import filter_text
+from zonerelay.admin.page.text import size, span, when
+from zonerelay.telemetry.logs.redact import printable
+
+HOME = Path(__file__).parent
+TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+MENU = (
+    ("/", "Overview"),
+    ("/destinations", "Destinations"),
+    ("/queue", "Queue"),
+    ("/history", "History"),
+    ("/suspensions", "Suspensions and acts"),
+    ("/tail", "Live tail"),
+    ("/configuration", "Configuration"),
+)
+
+
+class Renderer:
+    def __init__(self) -> None:
+        self.assets: dict[str, tuple[bytes, str]] = {}
+        """Content and type by the name that has the hash of the content."""
+        self._names: dict[str, str] = {}
+        for path in sorted((HOME / "static").iterdir()):
+            if kind := TYPES.get(path.suffix):
+                content = path.read_bytes()
+                stem = path.name.removesuffix(path.suffix)
+                name = f"{stem}.{hashlib.sha256(content).hexdigest()[:12]}{path.suffix}"
+                self.assets[name], self._names[path.name] = (content, kind), name
+        self._templates = Environment(
+            loader=FileSystemLoader(HOME / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters.update(_FILTERS)
+        self._templates.globals.update(
+            menu=MENU, filter_term=filter_text.term, asset=lambda name: f"/static/{self._names[name]}"
+        )
+
+    def render(self, template: str, values: Mapping[str, object]) -> str:
+        return self._templates.get_template(template).render(values)
+
+
+def _shown(text: object) -> Markup:
+    return Markup("<bdi>{}</bdi>").format(printable(str(text)))
+
+
+def _lines(text: str) -> str:
+    """A text of several lines; the template's `pre` isolates it."""
+    return "\n".join(map(printable, text.replace("\t", "    ").splitlines()))
+
+
+def _path(sender: str | None) -> Markup:
+    """A sender as SMTP writes the null one; `?` when its message could not be read."""
+    return _shown("?" if sender is None else sender or "<>")
+
+
+def _sampled(count: int, every: int) -> str:
+    """Where a sample was looked at, none found is not none."""
+    if count or every == 1:
+        return f"{count:,}"
+    return f"<{every}" if every else "?"
+
+
+_FILTERS: dict[str, Callable[..., object]] = {
+    "shown": _shown,
+    "plain": lambda text: printable(str(text)),
+    "lines": _lines,
+    "path": _path,
+    "span": span,
+    "until": lambda then, now: "now" if then <= now else f"in {span(then - now)}",
+    "when": when,
+    "iso": lambda then: datetime.fromtimestamp(then).astimezone().isoformat(timespec="milliseconds"),
+    "size": size,
+    "number": lambda count: f"{count:,}",
+    "sampled": _sampled,
+    "digit": lambda text: text if text in ("2", "4", "5") else "0",
+    "kind": lambda event: event.partition(" ")[0] if event.replace(" ", "").isalpha() else "",
+}

@@ -1,0 +1,91 @@
+"""The sessions of operators on the page: kept in memory, few, and never for long.
+
+A session begins with a token and has its name and its scope. It ends `IDLE` seconds after the last page that
+the operator asked for, `LONGEST` seconds after the log-in, when the operator ends it, when its token is no
+longer one, and with the process. The cookie holds a secret, of which the memory has the hash alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zonerelay.config.credentials.identities import Scope, Token
+
+IDLE = 3600.0
+LONGEST = 12 * 3600.0
+MAX_SESSIONS = 100
+"""Beyond it the session that was idle for longest ends."""
+
+
+@dataclass(slots=True)
+class Session:
+    """`number` names it in the list of sessions; `check` goes into every form."""
+
+    number: int
+    token: Token
+    address: str
+    began: float
+    used: float
+    check: str = field(default_factory=lambda: secrets.token_urlsafe(18))
+
+    @property
+    def who(self) -> str:
+        return self.token.name
+
+    @property
+    def scope(self) -> Scope:
+        return self.token.scope
+
+
+class Sessions:
+    """`now` is a monotonic clock; `is_valid` says whether a token is still one."""
+
+    def __init__(self, now: Callable[[], float], is_valid: Callable[[Token], bool]) -> None:
+        self._now = now
+        self._is_valid = is_valid
+        self._sessions: dict[bytes, Session] = {}
+        self._begun = 0
+
+    def begin(self, token: Token, address: str) -> str:
+        """Returns the secret for the cookie."""
+        self._expire()
+        if len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].used)]
+        secret, now = secrets.token_urlsafe(32), self._now()
+        self._begun += 1
+        self._sessions[_hashed(secret)] = Session(self._begun, token, address, now, now)
+        return secret
+
+    def find(self, secret: str, *, by_itself: bool) -> Session | None:
+        """`by_itself`: the page asks again without the operator, which keeps no session alive."""
+        self._expire()
+        session = self._sessions.get(_hashed(secret))
+        if session is not None and not by_itself:
+            session.used = self._now()
+        return session
+
+    def is_open(self, session: Session) -> bool:
+        return session in self.open()
+
+    def open(self) -> list[Session]:
+        """Those of all operators, the latest used first."""
+        self._expire()
+        return sorted(self._sessions.values(), key=lambda each: -each.used)
+
+    def end(self, *numbers: int) -> None:
+        self._sessions = {key: each for key, each in self._sessions.items() if each.number not in numbers}
+
+    def _expire(self) -> None:
+        now = self._now()
+        self._sessions = {
+            key: each
+            for key, each in self._sessions.items()
+            if now - each.used < IDLE and now - each.began < LONGEST and self._is_valid(each.token)
+        }
+
+
+def _hashed(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,274 @@
+"""What the page shows: the overview, destinations, the queue, one message, the history, the configuration,
+the live tail. Views ask the relay and change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from zonerelay.admin.operators import BusyError
+from zonerelay.admin.page import search
+from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
+from zonerelay.admin.page.flow import flow_of, mail_of
+from zonerelay.admin.page.text import when
+from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
+from zonerelay.config import toml_text
+from zonerelay.config.problems import Report
+from zonerelay.control.messages.answers import (
+    BodyPiece,
+    DeliveryRow,
+    DestinationStatus,
+    End,
+    Frame,
+    MailEvent,
+    MessageBody,
+    MessageDetail,
+    Missed,
+    RelayStatus,
+    TraceStep,
+)
+from zonerelay.control.messages.requests import (
+    QueueCat,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    Status,
+    Tail,
+)
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.history.reader import OUTCOMES
+from zonerelay.model.message_id import is_message_id
+from zonerelay.telemetry.logs.redact import printable
+
+ROWS = 50
+"""Deliveries on one page of the queue."""
+HURTING = 15
+MOST = 500
+"""Destinations, recipients and steps that a page shows at most."""
+MAX_BODY = 256 * 1024
+"""Octets of a body that are shown."""
+BEAT = 15.0
+VERBS = ("retry", "hold", "release", "reroute", "bounce", "drop")
+EVENTS = (
+    "accepted", "delivered", "deferred", "bounced", "expired", "dropped", "refused", "login-failed", "dsn",
+)  # fmt: skip
+
+
+async def overview(visitor: Visitor) -> web.StreamResponse:
+    status = await visitor.one(Status(), RelayStatus)
+    return await visitor.page(
+        "overview.html",
+        status=status,
+        hurting=_with_filters(visitor, list(filter(_matters, status.destinations))[:HURTING]),
+        flow=flow_of(status),
+    )
+
+
+async def destinations(visitor: Visitor) -> web.StreamResponse:
+    status = await visitor.one(Status(), RelayStatus)
+    name, is_all = visitor.given("name"), bool(visitor.given("all"))
+    wanted = [
+        row
+        for row in status.destinations
+        if (is_all or _matters(row)) and name.lower() in f"{row.destination} {row.hosts}".lower()
+    ]
+    rows = _with_filters(visitor, wanted[:MOST])
+    return await visitor.page("destinations.html", status=status, rows=rows, name=name, all=is_all)
+
+
+def _matters(row: DestinationStatus) -> bool:
+    return bool(mail_of(row) or row.waiting) or row.suspended_until is not None
+
+
+def _with_filters(visitor: Visitor, rows: list[DestinationStatus]) -> list[tuple[DestinationStatus, str]]:
+    """Each destination with the filter of its mail: a next hop is not the domain of any recipient."""
+    by_next_hop = {zone.name for zone in visitor.operators.settings().zone if zone.next_hop}
+    return [
+        (
+            row,
+            term("zone", row.zone)
+            + ("" if row.zone in by_next_hop else f" {term('to', '@' + row.destination)}"),
+        )
+        for row in rows
+    ]
+
+
+async def queue(visitor: Visitor) -> web.StreamResponse:
+    q = visitor.given("q")
+    try:
+        wanted = parse(q)
+    except FilterTextError as error:
+        return await visitor.page("queue.html", 400, q=q, problem=error)
+    rows, end = list[DeliveryRow](), End()
+    after = _place(visitor)
+    async with aclosing(visitor.frames(QueueList(filter=wanted, limit=ROWS, after=after))) as frames:
+        async for frame in frames:
+            if isinstance(frame, DeliveryRow):
+                rows.append(frame)
+            elif isinstance(frame, End):
+                end = frame
+    return await visitor.page(
+        "queue.html",
+        q=q,
+        problem="",
+        deliveries=rows,
+        more=end.more,
+        missing=end.missing,
+        is_first=after is None,
+        next=f"/queue?{urlencode({'q': q, 'after': _behind(rows[-1])})}" if end.more else "",
+        verbs=VERBS,
+        command=command("list", wanted),
+    )
+
+
+def _behind(row: DeliveryRow) -> str:
+    """The place of the next page in the address."""
+    return msgspec.json.encode([row.queue, row.message_id, row.recipient]).decode()
+
+
+def _place(visitor: Visitor) -> tuple[str, str, str] | None:
+    """Raises PageError."""
+    text = visitor.given("after")
+    try:
+        return msgspec.json.decode(text, type=tuple[str, str, str]) if text else None
+    except msgspec.DecodeError as error:
+        raise PageError(400, "No such page", "the address names no place in the queue") from error
+
+
+def message_id_of(visitor: Visitor) -> str:
+    found = visitor.request.match_info["id"]
+    if not is_message_id(found):
+        raise PageError(404, "Not found", f"{found} is no message id")
+    return found
+
+
+async def message(visitor: Visitor) -> web.StreamResponse:
+    message_id = message_id_of(visitor)
+    detail, absent, queued = None, "", list[TraceStep]()
+    try:
+        detail = await visitor.one(QueueShow(message_id=message_id), MessageDetail)
+        async with aclosing(visitor.frames(QueueTrace(message_id=message_id))) as frames:
+            queued = [frame async for frame in frames if isinstance(frame, TraceStep)]
+    except (NotFoundError, ControlError) as error:
+        absent = str(error)
+    known = [] if detail is None else [detail.sender, *(row.recipient for row in detail.deliveries)]
+    settings = visitor.operators.settings()
+    steps, gaps = await search.time_line(settings, visitor.now, message_id, queued, known)
+    return await visitor.page(
+        "message.html",
+        200 if detail or steps else 404,
+        message_id=message_id,
+        detail=detail,
+        absent=absent,
+        steps=steps,
+        gaps=gaps,
+        most=MOST,
+        verbs=VERBS,
+    )
+
+
+async def body(visitor: Visitor) -> web.StreamResponse:
+    """As text, whatever it is; the relay's log names the reader."""
+    message_id, as_sent = message_id_of(visitor), visitor.given("as") == "sent"
+    found, octets = None, bytearray()
+    request = QueueCat(message_id=message_id, as_sent=as_sent, who=visitor.caller)
+    async with aclosing(visitor.frames(request)) as frames:
+        async for frame in frames:
+            if isinstance(frame, MessageBody):
+                found = frame
+            elif isinstance(frame, BodyPiece):
+                octets += frame.octets
+            if len(octets) > MAX_BODY:
+                break
+    return await visitor.page(
+        "body.html",
+        message_id=message_id,
+        found=found,
+        text=octets[:MAX_BODY].decode("utf-8", "replace"),
+        is_cut=len(octets) > MAX_BODY,
+        most=MAX_BODY,
+        command=f"zonerelay queue cat {message_id}{' --as-sent' if as_sent else ''}",
+    )
+
+
+async def history(visitor: Visitor) -> web.StreamResponse:
+    given = {name: visitor.given(name) for name in ("value", "since", "outcome", "reply")}
+    common = {"given": given, "outcomes": OUTCOMES, "asked": any(given.values())}
+    if not common["asked"]:
+        return await visitor.page("history.html", problem="", **common)
+    try:
+        answer = await search.find(visitor.operators.settings(), visitor.now, given)
+    except search.SearchError as error:
+        return await visitor.page("history.html", 400, problem=error, **common)
+    return await visitor.page("history.html", problem="", **common, **answer)
+
+
+async def configuration(visitor: Visitor) -> web.StreamResponse:
+    changed = bool(visitor.given("changed"))
+    shown = toml_text.changed if changed else toml_text.effective
+    # Without the file's lines every value would be one that follows from others.
+    text = await asyncio.to_thread(shown, visitor.operators.settings(), Report({}))
+    text = text.replace(f"  # {toml_text.DERIVED}", "")
+    return await visitor.page("configuration.html", text=text, changed=changed)
+
+
+async def tail(visitor: Visitor) -> web.StreamResponse:
+    given = {name: visitor.given(name) for name in ("address", "event", "zone")}
+    words = [f"--{name} {value}" for name, value in given.items() if value and name != "address"]
+    return await visitor.page(
+        "tail.html",
+        given=given,
+        events=EVENTS,
+        stream=f"/tail/events?{urlencode(given)}",
+        command=" ".join(filter(None, ["zonerelay tail", given["address"], *words])),
+    )
+
+
+async def tail_events(visitor: Visitor) -> web.StreamResponse:
+    """Server-sent events, until the operator leaves or his session ends."""
+    wanted = Tail(address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone"))
+    response = web.StreamResponse(
+        headers={**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+    )
+    try:
+        with visitor.operators.streams.one_more():
+            await response.prepare(visitor.request)
+            await response.write(b": it begins\n\n")
+            async with aclosing(visitor.frames(wanted, beat=BEAT)) as frames:
+                async for frame in frames:
+                    if not visitor.is_open:
+                        break
+                    cells = _cells(frame)
+                    line = f"data: {msgspec.json.encode(cells).decode()}" if cells else ": beat"
+                    await response.write(f"{line}\n\n".encode())
+    except BusyError as error:
+        raise PageError(503, "Busy", str(error)) from error
+    except ConnectionError:
+        pass
+    return response
+
+
+def _cells(frame: Frame) -> list[dict[str, str]]:
+    """The cells of a row, as page.js makes them: text, perhaps with a link or a kind."""
+    match frame:
+        case MailEvent():
+            fields = {name: value for name, value in frame.fields.items() if value not in ("", None)}
+            message_id = str(fields.pop("id", ""))
+            link = {"link": f"/message/{message_id}"} if is_message_id(message_id) else {}
+            what = " ".join(f"{name}={value}" for name, value in fields.items())
+            cells = [{"text": when(frame.at)}, {"text": frame.event}, {"text": message_id, **link}]
+            return [*cells, {"text": printable(what), "kind": "reply"}]
+        case Missed():
+            text = frame.why or f"{frame.count:,} events are missing here: they came too fast"
+            return [
+                {"text": ""},
+                {"text": "missed"},
+                {"text": ""},
+                {"text": printable(text), "kind": "reply"},
+            ]
+    return []

@@ -1,0 +1,111 @@
+"""One request of an operator: who asks, what the relay answers, and the page that comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from aiohttp import web
+
+from zonerelay.admin.operators import Operators
+from zonerelay.admin.page.sessions import Session
+from zonerelay.config.credentials.identities import Scope
+from zonerelay.control.messages.answers import Frame
+from zonerelay.control.messages.requests import Request
+
+if TYPE_CHECKING:
+    from zonerelay.admin.page.rendering import Renderer
+
+F = TypeVar("F")
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+FIELDS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "same-origin",  # with "no-referrer" a form of ours would come from the origin "null"
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+MAX_VALUE = 1000
+
+
+class PageError(Exception):
+    """The page cannot be shown; the text is for the operator."""
+
+    def __init__(self, status: int, heading: str, text: str) -> None:
+        super().__init__(text)
+        self.status, self.heading = status, heading
+
+
+class Visitor:
+    """`given` are the fields of the form, or those of the address."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        operators: Operators,
+        *,
+        renderer: Renderer,
+        session: Session | None,
+        given: Mapping[str, str],
+        is_open: Callable[[Session], bool],
+    ) -> None:
+        self.request = request
+        self.operators = operators
+        self.session = session
+        self.now = operators.clock.now()
+        self._renderer = renderer
+        self._given = given
+        self._is_open = is_open
+
+    def given(self, name: str) -> str:
+        """Raises PageError."""
+        value = self._given.get(name, "").strip()
+        if len(value) > MAX_VALUE:
+            raise PageError(400, "Too long", f"{name} has at most {MAX_VALUE} characters")
+        return value
+
+    @property
+    def caller(self) -> str:
+        return "" if self.session is None else f"token {self.session.who}"
+
+    @property
+    def operates(self) -> bool:
+        return self.session is not None and self.session.scope == "operate"
+
+    @property
+    def is_open(self) -> bool:
+        """The session has not ended since the request came."""
+        return self.session is not None and self._is_open(self.session)
+
+    def need(self, scope: Scope) -> None:
+        """Raises PageError."""
+        if scope == "operate" and not self.operates:
+            raise PageError(403, "Not allowed", "your token may look and not act: its scope is read")
+
+    async def one(self, request: Request, answer: type[F]) -> F:
+        """Raises ControlError."""
+        return await self.operators.asking.one(request, answer, self.caller)
+
+    def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
+        return self.operators.asking.frames(request, self.caller, beat=beat)
+
+    async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:
+        """Rendered in a thread where there is much to render: mail goes on meanwhile."""
+        common = {
+            "session": self.session,
+            "operates": self.operates,
+            "here": self.request.path,
+            "now": self.now,
+        }
+        text = await asyncio.to_thread(self._renderer.render, template, {**common, **values})
+        body = text.encode("utf-8", "replace")
+        return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=FIELDS)
+
+
+def see_other(path: str) -> web.Response:
+    return web.Response(status=303, headers={**FIELDS, "Location": path})

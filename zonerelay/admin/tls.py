@@ -1,0 +1,74 @@
+"""TLS of the admin address: its certificate, read at the start and again when its files change.
+
+A pair of files that cannot be used when it changes is kept out, with a word to `trouble`; the old one stays
+in use. Files are looked at when a client connects, once a second at most.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from zonerelay.inbound.tls.certificate_files import CertificateError, Signature, read_pair, signature
+
+LOOK_EVERY = 1.0
+
+
+class TlsError(Exception):
+    """The certificate cannot be used; the text is for the operator."""
+
+
+def server_context(
+    certificate: Path, key: Path | None, trouble: Callable[[str, BaseException], None]
+) -> ssl.SSLContext:
+    """Raises TlsError."""
+    files = _Files(certificate, key or certificate)
+    try:
+        context = files.read()
+    except CertificateError as error:
+        raise TlsError(str(error)) from error
+    current = context
+
+    def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, of: ssl.SSLContext) -> None:
+        nonlocal current
+        if files.are_due():
+            try:
+                current = files.read()
+            except CertificateError as error:
+                trouble("admin-tls", error)
+        connection.context = current
+
+    context.sni_callback = choose  # called whether or not the client names a server
+    return context
+
+
+class _Files:
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._seen: tuple[Signature, Signature] = (None, None)
+        self._next_look = 0.0
+
+    def are_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_EVERY
+        return self._signatures() != self._seen
+
+    def read(self) -> ssl.SSLContext:
+        """Raises CertificateError."""
+        self._seen = self._signatures()
+        read_pair(self._certificate, self._key)  # its errors say what to do
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key)
+        except (OSError, ssl.SSLError) as error:
+            raise CertificateError(f"OpenSSL refuses {self._certificate}: {error}") from error
+        return context
+
+    def _signatures(self) -> tuple[Signature, Signature]:
+        return signature(self._certificate), signature(self._key)

@@ -1,0 +1,64 @@
+"""`token add|list|remove`: the identities of HTTP, with the relay running or not.
+
+A token is made here and printed once, on standard output alone, so that a script can take it; the file has
+its hash. A running relay sees the change with its next request.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+
+from rich.text import Text
+
+from zonerelay.cli.relay import load_settings
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.config.credentials import identities
+from zonerelay.config.credentials.identities import IdentitiesError, Token
+
+
+def token(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    path = identities.identities_file(settings.spool.path.parent)
+    say = output.chatter().print
+    try:
+        match arguments.verb:
+            case "add":
+                made = identities.make_token()
+                now = time.time()
+                expires = now + arguments.lifetime if arguments.lifetime else 0.0
+                added = identities.token_of(
+                    made, arguments.name, arguments.scope, created=now, expires=expires, user=arguments.user
+                )
+                identities.add(path, added)
+                print(made)
+                until = f"expires {text.when(expires)}" if expires else "does not expire"
+                say(f"Token {added.name} with scope {added.scope} {until}. It is not shown again.")
+            case "list":
+                _list(identities.read(path), as_json=arguments.json)
+            case "remove":
+                identities.remove(path, arguments.name)
+                say(f"Token {arguments.name} was removed: the next request with it is refused.")
+    except IdentitiesError as error:
+        raise CliError(str(error)) from error
+    return OK
+
+
+def _list(tokens: tuple[Token, ...], *, as_json: bool) -> None:
+    if as_json:
+        for each in tokens:
+            output.print_line(each)
+        return
+    if not tokens:
+        output.chatter().print("There are no tokens: zonerelay token add NAME --scope read makes one.")
+        return
+    now = time.time()
+    rows = []
+    for each in tokens:
+        over = bool(each.expires) and each.expires <= now
+        expires: output.Cell = text.when(each.expires) if each.expires else "never"
+        if over:
+            expires = Text(f"{expires} (over)", style="red")
+        rows.append([each.name, each.scope, each.user or "-", text.when(each.created), expires])
+    output.console().print(output.table(["name", "scope", "user", "made", "expires"], rows))

@@ -1,0 +1,248 @@
+"""The identities of HTTP: bearer tokens with a scope, in `identities.json` beside the spool.
+
+A token is 256 random bits behind a prefix that scanners of secrets recognise, with a checksum that tells a
+slip of the hand from a wrong token. The file has its SHA-256: a password needs a slow hash because it can be
+guessed, and 256 random bits cannot. Commands replace the file whole, with the relay running or not; a relay
+looks at it again when it has changed, so a token that is removed is refused from the next request on. A file
+that others may write, or that cannot be read, lets no token in: IdentitiesError says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import string
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+FILE_NAME = "identities.json"
+PREFIX = "zrt_"
+MAX_FILE = 1024 * 1024
+MAX_TOKENS = 1000
+MIN_TOKEN = 32
+TOKEN_FILE = "token_file"  # noqa: S105 - a name
+"""The name of the token of `[admin] token_file`; `token add` does not take it."""
+VERSION = 1
+
+Scope = Literal["read", "operate", "submit"]
+
+_DIGITS = string.digits + string.ascii_letters
+_SECRET, _CHECK = 43, 6
+"""Digits of base 62 that hold 256 and 32 bits."""
+
+
+class IdentitiesError(Exception):
+    """The file cannot be used, or not changed as asked; the text names it, for the operator."""
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`sha256` is that of the whole token, in hexadecimal. Times are Unix seconds; `expires` 0 is never.
+
+    `user` is the user of the credentials file who the holder acts as, "" for none.
+    """
+
+    name: str
+    scope: Scope
+    sha256: str
+    created: float
+    expires: float = 0.0
+    user: str = ""
+
+    def may(self, scope: Scope) -> bool:
+        """`operate` includes `read`; `submit` is for submission alone."""
+        return self.scope == scope or (self.scope, scope) == ("operate", "read")
+
+
+class _Content(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = VERSION
+    tokens: tuple[Token, ...] = ()
+
+
+def identities_file(directory: Path) -> Path:
+    """`directory` is the one that holds the spool."""
+    return directory / FILE_NAME
+
+
+def make_token() -> str:
+    secret = _in_base_62(secrets.randbits(256), _SECRET)
+    return PREFIX + secret + _checksum(secret)
+
+
+def is_token(text: str) -> bool:
+    """The text is whole: prefix, length and checksum are those of a token."""
+    if not (text.startswith(PREFIX) and text.isascii() and len(text) == len(PREFIX) + _SECRET + _CHECK):
+        return False
+    secret = text[len(PREFIX) : -_CHECK]
+    return text.endswith(_checksum(secret))
+
+
+class Identities:
+    """The running relay's view of the file. `now` is Unix time. `token_file` is that of the configuration."""
+
+    def __init__(self, path: Path, now: Callable[[], float], *, token_file: Path | None = None) -> None:
+        self._path = path
+        self._now = now
+        self._token_file = token_file
+        self._seen: tuple[int, ...] | None = None
+        self._tokens: tuple[Token, ...] = ()
+
+    def identify(self, text: str) -> Token | None:
+        """Returns the token whose text it is and that has not expired. Raises IdentitiesError."""
+        tokens = self._current()
+        if not is_token(text):
+            return None if self._token_file is None else _of_token_file(self._token_file, text)
+        digest = _digest(text)
+        found = None
+        for token in tokens:  # all of them, so that the time tells nothing
+            if hmac.compare_digest(token.sha256, digest):
+                found = token
+        if found is not None and found.expires and found.expires <= self._now():
+            return None
+        return found
+
+    def named(self, name: str) -> Token | None:
+        """Returns the token with that name while it is valid; a session ends with it.
+
+        Raises IdentitiesError.
+        """
+        if name == TOKEN_FILE and self._token_file is not None:
+            return Token(name=name, scope="operate", sha256="", created=0.0)
+        found = next((each for each in self._current() if each.name == name), None)
+        return None if found is None or 0 < found.expires <= self._now() else found
+
+    def _current(self) -> tuple[Token, ...]:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            self._seen, self._tokens = None, ()
+            return ()
+        except OSError as error:
+            raise IdentitiesError(f"{self._path}: {error.strerror or error}") from error
+        seen = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+        if seen != self._seen:
+            self._tokens = read(self._path)
+            self._seen = seen
+        return self._tokens
+
+
+def read_token_file(path: Path) -> str:
+    """Returns the token that `[admin] token_file` holds. Raises IdentitiesError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(4096).strip()
+    except OSError as error:
+        raise IdentitiesError(f"{path}: {error.strerror or error}") from error
+    if not (len(text) >= MIN_TOKEN and text.isascii() and len(text.split()) == 1):
+        raise IdentitiesError(f"{path} holds no token: a line of at least {MIN_TOKEN} characters")
+    return text.decode("ascii")
+
+
+def _of_token_file(path: Path, text: str) -> Token | None:
+    if not hmac.compare_digest(_digest(read_token_file(path)), _digest(text)):
+        return None
+    return Token(name=TOKEN_FILE, scope="operate", sha256="", created=0.0)
+
+
+def read(path: Path) -> tuple[Token, ...]:
+    """Returns no token where there is no file. Raises IdentitiesError."""
+    try:
+        with path.open("rb") as file:
+            _refuse_open_to_others(path, os.fstat(file.fileno()))
+            data = file.read(MAX_FILE + 1)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise IdentitiesError(f"{path}: {error.strerror or error}") from error
+    if len(data) > MAX_FILE:
+        raise IdentitiesError(f"{path}: larger than {MAX_FILE} octets")
+    try:
+        content = msgspec.json.decode(data, type=_Content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise IdentitiesError(
+            f"{path} is damaged ({error}): restore it, or remove it and add tokens"
+        ) from None
+    if content.version != VERSION:
+        raise IdentitiesError(f"{path} was written by another release (version {content.version})")
+    return content.tokens
+
+
+def add(path: Path, token: Token) -> None:
+    """Raises IdentitiesError, also where a token has that name."""
+
+    def added(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        if any(each.name == token.name for each in tokens):
+            raise IdentitiesError(f"there is a token {token.name}: remove it, or choose another name")
+        if len(tokens) >= MAX_TOKENS:
+            raise IdentitiesError(f"there are {MAX_TOKENS} tokens: remove those that are not used")
+        return (*tokens, token)
+
+    _change(path, added)
+
+
+def remove(path: Path, name: str) -> None:
+    """Raises IdentitiesError, also where there is no such token."""
+
+    def removed(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        left = tuple(each for each in tokens if each.name != name)
+        if left == tokens:
+            raise IdentitiesError(f"there is no token {name} in {path}")
+        return left
+
+    _change(path, removed)
+
+
+def token_of(text: str, name: str, scope: Scope, *, created: float, expires: float, user: str) -> Token:
+    return Token(name=name, scope=scope, sha256=_digest(text), created=created, expires=expires, user=user)
+
+
+def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
+    # They load argon2, which a relay that reads tokens does not need.
+    from zonerelay.config.credentials.edit import locked, replace_file  # noqa: PLC0415
+    from zonerelay.config.credentials.file import CredentialsError  # noqa: PLC0415
+
+    path = Path(os.path.realpath(path))
+    try:
+        with locked(path.parent):
+            content = _Content(tokens=change(read(path)))
+            replace_file(path, msgspec.json.format(msgspec.json.encode(content).decode(), indent=1) + "\n")
+    except CredentialsError as error:
+        raise IdentitiesError(str(error)) from error
+    except OSError as error:
+        raise IdentitiesError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def _refuse_open_to_others(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise IdentitiesError(f"{path} is not a file")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise IdentitiesError(
+            f"{path} may be written by others, who could let themselves in: chmod go-w {path}"
+        )
+    directory = path.parent.stat().st_uid
+    if status.st_uid not in (0, os.geteuid(), directory):
+        raise IdentitiesError(
+            f"{path} belongs to user {status.st_uid}: it has to be root's or the relay's own"
+        )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checksum(secret: str) -> str:
+    return _in_base_62(zlib.crc32(secret.encode()), _CHECK)
+
+
+def _in_base_62(number: int, digits: int) -> str:
+    found = ""
+    for _ in range(digits):
+        number, digit = divmod(number, len(_DIGITS))
+        found = _DIGITS[digit] + found
+    return found

@@ -1,0 +1,208 @@
+"""The register of the idempotency keys that the spools of one machine's workers hold, in a SQLite file.
+
+It is an index, and the spools are the truth: nothing in it is synced. A crash of processes leaves what they
+have written; after a crash of the machine (another boot) a new one is begun, and each worker publishes the
+keys of its own spool. Until all have, keys get BeingStoredError. A row is pending from before the write of
+its message until that is durable; its `worker` settles it, after a crash when it starts.
+
+Failure: StoreError. All but `run` blocks; `run` has one thread, so that steps are done in the order in which
+they were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.keeper import health
+from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError
+from zonerelay.store.surroundings import Siblings
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+BUSY = 5.0
+"""Seconds that a statement waits for another worker's."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS kept (
+    identity TEXT PRIMARY KEY, digest TEXT, message_id TEXT, until REAL, worker INTEGER, pending INTEGER
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS expiry ON kept (until);
+CREATE INDEX IF NOT EXISTS open ON kept (worker) WHERE pending;
+"""
+
+
+class Row(NamedTuple):
+    kept: Kept
+    worker: int
+    is_pending: bool
+
+
+class Register:
+    """One per worker."""
+
+    def __init__(self, siblings: Siblings) -> None:
+        self.worker = siblings.worker
+        self._all = siblings.all
+        self._directory = siblings.directory / _boot()
+        self._file = self._directory / "register.db"
+        self._others = siblings.directory
+        self._database: sqlite3.Connection | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._complete = False
+        self._closed = False
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """A method of this object in its thread."""
+        import sqlite3  # noqa: PLC0415 - a relay without keys does without
+
+        if self._closed:
+            raise StoreError(health.CLOSED)
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "once-register")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"the register of idempotency keys {self._file}: {error}") from error
+
+    def close(self) -> None:
+        self._closed = True
+        if self._executor is not None:
+            self._executor.shutdown()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    # --- who has published
+
+    @property
+    def is_there(self) -> bool:
+        return self._file.exists()
+
+    @property
+    def is_published(self) -> bool:
+        return self._mark(self.worker).exists()
+
+    def mark_published(self) -> None:
+        """Every key of this worker's spool is in the register."""
+        self._make_directory()
+        self._mark(self.worker).touch()
+
+    def _mark(self, worker: int) -> Path:
+        return self._directory / f"{worker:02d}"
+
+    def _make_directory(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in self._others.iterdir():
+            if old != self._directory:
+                forget_registers(old)
+
+    # --- in the thread
+
+    def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
+        """What is known of the key. When that is nothing, it is pending for this message from here on."""
+        self._check_complete()
+        with self._exclusive() as database:
+            found = database.execute(
+                "SELECT message_id, digest, until, worker, pending FROM kept WHERE identity = ?",
+                (once.identity,),
+            ).fetchone()
+            if found is not None and (found[4] or found[2] > now):
+                return Row(Kept(MessageId(found[0]), found[1], found[2]), found[3], bool(found[4]))
+            database.execute(
+                "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, 1)",
+                (once.identity, once.digest, message_id, once.until, self.worker),
+            )
+            return None
+
+    def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
+        """The message of a reservation is stored, or will never be."""
+        sql = "UPDATE kept SET pending = 0" if is_kept else "DELETE FROM kept"
+        self._opened().execute(
+            f"{sql} WHERE identity = ? AND message_id = ? AND pending",
+            (identity, message_id),
+        )
+
+    def pending(self) -> list[tuple[str, MessageId]]:
+        """The reservations of this worker."""
+        return (
+            self._opened()
+            .execute("SELECT identity, message_id FROM kept WHERE worker = ? AND pending", (self.worker,))
+            .fetchall()
+        )
+
+    def publish(self, page: Collection[tuple[str, Kept]]) -> None:
+        """Keys that this worker's spool holds. Of two spools that hold one, the younger key counts."""
+        rows = [(name, kept.digest, kept.message_id, kept.until, self.worker) for name, kept in page]
+        with self._exclusive() as database:
+            database.executemany(
+                "INSERT INTO kept VALUES (?, ?, ?, ?, ?, 0) ON CONFLICT (identity) DO UPDATE SET"
+                " digest = excluded.digest, message_id = excluded.message_id, until = excluded.until,"
+                " worker = excluded.worker WHERE NOT pending AND until < excluded.until",
+                rows,
+            )
+
+    def forget(self, now: float, most: int) -> None:
+        """Removes expired keys. Those that are pending are their worker's to settle."""
+        self._opened().execute(
+            "DELETE FROM kept WHERE identity IN"
+            " (SELECT identity FROM kept WHERE until < ? AND NOT pending LIMIT ?)",
+            (now, most),
+        )
+
+    def _check_complete(self) -> None:
+        if not self._complete:
+            missing = [each for each in sorted(self._all) if not self._mark(each).exists()]
+            if missing:
+                raise BeingStoredError(f"worker {missing[0]} has not said yet which keys its spool holds")
+            self._complete = True
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[sqlite3.Connection]:
+        database = self._opened()
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield database
+        except BaseException:
+            database.execute("ROLLBACK")
+            raise
+        database.execute("COMMIT")
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            import sqlite3  # noqa: PLC0415 - as above
+
+            self._make_directory()
+            database = sqlite3.connect(
+                self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
+            )
+            database.execute("PRAGMA journal_mode = WAL")
+            # Nothing in it has to outlive the machine.
+            database.execute("PRAGMA synchronous = OFF")
+            database.executescript(_TABLES)
+            self._database = database
+        return self._database
+
+
+def forget_registers(directory: Path) -> None:
+    """Removes registers that no worker uses: of another boot, or of a relay that has one worker now."""
+    import shutil  # noqa: PLC0415 - most relays have none
+
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _boot() -> str:
+    """Names the time since the machine was started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return "boot"
