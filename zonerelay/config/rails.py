@@ -175,7 +175,9 @@ def parse(content: str, file_name: str) -> RailsFile:
         report = Report(lines)
         try:
             check_name(name)
-            found = read_options(Rails, dict(table), ("user", name), report)
+            for key in dict(table).keys() - OPTIONS.keys():
+                report.refuse(("user", name, key), f"unknown key{did_you_mean(key, OPTIONS)}")
+            found = read_options(Rails, table, ("user", name), report)
             report.raise_problems()
             rails[name] = found.check()
         except (TypeError, ValueError, ConfigError) as error:
