@@ -461,6 +461,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            quotas=() if listeners is None else tuple(listeners.guard.nearly_used()),
             history=self.history,
             problems=(
                 *self.problems,

@@ -254,16 +254,12 @@ def _show_user(arguments: Namespace, path: Path) -> int:
     ]
     for line in rails.lines_of(dataclasses.replace(there, second_hash="")):
         key, _, value = line.partition(" = ")
-        used = f" ({_octets(key, usage[key])} used)" if key in usage else ""
+        used = f" ({text.amount(key, usage[key])} used)" if key in usage else ""
         rows.append((key, f"{text.clean(value)}{used}"))
     if problem:
         rows.append(("usage", f"unknown: {problem}"))
     output.console().print(output.table(["", ""], rows, cut=("",)))
     return OK
-
-
-def _octets(key: str, used: int) -> str:
-    return text.size(used) if key.startswith("octets") else f"{used:,}"
 
 
 def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:

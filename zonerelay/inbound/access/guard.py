@@ -11,7 +11,7 @@ opens for want of them.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from zonerelay.config.rails import NONE, Mode, Rails, file_beside
 from zonerelay.config.units import format_size
 from zonerelay.inbound.access.credentials_watch import RailsWatch
-from zonerelay.inbound.limits.quotas import Full, Quotas, Usage
+from zonerelay.inbound.limits.quotas import NEAR, Full, Quotas, Usage
 from zonerelay.limits.shared import BookStore
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.address import Mailbox
@@ -98,7 +98,6 @@ class Guard:
         self._events = events
         self._clock = clock
         self._quotas = Quotas(pages, clock, lambda user, level: events.quota_near(user, *level))
-        self.seen = self._quotas.seen
         self.configure(credentials)
         events.metrics.attach_quotas(self._ratios)
 
@@ -160,12 +159,17 @@ class Guard:
             except AuthorityError as error:
                 self._events.trouble("quotas", error)
 
+    def nearly_used(self) -> Iterator[tuple[str, str, int, int]]:
+        for user, level in self._quotas.seen():
+            if level.used >= NEAR * level.most:
+                yield (user, *level)
+
     async def close(self) -> None:
         await self._quotas.close()
 
     def _ratios(self) -> list[tuple[tuple[str, ...], float]]:
         found: dict[str, float] = {}
-        for user, level in self.seen():
+        for user, level in self._quotas.seen():
             found[user] = max(found.get(user, 0.0), level.used / level.most)
         return [((self._events.shown_user(user),), ratio) for user, ratio in found.items()]
 

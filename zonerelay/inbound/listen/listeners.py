@@ -127,6 +127,11 @@ class Listeners:
         return sum(kept.listener.connections for kept in self._kept)
 
     @property
+    def guard(self) -> Guard:
+        """Holds users to their guard rails, in whatever way their mail comes."""
+        return self._guard
+
+    @property
     def rewriting(self) -> Rewriting | None:
         """The [[rewrite]] tables of now."""
         return self._shared.rewriting

@@ -14,6 +14,7 @@ from zonerelay.control.messages.answers import (
     DestinationStatus,
     Explanation,
     OrderRow,
+    QuotaStatus,
     RelayStatus,
     SourcePenalty,
     Summary,
@@ -55,7 +56,14 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         history_since=_known(min, [part.history_since for part in answers]),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
         orders=merge_orders(part.orders for part in answers),
+        quotas=_quotas(each for part in answers for each in part.quotas),
     )
+
+
+def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
+    """All workers count the same usage: the one that has looked last has seen most."""
+    found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
+    return tuple(found.values())
 
 
 def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
