@@ -171,6 +171,8 @@ async def test_quotas_count_over_restarts_and_say_when_to_come_back(tmp_path: Pa
         assert (near["quota"], near["used"], near["most"]) == ("recipients_per_hour", 4, 5)
         large = await house.send(message=MESSAGE + b"x" * 2000, size=False)
         assert large == "552 5.3.4 Message is larger than 1 KB, this user's quota per day"
+        (row,) = (await house.running.status()).quotas
+        assert (row.user, row.quota, row.used, row.most) == ("shop", "recipients_per_hour", 4, 5)
         metrics = house.running.worker.metrics
         assert metrics.quota_refused._numbers["recipients_per_hour",] == 1
         assert b'zonerelay_user_quota_used_ratio{user="shop"} 0.8' in metrics.exposition()

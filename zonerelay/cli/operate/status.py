@@ -19,6 +19,7 @@ from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.watch import watch
 from zonerelay.control.messages.answers import (
     DestinationStatus,
+    QuotaStatus,
     RelayStatus,
     SourcePenalty,
     WorkerStatus,
@@ -97,18 +98,11 @@ def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool)
 
 
 def _quotas(rows: Sequence[QuotaStatus]) -> Table:
-    return output.table(
-        ["user", "quota", "used", "of"],
-        [
-            (
-                text.clean(row.user),
-                row.quota,
-                *(text.amount(row.quota, each) for each in (row.used, row.most)),
-            )
-            for row in sorted(rows, key=lambda row: -row.used / row.most)
-        ],
-        cut=("user",),
-    )
+    shown = [
+        (text.clean(row.user), row.quota, text.amount(row.quota, row.used), text.amount(row.quota, row.most))
+        for row in sorted(rows, key=lambda row: -row.used / row.most)
+    ]
+    return output.table(["user", "quota", "used", "of"], shown, cut=("user",))
 
 
 def _matters(each: DestinationStatus) -> bool:

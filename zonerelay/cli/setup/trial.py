@@ -165,7 +165,7 @@ def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
                 yield f"auth.credentials: {file}: the user {name} may use the zone {zone}, which there is not"
     shared = settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
     if not shared and any(each.quotas for each in found.rails.values()):
-        yield "auth.credentials: quotas of users are totals of this machine: other machines count for themselves"
+        yield "auth.credentials: quotas of users count on this machine alone, each other one has its own"
 
 
 def _users(settings: Settings, report: Report) -> None:
