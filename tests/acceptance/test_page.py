@@ -194,6 +194,9 @@ def operator(request: pytest.FixtureRequest, chromium: Browser) -> Iterator[Oper
 def test_filter_hold_ten_thousand_and_undo(operator: Operator, relay: Served) -> None:
     page = operator.page
     operator.log_in(relay, "/queue?q=zone:default")
+    operator.write(page.get_by_label("Filter"), "bob")
+    operator.press(operator.button("Filter"))
+    operator.text("bob: write for example to:bob or from:bob")
     operator.write(page.get_by_label("Filter"), "to:@example.com")
     operator.press(operator.button("Filter"))
     page.wait_for_url("**/queue?q=to%3A%40example.com")
@@ -370,3 +373,10 @@ def test_files_are_kept_for_good(relay: Served) -> None:
         assert status == 200
         assert "immutable" in fields["Cache-Control"]
     assert relay.request("GET", "/static/page.css")[0] == 404
+
+
+def test_a_tail_says_what_cannot_be_looked_for(relay: Served) -> None:
+    operator = log_in(relay, relay.token)
+    status, fields, text = relay.request("GET", "/tail/events?address=*bob*", Cookie=operator)
+    assert (status, fields["Content-Type"]) == (200, "text/event-stream")
+    assert "pseudonyms" in text

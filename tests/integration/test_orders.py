@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import smtplib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from zonerelay.control.messages.requests import (
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.process.setup import StartError
 from zonerelay.queue.orders import orders as module
+from zonerelay.queue.zone import window
 from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"Subject: x\r\n\r\nbody\r\n"
@@ -242,8 +243,25 @@ async def test_suspended_mail_does_not_bounce_for_its_destination(tmp_path: Path
         await suspend(running, sender="app@*")
         await send(running, "1@no.such.example")
         await running.until_logged("held", 1)
+        settler = running.worker._settler
+        assert settler is not None
+        assert settler.outcome_log._unsettled == 0, "what is held is no more on its way"
         assert (await resume(running, sender="app@*")).released == 1
         await running.until_logged("bounced", 1)
+
+
+async def test_domains_beyond_those_that_claims_pass_over_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "MAX_PASSED_OVER", 1)
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        await suspend(running, domain="*.example", zone="default")
+        await send(running, "1@a.example", "1@b.example", "1@c.example", "2@a.example")
+        await running.until_logged("held", 2)
+        assert running.queued() == 4
+        assert (await resume(running, domain="*.example", zone="default")).released == 2
+        await running.until_empty()
+        assert stage.delivered() == ["1@a.example", "1@b.example", "1@c.example", "2@a.example"]
 
 
 async def test_a_hold_rule_lets_released_mail_pass(tmp_path: Path) -> None:
@@ -255,6 +273,24 @@ async def test_a_hold_rule_lets_released_mail_pass(tmp_path: Path) -> None:
         await running.until_logged("delivered", 1)
         assert (await resume(running, domain="*.example")).released == 1
         await running.until_empty()
+
+
+async def test_operators_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        names = [f"{number}.example" for number in range(6)]
+
+        async def operator(order: Sequence[str]) -> set[str]:
+            given = {(await suspend(running, domain=name)).order.id for name in order}
+            for name in order[1:-1]:
+                await resume(running, domain=name)
+            return given
+
+        # Two, for they share the threads of this process with the relay.
+        await asyncio.gather(operator(names), operator(names))
+        left = await running.ask(Orders(), OrdersInForce)
+        assert sorted(row.domain or "" for row in left.orders) == [names[0], names[-1]]
+        given = len(running.log.named("order-given"))
+        assert given == len(running.log.named("order-ended")) + 2
 
 
 @pytest.mark.parametrize(

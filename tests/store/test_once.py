@@ -18,6 +18,7 @@ from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, 
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.store.check import Examination, Findings
+from zonerelay.store.common.once import reservations
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,
@@ -103,6 +104,18 @@ async def test_of_many_at_once_one_is_stored(spool: Spool) -> None:
     answers = await asyncio.gather(*(answer(spool.store, number) for number in range(1, 9)))
     assert len(set(answers)) == 1
     assert await stored(spool.store) == [answers[0]]
+
+
+@keeping
+async def test_a_client_that_leaves_during_the_commit_changes_nothing(spool: Spool) -> None:
+    committing = asyncio.create_task(submit(spool.store, 1))
+    while not committing.done() and not await stored(spool.store):
+        committing.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(committing, return_exceptions=True)
+    first = await answer(spool.store, 2)
+    assert await answer(spool.store, 3) == first
+    assert await stored(spool.store) == [first]
 
 
 @surviving
@@ -221,12 +234,18 @@ async def test_workers_answer_for_each_other(tmp_path: Path, backend: Backend) -
         assert len(await stored(one)) + len(await stored(two)) == 2
 
 
-async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(workers: Workers) -> None:
+async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = await workers.start(0)
-    with pytest.raises(BeingStoredError):
-        await submit(one, 1)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(reservations, "PATIENCE", 0.2)
+        with pytest.raises(BeingStoredError):
+            await submit(one, 1)
+    waiting = asyncio.create_task(submit(one, 2))
+    await asyncio.sleep(0)
     await workers.start(1)
-    await until_known(one)
+    assert (await waiting).id == message_id(2)
 
 
 async def test_a_lost_register_is_made_again_of_the_spools(workers: Workers, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Access:
             del self._failures[next(iter(self._failures))]
         self._failures[who] = (began, count + 1)
         if count in (0, MAX_FAILURES):
-            self._audit({"by": client, "request": "refused: a token that is not valid"})
+            self._audit({"client": client, "request": "refused: a token that is not valid"})
         if count >= MAX_FAILURES:
             raise DeniedError("too many tokens that are not valid", int(began + WINDOW - now) + 1)
         raise DeniedError("the token is not valid: it has expired, was removed, or is not whole")

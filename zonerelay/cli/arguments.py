@@ -101,6 +101,10 @@ def build() -> argparse.ArgumentParser:
     _orders(commands)
     _explain(commands)
     _log(commands)
+    report = _command(commands, "report", "what became of mail, in figures, as the daily report has it")
+    report.add_argument(
+        "--since", type=_age, default=86_400.0, metavar="AGE", help="of that time until now (default: 1d)"
+    )
     _acts(commands)
     resolve = _command(
         commands, "resolve", "addresses in the queue behind a pseudonym from the log; or its pseudonym"
@@ -117,6 +121,7 @@ def build() -> argparse.ArgumentParser:
     _certificates(commands)
     _dkim(commands)
     _outbox(commands)
+    _webhook(commands)
     _spool(commands)
     commands.add_parser("sendmail", help="hand in mail as sendmail(1) does", add_help=False)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
@@ -503,6 +508,20 @@ def _outbox(commands: Commands) -> None:
     encrypt.add_argument("--host", required=True, help="smtp_host of the mailbox")
     encrypt.add_argument("--port", type=_count, default=587, help="its smtp_port (default: %(default)s)")
     encrypt.add_argument("--user", required=True, metavar="NAME", help="its smtp_username")
+
+
+def _webhook(commands: Commands) -> None:
+    webhook = commands.add_parser("webhook", help="endpoints that are told what becomes of mail")
+    verbs = webhook.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _json(_command(verbs, "list", "each webhook: whether it takes events, and how many wait"))
+    test = _command(verbs, "test", "post an event webhook.test now, and print the answer")
+    replay = _command(verbs, "replay", "try now what waits, also where the endpoint wanted no more events")
+    replay.add_argument(
+        "--since", type=_age, metavar="AGE", help="tell once more what the history has of that time, e.g. 2h"
+    )
+    for verb in (test, replay):
+        verb.add_argument("name", metavar="NAME", help="of the [[webhook]]")
+        _json(verb)
 
 
 def _spool(commands: Commands) -> None:

@@ -68,6 +68,13 @@ from zonerelay.config.tables.store.postgres import PostgresSettings
 from zonerelay.config.tables.store.redis import RedisSettings
 from zonerelay.config.tables.store.s3 import Addressing, S3Settings
 from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings, raised_guard, space_guard
+from zonerelay.config.tables.webhook import (
+    EVENTS,
+    ReportSettings,
+    WebhookAddresses,
+    WebhookSettings,
+    webhook_keys,
+)
 from zonerelay.model.priority import Priority
 
 
@@ -116,6 +123,8 @@ class Settings:
     dns: DnsSettings = table(DnsSettings)
     log: LogSettings = table(LogSettings)
     history: HistorySettings = table(HistorySettings)
+    webhook: tuple[WebhookSettings, ...] = tables(WebhookSettings)
+    report: ReportSettings = table(ReportSettings)
     admin: AdminSettings = table(AdminSettings)
 
 

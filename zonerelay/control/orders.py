@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
+from itertools import filterfalse
 
 import msgspec
 
@@ -21,6 +23,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.priority import zone_of
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
 from zonerelay.queue.orders.orders import Orders, OrdersError
@@ -28,6 +31,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.store.contract import Store
 
 MAX_TEXT = 400
+_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 LOOK = 1.0
 """Seconds for which the mail that an order is about is looked for."""
 
@@ -146,6 +150,8 @@ class OrderAnswers:
                 did_you_mean(about.zone, self._known_zones()) or f"; there is {in_words(self._known_zones())}"
             )
             raise ControlError(f'there is no zone "{about.zone}"{near}')
+        if request.id and not _ID.fullmatch(request.id):
+            raise ControlError("the id of an order has 8 hexadecimal digits")
         if about.domain is not None and about.destination is not None:
             raise ControlError("a destination has domains of its own: leave domain or destination out")
         if request.refuse and (request.effect == HOLD or about.destination is not None):
@@ -156,7 +162,7 @@ class OrderAnswers:
 
     def _known_zones(self) -> list[str]:
         stored = (zone_of(queue) for queue, counts in self._store.counts().items() if counts.total)
-        return sorted({*self._zones(), *stored, "default"})
+        return sorted({*self._zones(), *filterfalse(is_webhook_zone, stored), "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
         """The hosts of a destination that is known by a name, as `status` shows it."""
@@ -187,7 +193,7 @@ class OrderAnswers:
         now = self._clock.now()
         oldest = [
             self._first_expiry(created, zone_of(queue))
-            for queue in self._store.counts()
+            for queue in filterfalse(is_webhook_zone, self._store.counts())
             if about.zone in (None, zone_of(queue))
             and (created := await self._store.oldest(queue, now=now)) is not None
         ]

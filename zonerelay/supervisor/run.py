@@ -47,8 +47,10 @@ from zonerelay.supervisor.reload import RelayReload
 from zonerelay.supervisor.sockets import BindError, Sockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
+from zonerelay.telemetry.events.events import http_request
 from zonerelay.telemetry.logs.logs import LogWriter
 from zonerelay.telemetry.logs.logs import configure as configure_logs
+from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import MetricTotals
 
 
@@ -68,11 +70,16 @@ def supervise(config: Path, settings: Settings) -> int:
         refuse=lambda held: lock.refuse_second(settings, unless_stopping=held),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, settings, home, held=held, log=log))
+        return runner.run(_run(config, settings, home, held=held, log=log, redactor=redactor))
 
 
-async def _run(config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter) -> int:
-    return await Supervisor(config, settings, home, held=held, log=log, clock=SystemClock()).run()
+async def _run(
+    config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter, redactor: Redactor
+) -> int:
+    supervisor = Supervisor(
+        config, settings, home, held=held, log=log, clock=SystemClock(), redactor=redactor
+    )
+    return await supervisor.run()
 
 
 def _waiting(log: LogWriter, holders: str) -> None:
@@ -83,9 +90,18 @@ def _waiting(log: LogWriter, holders: str) -> None:
 
 class Supervisor:
     def __init__(
-        self, config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter, clock: Clock
+        self,
+        config: Path,
+        settings: Settings,
+        home: Path,
+        *,
+        held: int,
+        log: LogWriter,
+        clock: Clock,
+        redactor: Redactor,
     ) -> None:
         self.settings = settings
+        self._redactor = redactor
         self._config = config
         self._log = log
         self._clock = clock
@@ -173,7 +189,7 @@ class Supervisor:
             handler,
             lambda: self._state.settings,
             trouble=self._trouble,
-            audit=lambda fields: self._log.emit("warning", "http-request", {**fields}),
+            audit=lambda fields: self._log.emit(*http_request(fields, self._redactor)),
             clock=self._clock,
         )
         admin = AdminServer(

@@ -181,7 +181,7 @@ class PageRoutes:
         assert visitor.session is not None
         self._sessions.end(visitor.session.number)
         response = see_other("/login")
-        response.del_cookie(_cookie(visitor.request), path="/")
+        response.del_cookie(_cookie(visitor.request), path="/", secure=VISIT.get().secure, samesite="Strict")
         return response
 
     async def _list_sessions(self, visitor: Visitor) -> web.StreamResponse:

@@ -163,7 +163,8 @@ def _total(results: list[Changed]) -> Changed:
 
 def _done(arguments: Namespace, total: Changed) -> str:
     if (at := getattr(arguments, "at", None)) is not None:
-        return f"will be tried at {text.when(at)} ({text.until(at, time.time())})"
+        # To the minute: the seconds of the command itself would make "+2h" an "in 1h59m".
+        return f"will be tried at {text.when(at)} ({text.until(at + 30, time.time())})"
     return " ".join(filter(None, (_DONE[arguments.verb], total.note)))
 
 

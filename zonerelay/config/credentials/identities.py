@@ -208,6 +208,8 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
     from zonerelay.config.credentials.file import CredentialsError  # noqa: PLC0415
 
     path = Path(os.path.realpath(path))
+    if not path.parent.exists():
+        raise IdentitiesError(f"there is no {path.parent} yet: start the relay once, which makes it")
     try:
         with locked(path.parent):
             content = _Content(tokens=change(read(path)))

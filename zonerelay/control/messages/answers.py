@@ -554,6 +554,31 @@ class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
     worker: int | None = None
 
 
+class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
+    """A webhook; `state` is `ok`, `failing` or `disabled (410)`, `oldest` is Unix time."""
+
+    name: str
+    url: str
+    state: str
+    problem: str
+    queued: int
+    oldest: float | None
+    delivered: int
+
+
+class WebhookTested(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):
+    """What the endpoint has answered."""
+
+    ok: bool
+    text: str
+
+
+class WebhookReplayed(_Frame, frozen=True, kw_only=True, tag="webhook-replayed"):
+    """How many events wait for the endpoint now."""
+
+    queued: int
+
+
 class Families(_Frame, frozen=True, kw_only=True, tag="families"):
     """The metrics of a worker, for its supervisor. Never printed, so no outside contract."""
 
@@ -603,6 +628,9 @@ Frame = (
     | Address
     | RelayStatus
     | Explanation
+    | WebhookRow
+    | WebhookTested
+    | WebhookReplayed
     | MailEvent
     | Missed
     | TranscriptLine

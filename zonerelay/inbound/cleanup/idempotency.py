@@ -36,7 +36,12 @@ _BOUNDARY_VALUE = re.compile(rb"(boundary=)[^\r\n]{1,100}", re.IGNORECASE)
 def key_in(fields: Fields) -> str | None:
     """The key that the field names; `None` when there is none that can be used."""
     found = [value.strip() for name, value in fields if name.lower() == IDEMPOTENCY_KEY]
-    return found[0] if len(found) == 1 and _KEY.fullmatch(found[0]) else None
+    return found[0] if len(found) == 1 and is_key(found[0]) else None
+
+
+def is_key(text: str) -> bool:
+    """Whether a client may name it as a key."""
+    return _KEY.fullmatch(text) is not None
 
 
 def message_id_in(fields: Fields) -> str:

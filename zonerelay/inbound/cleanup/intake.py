@@ -428,8 +428,10 @@ class Intake:
             return self.refusal
         if len(deliveries) > LIST:
             await asyncio.sleep(0)
+        webhooks = self._context.webhooks
         message = await writer.commit(
             deliveries,
+            beside=None if webhooks is None else webhooks.accepted,
             once=self._once() if self._key else None,
             headers=self._header.fields,
             eight_bit=self._eight_bit,
@@ -464,6 +466,8 @@ class Intake:
             # What is stored as due has its time told: were the clock set back, no claim would find it now.
             for queue, due in {each.queue: each.next_attempt for each in deliveries}.items():
                 context.notify(queue, due)
+            if context.webhooks is not None:
+                context.webhooks.notify()
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             context.events.trouble("inbound", error, message_id=message.id)
 

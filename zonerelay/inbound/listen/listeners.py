@@ -28,7 +28,7 @@ from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import NotifyQueue, SharedContext, Suspended
+from zonerelay.inbound.state.context import NotifyQueue, SharedContext, Suspended, TellsAcceptance
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.limits.shared import BookStore
@@ -37,10 +37,11 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.reply import Reply
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import QueueStore
+from zonerelay.store.contract import QueueCounts, QueueStore
 from zonerelay.telemetry.events.events import Events
 
 LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
@@ -78,6 +79,7 @@ class Listeners:
         secret: bytes,
         pages: Callable[[], BookStore],
         srs: Callable[[], Srs | None] = lambda: None,
+        webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
         suspended: Suspended = lambda origin, sender, recipient, named: "",
         inherited: Inherited = NOTHING,
     ) -> None:
@@ -87,13 +89,14 @@ class Listeners:
         self._clock = clock
         self._secret = secret
         self._srs = srs
+        self._webhooks = webhooks
         self._users: Authenticator | None = None
         self._credentials = settings.auth.credentials
         self._guard = Guard(self._credentials, pages, events=events, clock=clock)
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
-            bursts=Bursts(store.counts, clock),
+            bursts=Bursts(lambda: _mail(store.counts()), clock),
             suspended=suspended,
             guard=self._guard,
         )
@@ -235,6 +238,7 @@ class Listeners:
             access=AccessRules(settings.access) if settings.access else None,
             rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
             srs=self._srs(),
+            webhooks=self._webhooks(),
             hash_bodies=bool(settings.dkim),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
             idempotency_window=settings.spool.idempotency_window,
@@ -328,3 +332,8 @@ def _bounded(settings: ListenerSettings, policy: PolicyRunner | None) -> Listene
     if policy is None or WholeMessage not in policy.asked:
         return settings
     return replace(settings, max_message_size=min(settings.max_message_size, settings.policy_max_size))
+
+
+def _mail(counts: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
+    """Without the events that wait for webhooks."""
+    return {queue: each for queue, each in counts.items() if not is_webhook_zone(queue)}

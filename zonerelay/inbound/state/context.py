@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.guard import Guard
@@ -29,10 +29,10 @@ from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Origin
+from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import QueueStore
+from zonerelay.store.contract import QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
 IDEMPOTENCY_KEY = "idempotency-key"
@@ -50,6 +50,16 @@ none. Without a recipient: at MAIL. The last argument: the message itself may na
 
 NotifyQueue = Callable[[str, float], None]
 """Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
+
+
+class TellsAcceptance(Protocol):
+    """Makes messages of our own that tell others of accepted mail."""
+
+    def accepted(self, message: Message) -> list[Submit]:
+        """Returns what belongs into the write that holds the message."""
+
+    def notify(self) -> None:
+        """That write is done."""
 
 
 def _nothing_is_suspended(_: Origin, __: Mailbox, ___: Mailbox | None, ____: bool) -> str:
@@ -78,6 +88,7 @@ class SharedContext:
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
+    webhooks: TellsAcceptance | None = None
     srs: Srs | None = None
     srs_recipients: SrsRecipients = field(default_factory=SrsRecipients)
     hash_bodies: bool = False

@@ -35,6 +35,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.priority import queues_of, zone_of
 from zonerelay.model.reply import Reply
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
@@ -55,7 +56,7 @@ SOON = 0.25
 """Deliveries in a batch that is to be shown, and the seconds that are spent on it: lines should come soon."""
 NEVER = float("inf")
 SUMMED = 250
-"""Deliveries that a summary counts without a pause of the event loop."""
+"""Deliveries that a summary counts, or a release changes, without a pause of the event loop."""
 SAMPLE = 10_000
 """Deliveries from which a summary is estimated."""
 AGAIN = 0.5
@@ -148,7 +149,7 @@ class Operations:
             self._matching(wanted, progress, most=SHOWN, within=SOON, after=after)
         ) as batches:
             async for batch in batches:
-                messages = await self._store.read_messages([each.message_id for each, _ in batch[:left]])
+                messages = await self._messages_of(each for each, _ in batch[:left])
                 for delivery, state in batch[:left]:
                     yield delivery, messages.get(delivery.message_id), state
                 left -= len(batch)
@@ -186,8 +187,8 @@ class Operations:
         key_of = KEYS.get(by) or self._site
         async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
             async for batch in batches:
-                ids = [each.message_id for each, _ in batch] if by in NEED_MESSAGE else []
-                messages = await self._store.read_messages(ids) if ids else {}
+                needed = batch if by in NEED_MESSAGE else []
+                messages = await self._messages_of(each for each, _ in needed)
                 for delivery, _ in batch:
                     summary.count(key_of(delivery, messages.get(delivery.message_id)), delivery.created)
                 await asyncio.sleep(0)
@@ -241,8 +242,7 @@ class Operations:
         act: Act | None = None,
     ) -> Result:
         async def reroute(deliveries: Sequence[Delivery]) -> int:
-            ids = [each.message_id for each in deliveries] if rerouting.needs_messages else []
-            messages = await self._store.read_messages(ids) if ids else {}
+            messages = await self._messages_of(deliveries if rerouting.needs_messages else ())
             now = self._clock.now()
             queues = {
                 each.key: rerouting.queue_of(each, messages.get(each.message_id)) for each in deliveries
@@ -323,7 +323,7 @@ class Operations:
         async def update(deliveries: Sequence[Delivery]) -> int:
             return await self._store.update(_keys(deliveries), change)
 
-        async with aclosing(self._matching(wanted, None)) as batches:
+        async with aclosing(self._matching(wanted, None, most=SUMMED)) as batches:
             async for batch in batches:
                 some = [delivery for delivery, _ in batch if change(delivery) != delivery]
                 if some:
@@ -373,8 +373,6 @@ class Operations:
 
     async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
-        # Where an undo that a crash has cut off may have put them back already.
-        wanted |= {entry.key: entry for entry in entries}
         free = self._scheduler.withdraw(wanted)
         states: dict[DeliveryKey, State] = {}
 
@@ -407,7 +405,9 @@ class Operations:
         )
 
     async def _look_elsewhere(self, missing: Sequence[Entry], states: dict[DeliveryKey, State]) -> None:
-        """Finds out which of the missing were moved to another queue since: these have not left."""
+        """Finds out which of the missing were moved to another queue since, or put back by an undo that a
+        crash has cut off: these have not left.
+        """
         origins = {entry.key[1:]: entry.key for entry in missing}
 
         def found(current: Delivery) -> Delivery:
@@ -534,7 +534,7 @@ class Operations:
         if wanted.message_id is not None:
             found = await self._store.deliveries_of(wanted.message_id)
             for delivery in sorted(found, key=lambda each: each.key):
-                if after is None or delivery.key > after:
+                if (after is None or delivery.key > after) and not is_webhook_zone(delivery.queue):
                     yield delivery
             return
         may_match = matcher.recipient
@@ -550,12 +550,20 @@ class Operations:
             start = after if after is not None and queue in (None, after.queue) else None
             async with closing(self._store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
-                    yield delivery
+                    if not is_webhook_zone(delivery.queue):
+                        yield delivery
 
     def _total(self, zone: str | None) -> int:
         return sum(
-            counts.total for name, counts in self._store.counts().items() if zone in (None, zone_of(name))
+            counts.total
+            for name, counts in self._store.counts().items()
+            if zone in (None, zone_of(name)) and not is_webhook_zone(name)
         )
+
+    async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
+        """Reads each message once, which may have a thousand deliveries."""
+        ids = list(dict.fromkeys(each.message_id for each in deliveries))
+        return await self._store.read_messages(ids) if ids else {}
 
     async def _message(self, message_id: MessageId) -> Message | None:
         try:

@@ -34,6 +34,8 @@ from zonerelay.control.messages.answers import (
     Progress,
     RelayStatus,
     Summary,
+    WebhookReplayed,
+    WebhookRow,
 )
 from zonerelay.control.messages.requests import (
     Acts,
@@ -56,6 +58,9 @@ from zonerelay.control.messages.requests import (
     Tail,
     Transcript,
     Undo,
+    WebhookList,
+    WebhookReplay,
+    WebhookTest,
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
@@ -70,6 +75,7 @@ from zonerelay.supervisor.merge.merging import (
     merge_orders,
     merge_status,
     merge_summaries,
+    merge_webhooks,
 )
 from zonerelay.supervisor.merge.streams import LiveStream
 
@@ -101,13 +107,13 @@ class FanOut:
                 await self._count(request, asked, answer)
             case QueueSummary():
                 await self._summary(request, asked, answer)
+            case WebhookList() | WebhookReplay():
+                await self._webhooks(request, asked, answer)
             case QueueChange() | Undo() | Acts():
                 await self._act(request, asked, answer)
-            case Suspend() | Resume() | Orders():
+            case Suspend() | Resume() | Orders() | Explain(message_id=""):
                 await answer.send(await self._answer(request, asked, answer.caller))
-            case Explain() if not request.message_id:
-                await answer.send(await self._answer(request, asked, answer.caller))
-            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain():
+            case QueueShow() | QueueTrace() | QueueCat() | SpoolAcknowledge() | Explain() | WebhookTest():
                 await self._find(request, asked, answer)
             case Tail() | Transcript():
                 return await LiveStream(self._relay, request, answer.caller).run(answer)
@@ -225,14 +231,29 @@ class FanOut:
         for row in rows[: request.limit or MAX_ROWS]:
             await answer.send(row)
 
+    async def _webhooks(
+        self, request: WebhookList | WebhookReplay, asked: WorkerAnswers, answer: Answer
+    ) -> None:
+        """The webhooks of all workers: what waits is added up, and the worst state counts."""
+        if isinstance(request, WebhookReplay):
+            found = await asked.all(request, WebhookReplayed)
+            await answer.send(WebhookReplayed(queued=sum(each.queued for each in found.values())))
+            return
+        rows: list[WebhookRow] = []
+        for worker in asked.workers():
+            async with aclosing(asked.of(worker, request)) as answered:
+                rows += [frame async for frame in answered if isinstance(frame, WebhookRow)]
+        for row in merge_webhooks(rows):
+            await answer.send(row)
+
     async def _find(
         self,
-        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | Explain,
+        request: QueueShow | QueueTrace | QueueCat | SpoolAcknowledge | Explain | WebhookTest,
         asked: WorkerAnswers,
         answer: Answer,
     ) -> None:
         """Sends the answer of the one worker that has the message or the loss."""
-        first = 0 if isinstance(request, SpoolAcknowledge) else int(request.message_id[-2:], 16)
+        first = 0 if isinstance(request, SpoolAcknowledge | WebhookTest) else int(request.message_id[-2:], 16)
         if isinstance(request, QueueCat):
             request = msgspec.structs.replace(request, who=answer.caller)
         not_found: NotFoundError | None = None

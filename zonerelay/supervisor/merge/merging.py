@@ -19,6 +19,7 @@ from zonerelay.control.messages.answers import (
     SourcePenalty,
     Summary,
     SummaryRow,
+    WebhookRow,
     ZoneStatus,
     hurts,
 )
@@ -64,6 +65,25 @@ def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
     """All workers count the same usage: the one that has looked last has seen most."""
     found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
     return tuple(found.values())
+
+
+def merge_webhooks(rows: Iterable[WebhookRow]) -> list[WebhookRow]:
+    """One row for each webhook."""
+    merged: dict[str, WebhookRow] = {}
+    for row in rows:
+        other = merged.get(row.name, row)
+        both = (other,) if other is row else (other, row)
+        worst = max(
+            both,
+            key=lambda each: ("ok", "failing").index(each.state) if each.state != "disabled (410)" else 2,
+        )
+        merged[row.name] = msgspec.structs.replace(
+            worst,
+            queued=sum(each.queued for each in both),
+            delivered=sum(each.delivered for each in both),
+            oldest=min((each.oldest for each in both if each.oldest is not None), default=None),
+        )
+    return list(merged.values())
 
 
 def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:

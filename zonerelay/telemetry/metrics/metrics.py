@@ -37,6 +37,7 @@ from zonerelay.telemetry.metrics.subsystems import (
     ReplyMetrics,
     SmarthostMetrics,
     StsCounters,
+    WebhookMetrics,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -62,7 +63,8 @@ TROUBLES = (
     "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.orders", "queue.read_message",
     "queue.report",
     "queue.report_header", "queue.router", "queue.settle", "queue.settled", "quotas", "reload",
-    "retry.backoff", "store.claim", "store.probe", "store.settle", "systemd",
+    "retry.backoff",
+    "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report",
 )  # fmt: skip
 """The places that tell of trouble."""
 
@@ -178,11 +180,13 @@ class Metrics:
         self.limits = LimitMetrics()
         self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
+        self.webhooks = WebhookMetrics()
         self.replies = ReplyMetrics()
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
-        for each in (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies):
+        parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
+        for each in (*parts, self.webhooks):
             registry.register(each)
         self.attach(
             ReadGauge(

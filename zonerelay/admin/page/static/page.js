@@ -7,6 +7,20 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   if (part.id === "live" && (document.hidden || part.contains(document.activeElement))) event.preventDefault();
 });
 
+// What is shown is old when the relay does not answer.
+const noAnswer = () => {
+  if (document.getElementById("old")) return;
+  const note = document.createElement("p");
+  note.id = "old";
+  note.className = "trouble";
+  note.setAttribute("role", "alert");
+  note.textContent = "The relay does not answer: what is shown is old.";
+  document.getElementById("main").prepend(note);
+};
+document.addEventListener("htmx:sendError", noAnswer);
+document.addEventListener("htmx:responseError", noAnswer);
+document.addEventListener("htmx:afterSwap", () => document.getElementById("old")?.remove());
+
 const events = document.getElementById("events");
 if (events && events.dataset.from) {
   const most = 500;

@@ -89,14 +89,22 @@ class Reservations:
             self._settled(once.identity, message_id, is_kept=False)
             raise
         stored.add_done_callback(lambda stored: self._written(once.identity, message_id, stored))
-        return stored
+        # A caller that leaves must not take the write's outcome with it.
+        return asyncio.shield(stored)
 
     async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
         """What is kept of the key already."""
         if (register := self._register) is None:
             return await self._spool.find(once.identity)
         while True:
-            found = await register.run(register.reserve, once, message_id, self._clock.now())
+            try:
+                found = await register.run(register.reserve, once, message_id, self._clock.now())
+            except BeingStoredError:
+                # Another worker is starting.
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                await asyncio.sleep(LOOK_AGAIN)
+                continue
             if found is None or not found.is_pending:
                 return None if found is None else found.kept
             if found.worker == register.worker:
