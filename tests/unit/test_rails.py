@@ -16,11 +16,17 @@ from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.rails import NONE, Rails, changed
 from zonerelay.inbound.access.guard import Allowance
+from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.limits.quotas import LENGTHS, Level, Quotas, Usage
 from zonerelay.inbound.limits.usage_file import UsageFile
+from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Origin, Recipient
+from zonerelay.model.message_id import MessageId
+from zonerelay.routing.zones.zones import Choice
+from zonerelay.smtp.server.params import MailCommand
 
 EVERY = (
     *(
@@ -174,3 +180,24 @@ async def test_a_file_that_cannot_be_read_is_no_room(tmp_path: Path) -> None:
     with pytest.raises(AuthorityError, match="not a database"):
         await quotas.usage("shop")
     await quotas.close()
+
+
+def test_captured_mail_goes_to_the_zone_that_captures_or_is_held() -> None:
+    transaction = Transaction(MailCommand(sender=Mailbox("a@example.org")), release=0.0, edits=NO_EDITS)
+    transaction.allowance = Allowance(
+        "x", changed(NONE, ["mode=listed", "recipients=y.example", "zones=default"])
+    )
+    for name in ("a@y.example", "b@z.example"):
+        transaction.recipients[name] = Recipient(address=Mailbox(name))
+    envelope = transaction.envelope(
+        MessageId("1" * 16), 1.0, Origin(client_address="", helo="", protocol="SMTP")
+    )
+
+    def of(capture_zone: str) -> list[tuple[str, bool]]:
+        found, _ = deliveries_of(envelope, transaction, lambda _: Choice("default", ""), None, capture_zone)
+        assert transaction.allowance is not None
+        assert transaction.allowance.zone_refusal(found) is None
+        return [(each.zone, each.held) for each in found]
+
+    assert of("") == [("default", False), ("default", True)]
+    assert of("kept") == [("default", False), ("kept", False)]

@@ -25,6 +25,7 @@ from zonerelay.limits.shared import BookStore
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.routing.zones.networks import Networks
@@ -73,10 +74,12 @@ class Allowance:
             Reply(552, "3.4", f"Message is larger than {format_size(most)}, the limit of this user")
         )
 
-    def zone_refusal(self, zones: Iterable[str]) -> Refusal | None:
+    def zone_refusal(self, deliveries: Iterable[Delivery]) -> Refusal | None:
         allowed = self.rails.zones
-        other = next((zone for zone in zones if zone not in allowed), None) if allowed else None
-        return None if other is None else _no("7.1", f"This user may not send through the zone {other}")
+        for each in deliveries if allowed else ():
+            if each.zone not in allowed and not self.is_captured(each.recipient):
+                return _no("7.1", f"This user may not send through the zone {each.zone}")
+        return None
 
     def is_captured(self, recipient: Mailbox) -> bool:
         """Whether mail for this recipient is kept here instead of being sent."""

@@ -410,9 +410,11 @@ class Intake:
         zone_of = self._context.choose_zone(
             self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
         )
-        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of, self._context.bursts)
+        deliveries, zones = deliveries_of(
+            self.envelope, self.transaction, zone_of, self._context.bursts, self._context.capture_zone
+        )
         allowance = self.transaction.allowance
-        if allowance is not None and (barred := allowance.zone_refusal(each.zone for each in deliveries)):
+        if allowance is not None and (barred := allowance.zone_refusal(deliveries)):
             self._refuse(replies.guarded(barred))
             return replies.guarded(barred)
         sizes = self._context.zone_sizes

@@ -44,6 +44,9 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueCounts, QueueStore
 from zonerelay.telemetry.events.events import Events
 
+CAPTURE = "capture:"
+"""The next hop of a zone that sends nothing."""
+
 LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
 
 
@@ -240,6 +243,7 @@ class Listeners:
             srs=self._srs(),
             webhooks=self._webhooks(),
             hash_bodies=bool(settings.dkim),
+            capture_zone=next((zone.name for zone in settings.zone if zone.next_hop == CAPTURE), ""),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
             idempotency_window=settings.spool.idempotency_window,
         )

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from zonerelay.config.rails import NONE
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.guard import Allowance, Guard, Refusal
 from zonerelay.inbound.limits.connections import client_key
@@ -95,7 +96,8 @@ def _allowed(
     if isinstance(allowance, Allowance):
         client, now = conversation.client_state.client.address, conversation.context.clock.now()
         refusal = allowance.mail_refusal(client, now, transaction.mail.size)
-        transaction.allowance = allowance
+        if allowance.rails is not NONE:
+            transaction.allowance = allowance
         conversation.client_state.go_by(allowance.rails.idempotency)
     else:
         refusal = allowance
