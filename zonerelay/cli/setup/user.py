@@ -258,7 +258,7 @@ def _show_user(arguments: Namespace, path: Path) -> int:
         rows.append((key, f"{text.clean(value)}{used}"))
     if problem:
         rows.append(("usage", f"unknown: {problem}"))
-    output.console().print(output.table(["", ""], rows, cut=("",)))
+    output.console().print(output.facts(rows))
     return OK
 
 
