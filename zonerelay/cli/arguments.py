@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
@@ -124,9 +125,18 @@ def build() -> argparse.ArgumentParser:
     _webhook(commands)
     _spool(commands)
     commands.add_parser("sendmail", help="hand in mail as sendmail(1) does", add_help=False)
-    commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
+    _sandbox(commands)
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _sandbox(commands: Commands) -> None:
+    text = "relay and scriptable sink on loopback: watch mail flow, and look at what was sent"
+    sandbox = commands.add_parser("sandbox", help=text, description=f"{text.capitalize()}.")
+    sandbox.add_argument(
+        "--release-to", metavar="ADDRESS", type=_smtp_address,
+        help='let captured mail be released to this SMTP server, such as 127.0.0.1:25 (never, without)',
+    )  # fmt: skip
 
 
 def _command(commands: Commands, name: str, help_text: str) -> argparse.ArgumentParser:
@@ -595,6 +605,16 @@ def _token_name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", text) and text != "token_file":
         return text
     raise argparse.ArgumentTypeError("a name has letters, digits and . _ @ -, 64 at most")
+
+
+def _smtp_address(text: str) -> str:
+    try:
+        address = parse_listen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if address.is_unix:
+        raise argparse.ArgumentTypeError("mail is released over TCP, as to 127.0.0.1:25")
+    return text
 
 
 def _age(text: str) -> float:

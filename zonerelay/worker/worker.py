@@ -17,6 +17,7 @@ import random
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
@@ -59,6 +60,9 @@ from zonerelay.worker.queue import MailQueue, open_queue
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.webhooks import TellsOthers
 
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
+
 __all__ = ["StartError", "Worker"]
 
 ALONE = Identity()
@@ -79,7 +83,9 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
         identity: Identity = ALONE,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = sandbox
         self.settings = settings
         self.identity = identity
         self.hostname = hostname
@@ -275,7 +281,7 @@ class Worker:
             ZoneParts(
                 store=store,
                 router=sending.router,
-                courier=sending.courier,
+                courier=sending,
                 settler=settler,
                 retry=self.settings.retry,
                 events=self.events,
@@ -358,6 +364,7 @@ class Worker:
             clock=self.clock,
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
+            sandbox=self._sandbox,
         )
         journal = build_journal(self.settings, self.identity.index, self.clock)
         operations = build_operations(parts, journal)
