@@ -1,7 +1,7 @@
 """Captured mail for the page and for Mailpit's API: asked in a thread, read by name, released by SMTP.
 
-Every reading of a message is a line of the log with the name of the token, but in the sandbox, whose mail is no
-secret and whose API asks for no token.
+Every reading of a message is a line of the log with the name of the token, but in the sandbox, whose mail is
+no secret and whose API asks for no token.
 """
 
 from __future__ import annotations
