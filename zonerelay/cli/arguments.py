@@ -391,6 +391,11 @@ def _user(commands: Commands) -> None:
         ("passwd", "change the password of a user"),
         ("list", "list the users and the senders they may use"),
         ("remove", "remove a user"),
+        ("show", "show a user, its guard rails and what it has used of its quotas"),
+        ("set", "set senders, priority and guard rails: KEY=VALUE, or KEY= for none"),
+        ("disable", "refuse the log-ins and the mail of a user"),
+        ("enable", "end that"),
+        ("rotate", "add a second password, valid beside the old one; --finish ends the old one"),
     ):
         verb = _command(verbs, name, help_text)
         verb.add_argument(
@@ -415,7 +420,19 @@ def _user(commands: Commands) -> None:
                 choices=[each.value for each in Priority],
                 help="of the user's mail; without it the listener's",
             )
-        if name != "remove":
+        if name == "show":
+            _json(verb)
+        if name == "set":
+            verb.add_argument(
+                "assignment",
+                nargs="+",
+                metavar="KEY=VALUE",
+                help="such as recipients=example.com,*.example.com or messages_per_hour=500; "
+                "docs/users.md has all keys",
+            )
+        if name == "rotate":
+            verb.add_argument("--finish", action="store_true", help="end the old password")
+        if name in ("add", "passwd", "rotate"):
             source = verb.add_mutually_exclusive_group()
             source.add_argument("--password-stdin", action="store_true", help="read it from standard input")
             source.add_argument("--generate", action="store_true", help="make a random one and print it once")

@@ -207,7 +207,9 @@ class ControlHandler:
             case QueueChange():
                 await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
             case Undo():
-                await answer.send(await self._acts.undo(request, request.who or answer.caller, answer))
+                who = request.who or answer.caller
+                ended = await self._orders.undo(request.undoes, request.reason, who)
+                await answer.send(ended or await self._acts.undo(request, who, answer))
             case Acts():
                 for row in await self._acts.rows(request):
                     await answer.send(row)

@@ -53,6 +53,7 @@ from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.limits import usage_pages
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
@@ -312,6 +313,7 @@ class Worker:
             events=self.events,
             clock=self.clock,
             secret=secrets.token_bytes(32),
+            pages=partial(usage_pages, self.settings, self._environment, self.clock),
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
             suspended=orders.refuse,
@@ -521,6 +523,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            quotas=() if listeners is None else tuple(listeners.guard.nearly_used()),
             history=self.history,
             problems=(
                 *self.problems,

@@ -23,6 +23,7 @@ from zonerelay.config.settings import NOTE, Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.history.database import open_for_reading
 from zonerelay.history.writer import DIRECTORY as HISTORY
+from zonerelay.inbound.limits.usage_file import DIRECTORY as USAGE
 from zonerelay.process.setup import REDACT_KEY, redact_key_of
 from zonerelay.queue.operator.journal import DIRECTORY as ACTS
 from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
@@ -43,6 +44,7 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield "refresh-tokens", token_directory(settings)
     yield FILE_NAME, identities_file(home)
     yield HISTORY, home / HISTORY
+    yield USAGE, home / USAGE
     yield CAPTURED, home / CAPTURED
     yield ACTS, home / ACTS
     yield ORDERS, home / ORDERS
@@ -128,7 +130,7 @@ def _problem_in(file: Path) -> str:
 
 def _copy(path: Path, target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.name in (HISTORY, CAPTURED):
+    if path.name in (HISTORY, USAGE, CAPTURED):
         _copy_databases(path, target)
     elif path.is_dir():
         shutil.copytree(path, target, ignore=shutil.ignore_patterns("*.new"), copy_function=_copy_file)
