@@ -206,12 +206,13 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Of the API, and of the page if it is on."""
-    api = web.route("*", "/v1/{path:.*}", _Api(operators))
+    serve = _Api(operators)
+    api = [web.route("*", path, serve) for path in ("/v1/{path:.*}", "/send", "/send-raw")]
     if not operators.settings().admin.page:
-        return [api]
+        return api
     from zonerelay.admin.page.page import PageRoutes  # noqa: PLC0415 - most relays have none
 
-    return [api, *PageRoutes(operators).routes()]
+    return [*api, *PageRoutes(operators).routes()]
 
 
 class _Api:

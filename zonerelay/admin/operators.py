@@ -1,10 +1,13 @@
-"""What the API and the page answer from: the relay's handler, the identities, the settings in force."""
+"""What the API and the page answer from: the relay's handler, the identities, the settings in force, the
+workers that take mail.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, identities_file
@@ -44,7 +47,9 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log."""
+    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log;
+    `workers` are the sockets on which mail can be handed in now.
+    """
 
     asking: Asking
     identities: Identities
@@ -53,11 +58,18 @@ class Operators:
     trouble: Trouble
     audit: Audit
     clock: Clock
+    workers: Callable[[], Sequence[Path]]
     streams: Streams = field(default_factory=Streams)
 
 
 def build_operators(
-    handler: Handler, settings: Callable[[], Settings], *, trouble: Trouble, audit: Audit, clock: Clock
+    handler: Handler,
+    settings: Callable[[], Settings],
+    *,
+    trouble: Trouble,
+    audit: Audit,
+    clock: Clock,
+    workers: Callable[[], Sequence[Path]],
 ) -> Operators:
     start = settings()
     identities = Identities(
@@ -71,4 +83,5 @@ def build_operators(
         trouble=trouble,
         audit=audit,
         clock=clock,
+        workers=workers,
     )

@@ -12,7 +12,7 @@ from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
@@ -64,7 +64,12 @@ class Endpoints:
 
     async def _serve_http(self, handler: Handler, settings: Callable[[], Settings]) -> None:
         self._operators = build_operators(
-            handler, settings, trouble=self._events.trouble, audit=self._events.requested, clock=self._clock
+            handler,
+            settings,
+            trouble=self._events.trouble,
+            audit=self._events.requested,
+            clock=self._clock,
+            workers=lambda: (submission_socket_path(self._settings),),
         )
         admin = AdminServer(
             self._settings.admin,

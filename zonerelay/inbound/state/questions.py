@@ -8,7 +8,7 @@ Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -33,7 +33,18 @@ class LogIn:
     credentials: Credentials
 
 
-Question = LogIn | Event
+UserByName = Callable[[str], Awaitable[Login]]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The relay's HTTP server vouches for a user."""
+
+    user: str
+    users: UserByName
+
+
+Question = LogIn | Named | Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,8 @@ class Consultants:
         try:
             if isinstance(question, LogIn):
                 return await self._log_in(question)
+            if isinstance(question, Named):
+                return Verdict(login=await question.users(question.user))
             if isinstance(question, Mail) and self._sender_domains is not None:
                 reply = await self._sender_domains.check(domain_of(Mailbox(question.sender)))
                 if reply is not None:
