@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email
 import email.policy
-import http.client
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.test_http_api import Api, Reply, add_token
-from tests.support.crew import pid_of, processes, relay_of, run
+from tests.acceptance.test_http_api import Api, Reply, add_token, ask_all
+from tests.support.crew import pid_of, relay_of, run
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from zonerelay.sandbox.sink import Sink
@@ -175,7 +174,8 @@ def test_addresses_beyond_ascii(app: Api, operator: Api) -> None:
 
 
 def test_a_message_as_octets(app: Api, operator: Api) -> None:
-    raw = b"From: shop@example.org\nTo: a@example.net\nBcc: b@example.net,\n c@example.net\n\n.hello\nW\xc3\xa4\n"
+    raw = b"From: shop@example.org\nTo: a@example.net\nBcc: b@example.net,\n c@example.net\n\n"
+    raw += b".hello\nW\xc3\xa4\n"
     reply = app("POST", "/v1/messages", raw, Content_Type="message/rfc822")
     assert reply.status == 202, reply.body
     assert [each["address"][0] for each in reply.json["recipients"]] == ["a", "b", "c"]
@@ -259,8 +259,9 @@ def test_programs_that_were_written_for_zonemta(app: Api, operator: Api, relay: 
     assert Api(relay, "")("POST", "/send", document, **fields).code == (401, "unauthorized")
 
 
-def peak(relay: RelayProcess) -> int:
-    return relay.peak_rss()
+def test_it_is_as_the_description_says(relay: RelayProcess, app: Api, tmp_path: Path) -> None:
+    token = app.fields["Authorization"].removeprefix("Bearer ")
+    ask_all(relay, token, tmp_path, "--include-path-regex", "^/(v1/messages|send)")
 
 
 def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: Api, operator: Api) -> None:
@@ -282,6 +283,59 @@ def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: A
     assert too_large.code == (413, "too_large")
 
 
-@pytest.fixture
-def sink() -> Iterator[Sink]:
-    raise NotImplementedError
+def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:
+    """Two workers take the mail of the supervisor's address; one is killed, then all processes."""
+    made = with_users(relay_of(tmp_path, free_port()))
+    with made as relay:
+        app = user_of(relay, "app")
+        stop, answers = threading.Event(), list[Reply]()
+
+        def submit() -> None:
+            while not stop.is_set():
+                answers.append(app("POST", "/v1/messages", {**MESSAGE, "to": "a@example.net", "bcc": []}))
+
+        def enough(count: int) -> None:
+            wanted = len(accepted()) + count
+            relay.wait_for(lambda: len(accepted()) >= wanted, what="more answers")
+
+        def accepted() -> list[str]:
+            return [each.json["id"] for each in answers if each.status == 202]
+
+        thread = threading.Thread(target=submit)
+        thread.start()
+        try:
+            enough(20)
+            os.kill(pid_of(relay, 1), signal.SIGKILL)
+            enough(20)
+            assert relay.http("/metrics")[0] == 200
+        finally:
+            stop.set()
+            thread.join()
+        others = {each.status for each in answers} - {202}
+        assert others <= {503}, others
+        ids = accepted()
+        assert {each[-2:] for each in ids} == {"00", "01"}, "both took mail"
+        relay.kill()
+        relay.restart()
+        relay.wait_for(
+            lambda: app("GET", "/v1/messages/" + ids[0]).status == 200, what="the supervisor answers"
+        )
+        for each in ids:
+            (there,) = app.get(f"/v1/messages/{each}")["recipients"]
+            assert there["address"] == "a@example.net"
+
+
+async def test_delivered_mail_is_told_of_by_its_index(tmp_path: Path, sink: Sink) -> None:
+    await asyncio.to_thread(_delivered, tmp_path, sink.port)
+
+
+def _delivered(directory: Path, port: int) -> None:
+    with with_users(RelayProcess(directory, next_hop=f"{LOOPBACK}:{port}")) as relay:
+        app = user_of(relay, "app")
+        reply = app("POST", "/v1/messages", MESSAGE)
+        relay.wait_until_empty()
+        path = reply.fields["Location"]
+        relay.wait_for(lambda: app("GET", path).status == 200, what="it is in the history")
+        told = app.get(path)["recipients"]
+        assert [(each["index"], each["state"]) for each in told] == [(at, "delivered") for at in range(3)]
+        assert all("@d-" in each["address"] for each in told)
