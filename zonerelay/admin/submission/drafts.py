@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from zonerelay.admin.api.problems import FieldError, Problem
-from zonerelay.admin.submission.json_body import JsonBody, StoredBase64, TooLargeError
+from zonerelay.admin.submission.body import JsonBody, StoredBase64, TooLargeError
 from zonerelay.config.settings import Settings
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text

@@ -1,7 +1,7 @@
 """The requests about mail of one's own: hand in, ask, withdraw; and those of ZoneMTA.
 
 Promises: 202 comes after the synced commit of a worker. A request that is refused leaves nothing behind. What
-is held of a body is in `json_body`; `MAX_AT_ONCE` bodies are read side by side.
+is held of a body is in `body`; `MAX_AT_ONCE` bodies are read side by side.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zonerelay.admin.submission.drafts import (
     new_message_id,
     sending_of,
 )
-from zonerelay.admin.submission.json_body import JsonBody, TooLargeError
+from zonerelay.admin.submission.body import JsonBody, TooLargeError
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
 from zonerelay.admin.submission.transaction import Answered, Worker, message_id_of
 from zonerelay.admin.visit import VISIT
@@ -329,7 +329,7 @@ def _raw_envelope(fields: tuple[tuple[str, str], ...], given: RawQuery) -> tuple
 
 
 async def _batch(call: Call) -> Answer:
-    from zonerelay.admin.submission.substitution import substituted  # noqa: PLC0415 - the template library
+    from zonerelay.admin.submission.batch import substituted  # noqa: PLC0415 - the template library
 
     origin = _origin(call)
     answers: list[BatchAnswer] = []

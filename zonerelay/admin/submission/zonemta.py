@@ -15,7 +15,7 @@ import msgspec
 
 from zonerelay.admin.api.problems import wrong
 from zonerelay.admin.submission.drafts import Submission
-from zonerelay.admin.submission.json_body import JsonBody
+from zonerelay.admin.submission.body import JsonBody
 
 _SAME = ("subject", "text", "html")
 _PEOPLE = ("to", "cc", "bcc")
