@@ -345,6 +345,10 @@ def test_two_workers_answer_as_one_relay(tmp_path: Path) -> None:
             operator.post("/v1/queue/release", everything=True, reason="test")
             lines = iter(stream.readline, b"")
             assert any(b'"event":"operated"' in line for line in lines)
+        with operator.tail(f"/v1/transcript?client={LOOPBACK}&seconds=60") as stream:
+            assert stream.readline() == b": zonerelay\n"
+            send(relay, ["c@example.net"])
+            assert any(b"EHLO" in line.upper() for line in iter(stream.readline, b""))
         for path in ("/readyz", "/metrics"):
             assert relay.http(path)[0] == 200
         assert "trouble" not in {event["event"] for event in relay.events()}
@@ -363,7 +367,7 @@ def ask_all(relay: RelayProcess, token: str, directory: Path, *more: str) -> Non
         "run",
         f"http://{relay.host}:{relay.admin_port}/v1/openapi.json",
         *("--header", f"Authorization: Bearer {token}"),
-        *("--exclude-path", "/v1/tail"),  # it has no end
+        *("--exclude-path", "/v1/tail", "--exclude-path", "/v1/transcript"),  # they have no end
         *("--exclude-path", "/send-raw"),  # no JSON
         # What a filter has to have cannot be said in a schema.
         *("--exclude-checks", "positive_data_acceptance"),

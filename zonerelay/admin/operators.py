@@ -8,13 +8,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, identities_file
+from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import Settings
 from zonerelay.control.asking import Asking
 from zonerelay.control.socket.server import Handler
 from zonerelay.model.clock import Clock
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 MAX_STREAMS = 16
 """Event streams at once; they are among the connections of operators and leave the most for requests."""
@@ -60,6 +65,12 @@ class Operators:
     clock: Clock
     workers: Callable[[], Sequence[Path]]
     streams: Streams = field(default_factory=Streams)
+    sandbox: Sandbox | None = None
+
+    @property
+    def captures(self) -> bool:
+        """Mail is captured here."""
+        return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
 
 
 def build_operators(
@@ -70,6 +81,7 @@ def build_operators(
     audit: Audit,
     clock: Clock,
     workers: Callable[[], Sequence[Path]],
+    sandbox: Sandbox | None = None,
 ) -> Operators:
     start = settings()
     identities = Identities(
@@ -84,4 +96,5 @@ def build_operators(
         audit=audit,
         clock=clock,
         workers=workers,
+        sandbox=sandbox,
     )

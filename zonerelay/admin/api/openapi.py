@@ -100,7 +100,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
     ]
     schema = found.get(repr(verb.answer), {"type": "string"})
     if verb.media == "text/event-stream":
-        schema = {"type": "string", "description": "Events whose data are MailEvent and Missed."}
+        schema = {"type": "string", "description": "Events whose data are frames of `kind`."}
     operation: dict[str, Any] = {
         "summary": verb.summary,
         "description": f"Scope: {verb.scope}{f' or {verb.also}' if verb.also else ''}.",

@@ -21,6 +21,7 @@ from aiohttp import web
 from zonerelay.admin.api.problems import Problem, ProblemBody, invalid, wrong
 from zonerelay.admin.api.verbs import Answer, Call, Verb
 from zonerelay.admin.submission import zonemta
+from zonerelay.admin.submission.body import JsonBody, TooLargeError
 from zonerelay.admin.submission.drafts import (
     Faults,
     Origin,
@@ -30,7 +31,6 @@ from zonerelay.admin.submission.drafts import (
     new_message_id,
     sending_of,
 )
-from zonerelay.admin.submission.body import JsonBody, TooLargeError
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
 from zonerelay.admin.submission.transaction import Answered, Worker, message_id_of
 from zonerelay.admin.visit import VISIT

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from zonerelay.admin.api.problems import wrong
-from zonerelay.admin.submission.drafts import Submission
 from zonerelay.admin.submission.body import JsonBody
+from zonerelay.admin.submission.drafts import Submission
 
 _SAME = ("subject", "text", "html")
 _PEOPLE = ("to", "cc", "bcc")
