@@ -259,6 +259,21 @@ def test_programs_that_were_written_for_zonemta(app: Api, operator: Api, relay: 
     assert Api(relay, "")("POST", "/send", document, **fields).code == (401, "unauthorized")
 
 
+def test_a_user_is_held_to_its_guard_rails(relay: RelayProcess) -> None:
+    user = user_of(relay, "rationed")
+    assert (
+        run(relay, "user", "set", "rationed", "messages_per_hour=1", "senders=shop@example.org").returncode
+        == 0
+    )
+    assert user("POST", "/v1/messages", {**MESSAGE, "from": "other@example.org"}).code == (422, "refused")
+    assert user("POST", "/v1/messages", MESSAGE).status == 202
+    full = user("POST", "/v1/messages", MESSAGE)
+    assert full.code == (429, "too_many")
+    assert 60 < int(full.fields["Retry-After"]) <= 3660
+    assert run(relay, "user", "disable", "rationed").returncode == 0
+    assert user("POST", "/v1/messages", MESSAGE).code == (403, "forbidden")
+
+
 def test_it_is_as_the_description_says(relay: RelayProcess, app: Api, tmp_path: Path) -> None:
     token = app.fields["Authorization"].removeprefix("Bearer ")
     ask_all(relay, token, tmp_path, "--include-path-regex", "^/(v1/messages|send)")

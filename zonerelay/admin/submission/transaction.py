@@ -54,7 +54,7 @@ class Answered:
 def _meaning(reply: Answered) -> tuple[int, Code]:
     text = reply.text
     found: tuple[int, Code]
-    if reply.code == 535:
+    if reply.code == 535 or text.startswith("5.7.13"):
         found = 403, "forbidden"
     elif text.startswith("5.3.4"):
         found = 413, "too_large"
