@@ -308,7 +308,7 @@ class Worker:
             secret=secrets.token_bytes(32),
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
-            suspended=orders.refuse,
+            orders=orders,
             inherited=self.identity.inherited,
         )
 

@@ -27,7 +27,7 @@ from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import NotifyQueue, SharedContext, Suspended, TellsAcceptance
+from zonerelay.inbound.state.context import NotifyQueue, RefusesMail, SharedContext, TellsAcceptance
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.message.srs import Srs
@@ -76,7 +76,7 @@ class Listeners:
         secret: bytes,
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
-        suspended: Suspended = lambda origin, sender, recipient, named: "",
+        orders: RefusesMail | None = None,
         inherited: Inherited = NOTHING,
     ) -> None:
         self._hostname = hostname
@@ -91,7 +91,7 @@ class Listeners:
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(lambda: _mail(store.counts()), clock),
-            suspended=suspended,
+            orders=orders,
         )
         self._make_listener = partial(
             Listener,
