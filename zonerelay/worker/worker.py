@@ -325,7 +325,7 @@ class Worker:
             pages=partial(usage_pages, self.settings, self._environment, self.clock),
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
-            suspended=orders.refuse,
+            orders=orders,
             inherited=self.identity.inherited,
         )
 
