@@ -14,7 +14,7 @@ from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.history.reader import Entry
 
 
-class RecipientState(msgspec.Struct, frozen=True, kw_only=True):
+class RecipientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`index` is the place in the answer to the submission. `state`: `queued` when accepted, `refused`; later
     that of the queue, or `delivered`, `bounced`, `expired`, `dropped`, or `gone` when the history does not
     have it. `reply` is the last of the other side.

@@ -90,7 +90,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     template: dict[str, Any] = {}
 
 
-class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of one message: `status` as it would be alone, and what was accepted or why not."""
 
     status: int
