@@ -142,6 +142,17 @@ def test_search(tmp_path: Path, query: str, found: list[str]) -> None:
         capture.find("after:nonsense")
 
 
+def test_names_in_any_writing_are_read() -> None:
+    octets = (
+        "From: Grüße <g@example.org>\r\nSubject: =?iso-8859-1?q?gr=FC?= und grün\r\n"
+        "Content-Type: text/plain; charset=iso-8859-1; name*=utf-8''%C3%BC.txt\r\n\r\n"
+    ).encode() + "ü".encode("latin-1")
+    parts = take_apart(octets)
+    assert parts.people("from") == [("Grüße", "g@example.org")]
+    assert parts.header("subject") == "grü und grün"
+    assert [each.file_name for each in parts.attachments] == ["ü.txt"]
+
+
 @pytest.mark.parametrize(
     "octets",
     [
