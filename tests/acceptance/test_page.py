@@ -373,3 +373,10 @@ def test_files_are_kept_for_good(relay: Served) -> None:
         assert status == 200
         assert "immutable" in fields["Cache-Control"]
     assert relay.request("GET", "/static/page.css")[0] == 404
+
+
+def test_a_tail_says_what_cannot_be_looked_for(relay: Served) -> None:
+    operator = log_in(relay, relay.token)
+    status, fields, text = relay.request("GET", "/tail/events?address=*bob*", Cookie=operator)
+    assert (status, fields["Content-Type"]) == (200, "text/event-stream")
+    assert "pseudonyms" in text

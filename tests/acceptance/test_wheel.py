@@ -1,13 +1,15 @@
-"""A wheel alone: what it installs makes its own configuration and units, and a relay that takes mail."""
+"""A wheel alone: it makes its own configuration and units, and a relay that takes mail and has the page."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import smtplib
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -55,9 +57,9 @@ def test_init_makes_a_relay_that_takes_mail_at_once(program: Path, tmp_path: Pat
     smtp, http = free_ports(2)
     text = config.read_text()
     config.write_text(
-        text.replace('#address = "127.0.0.1:2525"', f'address = "127.0.0.1:{smtp}"').replace(
-            '#address = "127.0.0.1:8025"', f'address = "127.0.0.1:{http}"'
-        )
+        text.replace('#address = "127.0.0.1:2525"', f'address = "127.0.0.1:{smtp}"')
+        .replace('#address = "127.0.0.1:8025"', f'address = "127.0.0.1:{http}"')
+        .replace("#page = false", "page = true")
     )
     with (tmp_path / "log").open("wb") as log:
         relay = subprocess.Popen([program, "serve", "--config", config], stderr=log, cwd=tmp_path)
@@ -65,6 +67,9 @@ def test_init_makes_a_relay_that_takes_mail_at_once(program: Path, tmp_path: Pat
             assert wait_until(lambda: greets(smtp), timeout=30), (tmp_path / "log").read_text()
             with smtplib.SMTP("127.0.0.1", smtp, timeout=10) as client:
                 assert client.sendmail("a@b.example", ["c@d.invalid"], b"Subject: x\r\n\r\nx\r\n") == {}
+            page = urlopen(f"http://127.0.0.1:{http}/login", timeout=30).read().decode()
+            for file in re.findall(r'(?:src|href)="(/static/[^"]+)"', page):
+                assert urlopen(f"http://127.0.0.1:{http}{file}", timeout=30).status == 200
         finally:
             relay.terminate()
             assert relay.wait(60) == 0

@@ -370,6 +370,24 @@ class TestSettling:
         assert await body_of(store, message_id(2)) == b"y" * 100_000
         assert store.last_message_id() == message_id(2)
 
+    async def test_messages_of_our_own_appear_with_the_one_that_they_stand_beside(self, store: Store) -> None:
+        """Of any size, and in a zone with a name that no configuration gives."""
+        envelope = envelope_for(message_id(1), "a@example.net")
+        event, delivery = own_message(message_id(2), b"event", "0.0.1@hook")
+        delivery = replace(delivery, queue="webhook/hook")
+        async with store.begin(envelope) as writer:
+            await writer.write(b"z" * 700_000)
+            await writer.commit(
+                [delivery_for(envelope, "a@example.net")],
+                beside=lambda _: [Submit(event, b"event", (delivery,))],
+            )
+        assert len(await claim_all(store)) == 1
+        assert "webhook/hook" in await store.zones()
+        assert await store.claim("webhook/hook", 10, now=NOW) == [delivery]
+        assert await body_of(store, message_id(2)) == b"event"
+        await store.settle([Finish(delivery)])
+        assert await store.zones() == {"default"}
+
     async def test_submitted_message_that_does_not_describe_its_body_changes_nothing(
         self, store: Store
     ) -> None:

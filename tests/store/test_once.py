@@ -18,6 +18,7 @@ from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, 
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.store.check import Examination, Findings
+from zonerelay.store.common.once import reservations
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,
@@ -233,12 +234,18 @@ async def test_workers_answer_for_each_other(tmp_path: Path, backend: Backend) -
         assert len(await stored(one)) + len(await stored(two)) == 2
 
 
-async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(workers: Workers) -> None:
+async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = await workers.start(0)
-    with pytest.raises(BeingStoredError):
-        await submit(one, 1)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(reservations, "PATIENCE", 0.2)
+        with pytest.raises(BeingStoredError):
+            await submit(one, 1)
+    waiting = asyncio.create_task(submit(one, 2))
+    await asyncio.sleep(0)
     await workers.start(1)
-    await until_known(one)
+    assert (await waiting).id == message_id(2)
 
 
 async def test_a_lost_register_is_made_again_of_the_spools(workers: Workers, tmp_path: Path) -> None:

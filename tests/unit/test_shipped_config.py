@@ -77,9 +77,21 @@ def test_every_default_can_be_uncommented() -> None:
         '[[rewrite]]\naddress = []\nto = ""',
         '[[rewrite]]\naddress = ["old.example"]\nto = "@example.com"',
     )
+    text = text.replace(
+        '[[webhook]]\nname = "webhook"\nurl = ""\nevents = []\nsecret = ""',
+        '[[webhook]]\nname = "webhook"\nurl = "https://app.example.com/"\nevents = []\nsecret = "env:HOOK"',
+    )
     settings = load_text(text.replace("recipient = []", 'recipient = ["example.com"]'))
     bare = dataclasses.replace(
-        settings, route=(), access=(), source=(), destination=(), credential=(), dkim=(), rewrite=()
+        settings,
+        route=(),
+        access=(),
+        source=(),
+        destination=(),
+        credential=(),
+        dkim=(),
+        rewrite=(),
+        webhook=(),
     )
     assert bare == Settings()
     assert len(settings.route) == 1

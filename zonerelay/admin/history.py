@@ -9,14 +9,14 @@ import msgspec
 
 from zonerelay.config.settings import HistoryAddresses, Settings
 from zonerelay.control.messages.answers import TraceStep
-from zonerelay.history.reader import Entry, Gap, Histories, Query, steps
+from zonerelay.history.reader import Entry, Gap, Histories, Query, entries_of, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.process.setup import redact_key_of
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
 from zonerelay.telemetry.logs.redact import Redactor, load_key
 
-__all__ = ["Found", "SearchError", "TimeLine", "Wanted", "search", "time_line"]
+__all__ = ["Found", "SearchError", "TimeLine", "Wanted", "entries", "search", "time_line"]
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +68,23 @@ async def search(settings: Settings, wanted: Wanted, now: float) -> Found:
 async def time_line(settings: Settings, message_id: str, now: float) -> TimeLine:
     """Raises RedactKeyError."""
     return await asyncio.to_thread(_time_line, settings, message_id, now)
+
+
+async def entries(settings: Settings, message_id: str, user: str | None, now: float) -> list[Entry]:
+    """Returns what became of one message, for each recipient in the order of its envelope; of a `user` only
+    that user's message. Raises SearchError and RedactKeyError.
+    """
+    return await asyncio.to_thread(_entries, settings, message_id, user, now)
+
+
+def _entries(settings: Settings, message_id: str, user: str | None, now: float) -> list[Entry]:
+    with _histories(settings, now) as histories:
+        found = entries_of(message_id, histories.records(message_id))
+        clear = settings.history.addresses is HistoryAddresses.CLEAR
+        form = None if user is None else form_of(user, histories.redactor, clear=clear)
+        return [
+            each for each in found if each.outcome != "refused" and (form is None or form.matches(each.user))
+        ]
 
 
 def _histories(settings: Settings, now: float) -> Histories:

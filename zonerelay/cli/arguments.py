@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
@@ -101,6 +102,10 @@ def build() -> argparse.ArgumentParser:
     _orders(commands)
     _explain(commands)
     _log(commands)
+    report = _command(commands, "report", "what became of mail, in figures, as the daily report has it")
+    report.add_argument(
+        "--since", type=_age, default=86_400.0, metavar="AGE", help="of that time until now (default: 1d)"
+    )
     _acts(commands)
     resolve = _command(
         commands, "resolve", "addresses in the queue behind a pseudonym from the log; or its pseudonym"
@@ -117,11 +122,21 @@ def build() -> argparse.ArgumentParser:
     _certificates(commands)
     _dkim(commands)
     _outbox(commands)
+    _webhook(commands)
     _spool(commands)
     commands.add_parser("sendmail", help="hand in mail as sendmail(1) does", add_help=False)
-    commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
+    _sandbox(commands)
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _sandbox(commands: Commands) -> None:
+    text = "relay and scriptable sink on loopback: watch mail flow, and look at what was sent"
+    sandbox = commands.add_parser("sandbox", help=text, description=f"{text.capitalize()}.")
+    sandbox.add_argument(
+        "--release-to", metavar="ADDRESS", type=_smtp_address,
+        help='let captured mail be released to this SMTP server, such as 127.0.0.1:25 (never, without)',
+    )  # fmt: skip
 
 
 def _command(commands: Commands, name: str, help_text: str) -> argparse.ArgumentParser:
@@ -376,6 +391,11 @@ def _user(commands: Commands) -> None:
         ("passwd", "change the password of a user"),
         ("list", "list the users and the senders they may use"),
         ("remove", "remove a user"),
+        ("show", "show a user, its guard rails and what it has used of its quotas"),
+        ("set", "set senders, priority and guard rails: KEY=VALUE, or KEY= for none"),
+        ("disable", "refuse the log-ins and the mail of a user"),
+        ("enable", "end that"),
+        ("rotate", "add a second password, valid beside the old one; --finish ends the old one"),
     ):
         verb = _command(verbs, name, help_text)
         verb.add_argument(
@@ -400,7 +420,19 @@ def _user(commands: Commands) -> None:
                 choices=[each.value for each in Priority],
                 help="of the user's mail; without it the listener's",
             )
-        if name != "remove":
+        if name == "show":
+            _json(verb)
+        if name == "set":
+            verb.add_argument(
+                "assignment",
+                nargs="+",
+                metavar="KEY=VALUE",
+                help="such as recipients=example.com,*.example.com or messages_per_hour=500; "
+                "docs/users.md has all keys",
+            )
+        if name == "rotate":
+            verb.add_argument("--finish", action="store_true", help="end the old password")
+        if name in ("add", "passwd", "rotate"):
             source = verb.add_mutually_exclusive_group()
             source.add_argument("--password-stdin", action="store_true", help="read it from standard input")
             source.add_argument("--generate", action="store_true", help="make a random one and print it once")
@@ -488,6 +520,20 @@ def _outbox(commands: Commands) -> None:
     encrypt.add_argument("--user", required=True, metavar="NAME", help="its smtp_username")
 
 
+def _webhook(commands: Commands) -> None:
+    webhook = commands.add_parser("webhook", help="endpoints that are told what becomes of mail")
+    verbs = webhook.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _json(_command(verbs, "list", "each webhook: whether it takes events, and how many wait"))
+    test = _command(verbs, "test", "post an event webhook.test now, and print the answer")
+    replay = _command(verbs, "replay", "try now what waits, also where the endpoint wanted no more events")
+    replay.add_argument(
+        "--since", type=_age, metavar="AGE", help="tell once more what the history has of that time, e.g. 2h"
+    )
+    for verb in (test, replay):
+        verb.add_argument("name", metavar="NAME", help="of the [[webhook]]")
+        _json(verb)
+
+
 def _spool(commands: Commands) -> None:
     spool = commands.add_parser("spool", help="the spool itself")
     verbs = spool.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -559,6 +605,16 @@ def _token_name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", text) and text != "token_file":
         return text
     raise argparse.ArgumentTypeError("a name has letters, digits and . _ @ -, 64 at most")
+
+
+def _smtp_address(text: str) -> str:
+    try:
+        address = parse_listen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if address.is_unix:
+        raise argparse.ArgumentTypeError("mail is released over TCP, as to 127.0.0.1:25")
+    return text
 
 
 def _age(text: str) -> float:

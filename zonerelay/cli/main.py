@@ -23,6 +23,7 @@ COMMANDS = {
     "status": ("operate.status", "status"),
     "config": ("setup.config", "show"),
     "explain": ("operate.explain", "explain"),
+    "report": ("operate.report", "show"),
     "resolve": ("operate.read", "resolve"),
     "tail": ("operate.tail", "tail"),
     "transcript": ("operate.tail", "transcript"),
@@ -48,6 +49,9 @@ COMMANDS = {
     "spool migrate": ("spool.migrate", "migrate"),
     "spool repair": ("spool.repair", "repair"),
     "spool restore": ("spool.backup", "restore"),
+    "webhook list": ("operate.webhook", "list_webhooks"),
+    "webhook replay": ("operate.webhook", "replay"),
+    "webhook test": ("operate.webhook", "test"),
     "init": ("setup.init", "init"),
     "token": ("setup.token", "token"),
     "user": ("setup.user", "user"),
@@ -96,7 +100,7 @@ def _run(arguments: Namespace) -> int:
         case "sandbox":
             from zonerelay.sandbox.run import main as sandbox
 
-            return sandbox()
+            return sandbox(arguments.release_to or "")
         case "version":
             print(f"zonerelay {__version__}")
             return OK

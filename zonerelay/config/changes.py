@@ -14,6 +14,7 @@ RESTART = (
     "postgres",
     "s3",
     "outbox",
+    "capture",
     "sendmail",
     "delivery",
     "dns",

@@ -17,7 +17,7 @@ from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.settings import REPEATED, TABLES, Backend, Settings
+from zonerelay.config.settings import REPEATED, TABLES, Backend, Idempotency, Settings
 from zonerelay.config.tables.admin import admin_advice, check_admin
 from zonerelay.config.tables.inbound.access import access_advice, auth_advice, check_access
 from zonerelay.config.tables.inbound.listener import check_listeners, listener_advice
@@ -40,6 +40,7 @@ from zonerelay.config.tables.store.postgres import check_postgres, postgres_advi
 from zonerelay.config.tables.store.redis import check_redis, redis_advice
 from zonerelay.config.tables.store.s3 import check_s3, s3_advice
 from zonerelay.config.tables.store.spool import check_spool, spool_advice
+from zonerelay.config.tables.webhook import check_report, check_webhooks, try_webhooks, webhook_advice
 
 
 def check(settings: Settings, report: Report) -> Settings:
@@ -50,6 +51,7 @@ def check(settings: Settings, report: Report) -> Settings:
     check_postgres(settings.postgres, report)
     check_outbox(settings.outbox, zones, report)
     check_listeners(listeners, report, takes_reports=bool(settings.srs.domain))
+    _check_keys(settings, report)
     check_access(settings.access, report)
     _check_addresses(settings, report)
     if _names_are_sound(settings, report):
@@ -66,6 +68,8 @@ def check(settings: Settings, report: Report) -> Settings:
     check_s3(settings.s3, settings.spool, settings.workers, report)
     check_srs(settings.srs, zones, report)
     check_rewrites(settings.rewrite, listeners, report)
+    check_webhooks(settings.webhook, report)
+    check_report(settings.report, report)
     check_destinations(settings.destination, zones, report, trusts_dns=trusts_dns)
     return replace(settings, zone=check_zones(zones, settings.retry, report, trusts_dns=trusts_dns))
 
@@ -93,6 +97,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *destination_advice(settings.destination, zones),
         *dkim_advice(settings.dkim, zones, hostname),
         *retry_advice(settings.retry),
+        *webhook_advice(settings.webhook),
         *admin_advice(settings.admin),
     )
 
@@ -106,6 +111,7 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
     if settings.outbox.url:
         check_secret(settings.outbox.password, ("outbox", "password"), environment, report)
     try_srs(settings.srs, environment, report)
+    try_webhooks(settings.webhook, environment, report)
     yield from try_credentials(settings.credential, environment, report)
 
 
@@ -126,6 +132,16 @@ def _hostname_advice(hostname: str) -> list[str]:
     if is_fully_qualified(hostname):
         return []
     return [f'hostname: this relay calls itself "{hostname}", which many servers refuse: set its full name']
+
+
+def _check_keys(settings: Settings, report: Report) -> None:
+    if settings.spool.backend is Backend.S3:
+        for at, listener in enumerate(settings.listener):
+            if listener.idempotency is not Idempotency.OFF:
+                report.refuse(
+                    ("listener", at, "idempotency"),
+                    'a queue in a bucket cannot remember keys: leave it "off", or choose another backend',
+                )
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:

@@ -63,11 +63,19 @@ from zonerelay.config.tables.outbound.route import RouteSettings
 from zonerelay.config.tables.outbound.source import SourceSettings
 from zonerelay.config.tables.outbound.srs import NOTE, SrsSettings, note_upgrade, srs_secrets, upgraded_at
 from zonerelay.config.tables.outbound.zone import DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
+from zonerelay.config.tables.store.capture import CaptureSettings
 from zonerelay.config.tables.store.outbox import OutboxSettings
 from zonerelay.config.tables.store.postgres import PostgresSettings
 from zonerelay.config.tables.store.redis import RedisSettings
 from zonerelay.config.tables.store.s3 import Addressing, S3Settings
 from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings, raised_guard, space_guard
+from zonerelay.config.tables.webhook import (
+    EVENTS,
+    ReportSettings,
+    WebhookAddresses,
+    WebhookSettings,
+    webhook_keys,
+)
 from zonerelay.model.priority import Priority
 
 
@@ -98,6 +106,7 @@ class Settings:
     postgres: PostgresSettings = table(PostgresSettings)
     s3: S3Settings = table(S3Settings)
     outbox: OutboxSettings = table(OutboxSettings)
+    capture: CaptureSettings = table(CaptureSettings)
     listener: tuple[ListenerSettings, ...] = tables(ListenerSettings, ListenerSettings())
     sendmail: SendmailSettings = table(SendmailSettings)
     auth: AuthSettings = table(AuthSettings)
@@ -116,6 +125,8 @@ class Settings:
     dns: DnsSettings = table(DnsSettings)
     log: LogSettings = table(LogSettings)
     history: HistorySettings = table(HistorySettings)
+    webhook: tuple[WebhookSettings, ...] = tables(WebhookSettings)
+    report: ReportSettings = table(ReportSettings)
     admin: AdminSettings = table(AdminSettings)
 
 

@@ -16,6 +16,7 @@ from zonerelay.control.messages.answers import DestinationStatus, hurts
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.scheduler import Scheduler
@@ -105,6 +106,8 @@ class Destinations:
             scan = self._store.scan(wanted=everybody if every == 1 else EveryNth(every))
             async with closing(scan) as deliveries:
                 async for delivery in deliveries:
+                    if is_webhook_zone(delivery.queue):
+                        continue
                     key = (delivery.zone, delivery.domain)
                     if key not in found and len(found) >= MAX_KEYS:
                         key = (delivery.zone, OTHERS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,6 +30,9 @@ from zonerelay.control.messages.answers import (
     Summary,
     SummaryRow,
     TraceStep,
+    WebhookReplayed,
+    WebhookRow,
+    WebhookTested,
 )
 from zonerelay.control.messages.requests import (
     Acts,
@@ -53,6 +57,9 @@ from zonerelay.control.messages.requests import (
     Tail,
     Transcript,
     Undo,
+    WebhookList,
+    WebhookReplay,
+    WebhookTest,
 )
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
@@ -65,6 +72,9 @@ from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter,
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family
+
+if TYPE_CHECKING:
+    from zonerelay.webhook.webhooks import Webhooks  # most relays have none
 
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
@@ -93,7 +103,9 @@ class ControlHandler:
         streams: Streams,
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
+        webhooks: Callable[[], Webhooks | None] = lambda: None,
     ) -> None:
+        self._webhooks = webhooks
         self._acknowledge = acknowledge
         self._part = part
         self._bodies = bodies
@@ -107,6 +119,8 @@ class ControlHandler:
 
     async def handle(self, request: Request, answer: Answer) -> End:
         try:
+            if isinstance(request, WebhookList | WebhookTest | WebhookReplay):
+                return await self._webhook(request, answer)
             return await self._handle(request, answer)
         except MessageNotFoundError as error:
             raise NotFoundError(str(error)) from error
@@ -140,6 +154,22 @@ class ControlHandler:
                 await answer.send(await self._part.ready())
             case Ping():
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
+        return End()
+
+    async def _webhook(self, request: WebhookList | WebhookTest | WebhookReplay, answer: Answer) -> End:
+        webhooks = self._webhooks()
+        if isinstance(request, WebhookList):
+            for row in () if webhooks is None else webhooks.status():
+                await answer.send(WebhookRow(**row))
+            return End()
+        courier = None if webhooks is None else webhooks.courier(request.name)
+        if webhooks is None or courier is None:
+            raise NotFoundError(f"no [[webhook]] is named {request.name}")
+        if isinstance(request, WebhookTest):
+            ok, text = await webhooks.test(courier)
+            await answer.send(WebhookTested(ok=ok, text=text))
+        else:
+            await answer.send(WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
         return End()
 
     async def _answer(self, request: Status | SpoolAcknowledge) -> RelayStatus | Acknowledged:
@@ -177,7 +207,9 @@ class ControlHandler:
             case QueueChange():
                 await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
             case Undo():
-                await answer.send(await self._acts.undo(request, request.who or answer.caller, answer))
+                who = request.who or answer.caller
+                ended = await self._orders.undo(request.undoes, request.reason, who)
+                await answer.send(ended or await self._acts.undo(request, who, answer))
             case Acts():
                 for row in await self._acts.rows(request):
                     await answer.send(row)
@@ -311,6 +343,7 @@ def message_detail(message: Message, rows: Iterable[DeliveryRow]) -> MessageDeta
         recipients_accepted=len(envelope.recipients),
         headers=message.headers,
         deliveries=tuple(rows),
+        recipients=tuple(each.address for each in envelope.recipients),
     )
 
 

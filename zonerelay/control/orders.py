@@ -10,11 +10,19 @@ import contextlib
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
+from itertools import filterfalse
 
 import msgspec
 
 from zonerelay.config.wording import did_you_mean, in_words
-from zonerelay.control.messages.answers import DeliveryRow, OrderGiven, OrderRow, OrdersEnded, OrdersInForce
+from zonerelay.control.messages.answers import (
+    Changed,
+    DeliveryRow,
+    OrderGiven,
+    OrderRow,
+    OrdersEnded,
+    OrdersInForce,
+)
 from zonerelay.control.messages.requests import Orders as OrdersRequest
 from zonerelay.control.messages.requests import Resume, Selectors, Suspend
 from zonerelay.control.socket.errors import ControlError
@@ -22,6 +30,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.priority import zone_of
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
 from zonerelay.queue.orders.orders import Orders, OrdersError
@@ -70,6 +79,22 @@ class OrderAnswers:
                     return OrdersInForce(orders=self.rows())
         except OrdersError as error:
             raise ControlError(str(error)) from error
+
+    async def undo(self, order_id: str, reason: str, who: str) -> Changed | None:
+        """Ends the order that has this id; `None`: there is none. Raises ControlError and StoreError."""
+        if all(order.id != order_id for order in self._orders.table.orders):
+            return None
+        ended = await self.answer(Resume(id=order_id, reason=reason), who)
+        assert isinstance(ended, OrdersEnded)
+        held = ended.released
+        return Changed(
+            action="undo",
+            matched=held,
+            changed=held,
+            busy=0,
+            undoes=order_id,
+            note="the order is over",
+        )
 
     def rows(self) -> tuple[OrderRow, ...]:
         """Those in force, the newest first."""
@@ -160,7 +185,7 @@ class OrderAnswers:
 
     def _known_zones(self) -> list[str]:
         stored = (zone_of(queue) for queue, counts in self._store.counts().items() if counts.total)
-        return sorted({*self._zones(), *stored, "default"})
+        return sorted({*self._zones(), *filterfalse(is_webhook_zone, stored), "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
         """The hosts of a destination that is known by a name, as `status` shows it."""
@@ -191,7 +216,7 @@ class OrderAnswers:
         now = self._clock.now()
         oldest = [
             self._first_expiry(created, zone_of(queue))
-            for queue in self._store.counts()
+            for queue in filterfalse(is_webhook_zone, self._store.counts())
             if about.zone in (None, zone_of(queue))
             and (created := await self._store.oldest(queue, now=now)) is not None
         ]

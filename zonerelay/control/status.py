@@ -14,17 +14,19 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
-from zonerelay.control.messages.answers import OrderRow, RelayStatus, ZoneStatus
+from zonerelay.control.messages.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import zone_label
 from zonerelay.model.priority import zone_of
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
@@ -47,6 +49,8 @@ class Surface:
     """When the configuration in force was taken up (Unix time)."""
     refused: float | None
     """When a reload was refused since then."""
+    quotas: Sequence[tuple[str, str, int, int]] = ()
+    """Users, with the quotas that are nearly used up, what is used of them, and what they are."""
     history: History | None = None
 
 
@@ -100,7 +104,7 @@ class StatusBoard:
         now = self._clock.now()
         self.free_space = await asyncio.to_thread(_free_space, self._settings)
         try:
-            for queue in self._store.counts():
+            for queue in filterfalse(is_webhook_zone, self._store.counts()):
                 created = await self._store.oldest(queue, now=now)
                 if created is not None:
                     zone = zone_of(queue)
@@ -111,7 +115,7 @@ class StatusBoard:
         # A store that cannot hand mail out says no times, but still ages.
         with contextlib.suppress(StoreError):
             due: dict[str, float] = {}
-            for queue in self._store.counts():
+            for queue in filterfalse(is_webhook_zone, self._store.counts()):
                 first = await self._store.next_due(queue)
                 if first is not None:
                     due[zone_of(queue)] = min(first, due.get(zone_of(queue), first))
@@ -119,7 +123,8 @@ class StatusBoard:
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
-        counts = _by_zone(self._store.counts())
+        mail = {queue: each for queue, each in self._store.counts().items() if not is_webhook_zone(queue)}
+        counts = _by_zone(mail)
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
             for zone in dict.fromkeys((*self._zones.names, *counts))
@@ -179,6 +184,10 @@ class StatusBoard:
             taken_up=surface.taken_up,
             refused=surface.refused,
             orders=self.orders(),
+            quotas=tuple(
+                QuotaStatus(user=user, quota=quota, used=used, most=most)
+                for user, quota, used, most in surface.quotas
+            ),
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:

@@ -155,12 +155,16 @@ class Histories:
     directory: Path
     redactor: Redactor | None
     now: float = field(default_factory=time.time)
+    worker: int | None = None
+    """Only the file of this worker."""
     files: list[_File] = field(default_factory=list)
     broken: list[Gap] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         for path in sorted(self.directory.glob("[0-9][0-9]*.db")):
             worker = int(path.stem)
+            if self.worker not in (None, worker):
+                continue
             try:
                 self.files.append(_File(worker, open_for_reading(path)))
             except sqlite3.Error as error:
@@ -205,6 +209,18 @@ class Histories:
             except sqlite3.Error as error:
                 self._is_broken(file.worker, error)
         return sorted(found, key=lambda record: record.at)
+
+    def since(self, since: float, until: float = float("inf")) -> Iterator[Record]:
+        """Every event between two times, in order of time for each worker."""
+        for file in list(self.files):
+            try:
+                rows = file.database.execute(
+                    "SELECT events FROM block WHERE last >= ? AND first <= ? ORDER BY row", (since, until)
+                )
+                for (text,) in rows:
+                    yield from (Record(*event) for event in decode(text) if since <= event[0] <= until)
+            except sqlite3.Error as error:
+                self._is_broken(file.worker, error)
 
     def gaps(self, since: float, until: float) -> list[Gap]:
         """Time in between that is not covered, and why."""

@@ -105,7 +105,12 @@ def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
     hashed = settings.history.addresses is HistoryAddresses.HASHED
     if hashed == of_log.enabled:
         return of_log
-    if not hashed:
-        return Redactor(b"", enabled=False)
+    return hashing_redactor(settings, of_log) if hashed else Redactor(b"", enabled=False)
+
+
+def hashing_redactor(settings: Settings, of_log: Redactor) -> Redactor:
+    """Returns one that makes pseudonyms, whether the log has them or not. Raises RedactKeyError."""
+    if of_log.enabled:
+        return of_log
     settings.spool.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Redactor(load_or_create_key(redact_key_of(settings)), enabled=True)

@@ -1,9 +1,9 @@
-"""The HTTPS client: it fetches policies of recipient domains and access tokens of smarthosts.
+"""The HTTPS client: it fetches policies of domains and access tokens of smarthosts, and posts events.
 
 The only user of aiohttp's client, which is imported with the first request: most relays make none. A request
-is one connection, no cookies, no proxy, no redirect (the 3xx is the answer), nothing decompressed; TLS with
-the system's authorities (OpenSSL's SSL_CERT_FILE and SSL_CERT_DIR are honoured) and the URL's host in the
-certificate. `timeout` bounds it all, `max_size` the body.
+is one connection (a `Poster` keeps its own for the next one), no cookies, no proxy, no redirect (the 3xx is
+the answer), nothing decompressed; TLS with the system's authorities (OpenSSL's SSL_CERT_FILE and SSL_CERT_DIR
+are honoured) and the URL's host in the certificate. `timeout` bounds it all, `max_size` the body.
 
 Whatever fails is a WebError whose text is for logs: it names the host and the trouble, never the form, a
 path or a query, which may hold secrets.
@@ -12,20 +12,22 @@ path or a query, which may hold secrets.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, TCPConnector
+    from aiohttp import ClientResponse, ClientSession, TCPConnector
     from aiohttp.abc import AbstractResolver
 
 MAX_HEADERS = 100
 MAX_HEADER = 8 * 1024  # octets of one header field, and of the status line
+SHOWN = 1024  # octets of an answer to a post
 USER_AGENT = "zonerelay"
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -102,39 +104,88 @@ def default_context() -> ssl.SSLContext:
     return context
 
 
-def _connector(context: ssl.SSLContext, resolve: Resolve | None) -> TCPConnector:
+def _connector(context: ssl.SSLContext, resolve: Resolve | None, *, force_close: bool = True) -> TCPConnector:
     import aiohttp  # noqa: PLC0415 - see above
 
     resolver = None if resolve is None else _resolver(resolve)
-    return aiohttp.TCPConnector(ssl=context, resolver=resolver, force_close=True, use_dns_cache=False)
+    return aiohttp.TCPConnector(ssl=context, resolver=resolver, force_close=force_close, use_dns_cache=False)
 
 
 async def _request(
     connector: TCPConnector, method: str, url: str, form: Mapping[str, str] | None, max_size: int
 ) -> Response:
+    async with _session(connector) as session:
+        with _in_words(url):
+            async with session.request(method, url, data=form, allow_redirects=False) as response:
+                return Response(response.status, _headers(response), await _body(response, max_size))
+
+
+def _session(connector: TCPConnector) -> ClientSession:
+    import aiohttp  # noqa: PLC0415 - see above
+
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the caller's bounds them
+        auto_decompress=False,  # a few octets could become gigabytes
+        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+        max_line_size=MAX_HEADER,
+        max_field_size=MAX_HEADER,
+        max_headers=MAX_HEADERS,
+    )
+
+
+@contextlib.contextmanager
+def _in_words(url: str) -> Iterator[None]:
+    """Makes a WebError of what aiohttp raises, but for TimeoutError."""
     import aiohttp  # noqa: PLC0415 - see above
 
     try:
-        async with (
-            aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the caller's bounds them
-                auto_decompress=False,  # a few octets could become gigabytes
-                headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
-                max_line_size=MAX_HEADER,
-                max_field_size=MAX_HEADER,
-                max_headers=MAX_HEADERS,
-            ) as session,
-            session.request(method, url, data=form, allow_redirects=False) as response,
-        ):
-            body = await _body(response, max_size)
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            return Response(response.status, headers, body)
+        yield
     except (aiohttp.ClientError, ssl.SSLError, OSError, ValueError) as error:
         if isinstance(error, TimeoutError):
             raise
         raise WebError(_words(error, urlsplit(url).hostname or "")) from error
+
+
+def _headers(response: ClientResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.headers.items()}
+
+
+class Poster:
+    """Posts to one URL, again and again; idle connections are kept for a while. `close` it."""
+
+    def __init__(self, url: str, *, timeout: float, resolve: Resolve) -> None:
+        self._url = url
+        self._host = urlsplit(url).hostname or ""
+        self._timeout = timeout
+        self._resolve = resolve
+        self._session: ClientSession | None = None
+
+    async def post(self, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Any status is a response; of its body only the first octets are read. Raises WebError."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._resolve(self._host)  # of an address no other resolver would be asked
+                if self._session is None:
+                    context = await asyncio.to_thread(default_context)
+                    self._session = self._session or _session(
+                        _connector(context, self._resolve, force_close=False)
+                    )
+                with _in_words(self._url):
+                    async with self._session.post(
+                        self._url, data=body, headers=headers, allow_redirects=False
+                    ) as response:
+                        return Response(
+                            response.status, _headers(response), await response.content.read(SHOWN)
+                        )
+        except TimeoutError as error:
+            raise WebError(f"{self._host} did not answer within {self._timeout:g} s") from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
 
 async def _body(response: ClientResponse, max_size: int) -> bytes:

@@ -9,12 +9,31 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from zonerelay.config.settings import ZoneSettings
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.route import Route, Unroutable
+from zonerelay.store.contract import Submit
 
 NotifyZone = Callable[[str], None]
 """`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
+
+
+Told = tuple[Delivery, Outcome, float | None, bool]
+"""A delivery, its outcome, the time of the next attempt, and whether it is held from here on."""
+
+
+class Teller(Protocol):
+    """Makes messages of our own that tell others of outcomes."""
+
+    def outcomes(
+        self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None
+    ) -> list[Submit]:
+        """Returns what belongs into the write that holds these outcomes. Raises nothing."""
+
+    def notify(self) -> None:
+        """That write is done."""
 
 
 class Courier(Protocol):

@@ -23,6 +23,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.model.priority import Priority, priority_of, queues_of, zone_of
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.destination.destinations import DestinationStatus
 from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
 from zonerelay.queue.selection.rates import Rates
@@ -81,6 +82,8 @@ class Scheduler:
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
         for queue in sorted(await self._store.zones()):
+            if is_webhook_zone(queue):
+                continue
             self.zone(zone_of(queue)).claims.know(priority_of(queue))
         self._running = True
         for zone in self._zones.values():
@@ -275,7 +278,7 @@ class Scheduler:
             f' and none is sent. Put [[zone]] name = "{zone}" back and reload, or return them to their'
             f" senders with zonerelay queue bounce --zone {zone}"
             for zone in sorted(stored)
-            if not is_mailbox_zone(zone) and not self.zone(zone).is_served
+            if not (is_mailbox_zone(zone) or is_webhook_zone(zone)) and not self.zone(zone).is_served
         )
 
     def snapshot(self) -> tuple[ZoneStatus, ...]:

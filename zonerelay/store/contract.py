@@ -165,6 +165,10 @@ class BodyFacts(TypedDict, total=False):
     trace: tuple[str, ...]
 
 
+Beside = Callable[[Message], Sequence[Submit]]
+"""`beside(message)`: messages of our own that belong to a message which is being committed."""
+
+
 class MessageWriter(Protocol):
     """Takes one message's body. Leaving the `async with` block without commit aborts.
 
@@ -175,9 +179,17 @@ class MessageWriter(Protocol):
         """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits when the store is behind."""
 
     async def commit(
-        self, deliveries: Sequence[Delivery], *, once: Once | None = None, **facts: Unpack[BodyFacts]
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        beside: Beside | None = None,
+        once: Once | None = None,
+        **facts: Unpack[BodyFacts],
     ) -> Message:
         """Make the message and its deliveries exist, durably. 250 may be sent when this returns.
+
+        So do the messages of our own that `beside` makes: in the same write, or, where each message is
+        written by itself (Redis, S3), in one behind it and before this returns.
 
         `once` becomes durable in the same write. Raises StoredBeforeError, OtherContentError or
         BeingStoredError when a message has it already, or may have it, and NotKeptError.

@@ -34,7 +34,7 @@ FORMAT = 1
 _NAME = re.compile(r"(?:.*/)?([0-9a-f]{16})\.(eml|json)")
 _IN_MEMORY = 1024 * 1024
 _PIECE = 256 * 1024
-_QUEUE = re.compile(r"[A-Za-z0-9._-]+(?:;[a-z]+)?")
+_QUEUE = re.compile(r"(?:webhook/)?[A-Za-z0-9._-]+(?:;[a-z]+)?")
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):

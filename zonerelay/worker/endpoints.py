@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
@@ -12,12 +13,15 @@ from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
 from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 
 class Endpoints:
@@ -34,8 +38,10 @@ class Endpoints:
         clock: Clock,
         accepting: Callable[[], bool],
         draining: Callable[[], bool],
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._settings = settings
+        self._sandbox = sandbox
         self._identity = identity
         self._board = board
         self._events = events
@@ -64,7 +70,13 @@ class Endpoints:
 
     async def _serve_http(self, handler: Handler, settings: Callable[[], Settings]) -> None:
         self._operators = build_operators(
-            handler, settings, trouble=self._events.trouble, audit=self._events.requested, clock=self._clock
+            handler,
+            settings,
+            trouble=self._events.trouble,
+            audit=self._events.requested,
+            clock=self._clock,
+            workers=lambda: (submission_socket_path(self._settings),),
+            sandbox=self._sandbox,
         )
         admin = AdminServer(
             self._settings.admin,

@@ -32,6 +32,7 @@ from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue
+from zonerelay.worker.webhooks import TellsOthers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Parts:
     settler: Settler
     sending: Sending
     listeners: Listeners
+    telling: TellsOthers
     orders: Orders
     events: Events
     redactor: Redactor
@@ -115,6 +117,7 @@ def build_handler(
         streams=Streams(parts.events, parts.redactor),
         acknowledge=parts.queue.acknowledge,
         part=answers,
+        webhooks=lambda: parts.telling.webhooks,
     )
 
 

@@ -15,15 +15,18 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
-from zonerelay.config.settings import Settings, space_guard
+from zonerelay.config.settings import Settings, space_guard, webhook_keys
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.socket_file import bind, submission_socket_path
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.drop_directory import DropDirectory, hand_over
@@ -33,6 +36,7 @@ from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError, history_redactor
 from zonerelay.queue.operator.clock_watch import ClockWatch
@@ -48,12 +52,18 @@ from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import is_shared, name_of, remove_spool
 from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.load import CpuDemand
-from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.limits import usage_pages
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
+from zonerelay.worker.report import DailyReport
+from zonerelay.worker.webhooks import TellsOthers
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 __all__ = ["StartError", "Worker"]
 
@@ -75,7 +85,9 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
         identity: Identity = ALONE,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = sandbox
         self.settings = settings
         self.identity = identity
         self.hostname = hostname
@@ -103,6 +115,8 @@ class Worker:
         self._ids: MessageIdSource | None = None
         self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
+        self._telling: TellsOthers | None = None
+        self._report: DailyReport | None = None
         self._drop: DropDirectory | None = None
         self._orders: Orders | None = None
         self._reloads = asyncio.Lock()
@@ -166,19 +180,32 @@ class Worker:
         orders.changed = scheduler.go_by_orders
         listeners = self._listeners = self._build_listeners(store, ids, sending, orders)
         settler.refused_stranger = listeners.refused_stranger
+        telling = self._telling = self._build_telling(store, settler, ids)
         await self._open_to_operators(queue, settler, scheduler, sending, listeners)
+        await telling.configure(self.settings)
+        if self.identity.index == 0 and not self.identity.drains_spool:
+            self._report = self._build_report(settler, ids)
         await sending.start()
         await scheduler.start()
+        if self._report is not None:
+            await self._report.configure(self.settings)
         assert self._clock_watch is not None
         self._clock_watch.start(store.last_message_id())
         orders.start()
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
-            await listeners.start(self.settings)
+            await listeners.start(self.settings, self._bind_for_http())
             if self.identity.index == 0:
                 self._drop = self._build_drop_directory()
                 self._drop.start()
+
+    def _bind_for_http(self) -> socket.socket | None:
+        """Raises ControlError."""
+        if not self.settings.admin.address:
+            return None
+        worker = self.identity.index if self.identity.supervised else None
+        return bind(submission_socket_path(self.settings, worker))
 
     def _build_drop_directory(self) -> DropDirectory:
         return DropDirectory(
@@ -222,6 +249,31 @@ class Worker:
             clock=self.clock,
         )
 
+    def _build_telling(self, store: Store, settler: Settler, ids: MessageIdSource) -> TellsOthers:
+        return TellsOthers(
+            hostname=self.hostname,
+            worker=self.identity.index,
+            store=store,
+            settler=settler,
+            ids=ids,
+            redactor=self._redactor,
+            environment=self._environment,
+            events=self.events,
+            clock=self.clock,
+            random=self._random,
+        )
+
+    def _build_report(self, settler: Settler, ids: MessageIdSource) -> DailyReport:
+        return DailyReport(
+            hostname=self.hostname,
+            settler=settler,
+            ids=ids,
+            choose_zone=self._zones.choose,
+            notify=self._notify,
+            events=self.events,
+            clock=self.clock,
+        )
+
     def _build_orders(self, settler: Settler) -> Orders:
         """Raises OrdersError."""
         home = self.settings.spool.path.parent
@@ -238,7 +290,7 @@ class Worker:
             ZoneParts(
                 store=store,
                 router=sending.router,
-                courier=sending.courier,
+                courier=sending,
                 settler=settler,
                 retry=self.settings.retry,
                 events=self.events,
@@ -270,7 +322,9 @@ class Worker:
             events=self.events,
             clock=self.clock,
             secret=secrets.token_bytes(32),
+            pages=partial(usage_pages, self.settings, self._environment, self.clock),
             srs=lambda: sending.srs,
+            webhooks=lambda: None if self._telling is None else self._telling.webhooks,
             suspended=orders.refuse,
             inherited=self.identity.inherited,
         )
@@ -283,6 +337,7 @@ class Worker:
         sending: Sending,
         listeners: Listeners,
     ) -> None:
+        assert self._telling is not None
         orders = self._orders
         assert orders is not None
         parts = Parts(
@@ -293,6 +348,7 @@ class Worker:
             settler=settler,
             sending=sending,
             listeners=listeners,
+            telling=self._telling,
             orders=orders,
             events=self.events,
             redactor=self._redactor,
@@ -317,6 +373,7 @@ class Worker:
             clock=self.clock,
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
+            sandbox=self._sandbox,
         )
         journal = build_journal(self.settings, self.identity.index, self.clock)
         operations = build_operations(parts, journal)
@@ -342,6 +399,7 @@ class Worker:
         assert self._scheduler is not None
         assert self._settler is not None
         assert self._sending is not None
+        assert self._telling is not None
         later = needs_restart(self.settings, settings)
         self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
@@ -349,9 +407,12 @@ class Worker:
             # Before anything has changed: who cannot be asked to change back is asked last.
             Rewriting(settings.rewrite)  # the listeners make their own
             Zones(settings.zone, settings.route)
+            for webhook in settings.webhook:
+                webhook_keys(webhook, self._environment)
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
-        except ValueError as error:
+            await self._telling.configure(settings)
+        except (ValueError, StoreError, RedactKeyError) as error:
             self.refused = str(error)
             self.refused_at = self.clock.now()
             self.problems = (f"the configuration on disk is wrong: {error}",)
@@ -364,6 +425,8 @@ class Worker:
         other_routes = settings.destination != self.settings.destination
         self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
         self.settings = taken_up(self.settings, settings)
+        if self._report is not None:
+            await self._report.configure(self.settings)
         if not self.identity.drains_spool:
             assert self._listeners is not None
             self.problems = (*self.problems, *await self._listeners.reload(self.settings))
@@ -386,6 +449,10 @@ class Worker:
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
         if self._clock_watch is not None:
             await self._clock_watch.stop()
+        if self._report is not None:
+            await self._report.close()
+        if self._telling is not None:
+            await self._telling.close()
         if self._orders is not None:
             await self._orders.stop()
         if self._scheduler is not None:
@@ -434,15 +501,21 @@ class Worker:
 
     def _on_news(self, zone: str) -> None:
         """Others have left mail behind: some to be sent now, some that was deferred."""
-        if self._scheduler is not None:
+        if is_webhook_zone(zone):
+            if self._telling is not None:
+                self._telling.on_news()
+        elif self._scheduler is not None:
             self._scheduler.wake(zone)
 
     def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
         """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
         if self._ids is not None and self.store is not None:
             self._ids.renumber(self._number(self.store))
+        events = {key for key in keys if is_webhook_zone(key.queue)}
+        if events and self._telling is not None:
+            self._telling.on_lost(events)
         if self._scheduler is not None:
-            self._scheduler.give_back(self._scheduler.withdraw(keys))
+            self._scheduler.give_back(self._scheduler.withdraw(set(keys) - events))
 
     def _on_loop_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
@@ -459,6 +532,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            quotas=() if listeners is None else tuple(listeners.guard.nearly_used()),
             history=self.history,
             problems=(
                 *self.problems,
@@ -467,7 +541,14 @@ class Worker:
                 *(() if self._drop is None else self._drop.problems()),
                 *(
                     text
-                    for part in (self._sending, self._queue, self._scheduler, self.store, self.history)
+                    for part in (
+                        self._sending,
+                        self._queue,
+                        self._scheduler,
+                        self.store,
+                        self.history,
+                        self._telling,
+                    )
                     if part
                     for text in part.problems()
                 ),

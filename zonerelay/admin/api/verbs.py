@@ -45,6 +45,7 @@ from zonerelay.control.messages.answers import (
     Progress,
     RelayStatus,
     Summary,
+    TranscriptLine,
 )
 from zonerelay.control.messages.requests import (
     Acts,
@@ -67,6 +68,7 @@ from zonerelay.control.messages.requests import (
     SummaryBy,
     Suspend,
     Tail,
+    Transcript,
     Undo,
 )
 from zonerelay.model.delivery import DeliveryState
@@ -143,6 +145,15 @@ class TailQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     client: Line = ""
     event: Line = ""
     message_id: MessageIdText | None = None
+
+
+class TranscriptQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `client` (an address or a network), `domain` and `message_id`. It ends after `seconds`."""
+
+    client: Line = ""
+    domain: Line = ""
+    message_id: MessageIdText | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 300.0
 
 
 class ChangeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -309,6 +320,11 @@ class Verb:
     body: type[msgspec.Struct] | None = None
     media: str = "application/json"
     refusal: int = 503
+    also: Scope | None = None
+    """Another scope that is enough."""
+    streams: Mapping[str, object] | None = None
+    """`run` reads the body itself, as it comes: media types and what the description says of them."""
+    success: int = 200
     audited: bool = False
     """The log tells of it by name: acts, orders and bodies have events of their own."""
 
@@ -498,13 +514,21 @@ async def _config(call: Call) -> Answer:
 
 
 async def _tail(call: Call) -> Answer:
+    return await _follow(call, Tail(**_given(call.parameters)))
+
+
+async def _transcript(call: Call) -> Answer:
+    return await _follow(call, Transcript(**_given(call.parameters), who=call.caller))
+
+
+async def _follow(call: Call, request: Tail | Transcript) -> Answer:
     """Ends with the relay, with its client, and with its token."""
     fields = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
     if call.request.method == "HEAD":
         return web.Response(headers=fields)
     response = web.StreamResponse(headers=fields)
     with call.operators.streams.one_more():
-        frames = call.operators.asking.frames(Tail(**_given(call.parameters)), call.caller, beat=BEAT)
+        frames = call.operators.asking.frames(request, call.caller, beat=BEAT)
         async with aclosing(frames):
             await _stream(call, response, frames)
     return response
@@ -621,6 +645,16 @@ VERBS: tuple[Verb, ...] = (
         MailEvent | Missed,
         parameters=TailQuery,
         media="text/event-stream",
+        refusal=422,
+    ),
+    _get(
+        "/v1/transcript",
+        "Protocol lines of sessions as they happen, without secrets, as server-sent events.",
+        _transcript,
+        TranscriptLine | Missed,
+        parameters=TranscriptQuery,
+        media="text/event-stream",
+        scope="operate",
         refusal=422,
     ),
     _post(

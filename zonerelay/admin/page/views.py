@@ -232,25 +232,30 @@ async def tail(visitor: Visitor) -> web.StreamResponse:
 async def tail_events(visitor: Visitor) -> web.StreamResponse:
     """Server-sent events, until the operator leaves or his session ends."""
     wanted = Tail(address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone"))
-    response = web.StreamResponse(
-        headers={**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-    )
+    fields = {**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+    response = web.StreamResponse(headers=fields)
     try:
         with visitor.operators.streams.one_more():
             await response.prepare(visitor.request)
             await response.write(b": it begins\n\n")
-            async with aclosing(visitor.frames(wanted, beat=BEAT)) as frames:
-                async for frame in frames:
-                    if not visitor.is_open:
-                        break
-                    cells = _cells(frame)
-                    line = f"data: {msgspec.json.encode(cells).decode()}" if cells else ": beat"
-                    await response.write(f"{line}\n\n".encode())
+            try:
+                async with aclosing(visitor.frames(wanted, beat=BEAT)) as frames:
+                    async for frame in frames:
+                        if not visitor.is_open:
+                            break
+                        await response.write(_event(frame))
+            except ControlError as error:
+                await response.write(b"retry: 60000\n" + _event(Missed(why=str(error))))
     except BusyError as error:
         raise PageError(503, "Busy", str(error)) from error
     except ConnectionError:
         pass
     return response
+
+
+def _event(frame: Frame) -> bytes:
+    cells = _cells(frame)
+    return b"data: " + msgspec.json.encode(cells) + b"\n\n" if cells else b": beat\n\n"
 
 
 def _cells(frame: Frame) -> list[dict[str, str]]:

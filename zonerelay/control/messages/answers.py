@@ -87,6 +87,15 @@ class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
     ipv6_only: bool = False
 
 
+class QuotaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A quota of a user (`messages_per_hour`) that is nearly used up, or is."""
+
+    user: str
+    quota: str
+    used: int
+    most: int
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One of several workers. `problem`: why the one before it ended, or this one does not answer."""
 
@@ -319,6 +328,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     deliveries: tuple[DeliveryRow, ...]
     orders: tuple[OrderRow, ...] = ()
     """Those that some of the deliveries wait for."""
+    recipients: tuple[str, ...] = ()
+    """All of the envelope, in its order."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
@@ -460,6 +471,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
     orders: tuple[OrderRow, ...] = ()
     """Those in force."""
+    quotas: tuple[QuotaStatus, ...] = ()
+    """Of users who have sent lately."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -543,6 +556,31 @@ class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
     worker: int | None = None
 
 
+class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
+    """A webhook; `state` is `ok`, `failing` or `disabled (410)`, `oldest` is Unix time."""
+
+    name: str
+    url: str
+    state: str
+    problem: str
+    queued: int
+    oldest: float | None
+    delivered: int
+
+
+class WebhookTested(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):
+    """What the endpoint has answered."""
+
+    ok: bool
+    text: str
+
+
+class WebhookReplayed(_Frame, frozen=True, kw_only=True, tag="webhook-replayed"):
+    """How many events wait for the endpoint now."""
+
+    queued: int
+
+
 class Families(_Frame, frozen=True, kw_only=True, tag="families"):
     """The metrics of a worker, for its supervisor. Never printed, so no outside contract."""
 
@@ -592,6 +630,9 @@ Frame = (
     | Address
     | RelayStatus
     | Explanation
+    | WebhookRow
+    | WebhookTested
+    | WebhookReplayed
     | MailEvent
     | Missed
     | TranscriptLine

@@ -206,6 +206,23 @@ class SpoolAcknowledge(_Request, frozen=True, kw_only=True, tag="spool-acknowled
     loss: str
 
 
+class WebhookList(_Request, frozen=True, kw_only=True, tag="webhook-list"):
+    """Asks for every webhook, and what waits for it."""
+
+
+class WebhookTest(_Request, frozen=True, kw_only=True, tag="webhook-test"):
+    """Posts an event webhook.test to an endpoint now."""
+
+    name: str
+
+
+class WebhookReplay(_Request, frozen=True, kw_only=True, tag="webhook-replay"):
+    """Try now what waits; with `since` (Unix time) also tell again what the history has from then on."""
+
+    name: str
+    since: float | None = None
+
+
 class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
     """Which addresses in the queue a pseudonym from the log stands for."""
 
@@ -270,6 +287,9 @@ Request = (
     | Explain
     | Resolve
     | SpoolAcknowledge
+    | WebhookList
+    | WebhookTest
+    | WebhookReplay
     | Tail
     | Transcript
     | PartMetrics

@@ -35,6 +35,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.priority import queues_of, zone_of
 from zonerelay.model.reply import Reply
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
@@ -533,7 +534,7 @@ class Operations:
         if wanted.message_id is not None:
             found = await self._store.deliveries_of(wanted.message_id)
             for delivery in sorted(found, key=lambda each: each.key):
-                if after is None or delivery.key > after:
+                if (after is None or delivery.key > after) and not is_webhook_zone(delivery.queue):
                     yield delivery
             return
         may_match = matcher.recipient
@@ -549,11 +550,14 @@ class Operations:
             start = after if after is not None and queue in (None, after.queue) else None
             async with closing(self._store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
-                    yield delivery
+                    if not is_webhook_zone(delivery.queue):
+                        yield delivery
 
     def _total(self, zone: str | None) -> int:
         return sum(
-            counts.total for name, counts in self._store.counts().items() if zone in (None, zone_of(name))
+            counts.total
+            for name, counts in self._store.counts().items()
+            if zone in (None, zone_of(name)) and not is_webhook_zone(name)
         )
 
     async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:

@@ -39,11 +39,14 @@ RETRY_LONGEST = 30.0
 
 @dataclass(slots=True, eq=False)
 class AtomicWrite:
-    """Changes that belong together. `lazy`: they may wait for company (no caller waits for them)."""
+    """Changes that belong together. `lazy`: they may wait for company (no caller waits for them). `submits`
+    says how many of lazy ones are no changes of deliveries.
+    """
 
     changes: Sequence[Change]
     then: Callable[[], None] | None = None
     lazy: bool = False
+    submits: int = 0
 
     def delivery_keys(self) -> list[DeliveryKey]:
         return [change.delivery.key for change in self.changes if not isinstance(change, Submit)]
@@ -51,7 +54,7 @@ class AtomicWrite:
     def count(self) -> int:
         """Deliveries changed."""
         if self.lazy:
-            return len(self.changes)  # no reports among them
+            return len(self.changes) - self.submits
         return sum(1 for change in self.changes if not isinstance(change, Submit))
 
 

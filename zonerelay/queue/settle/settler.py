@@ -29,7 +29,7 @@ from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
-from zonerelay.queue.contract import NotifyZone
+from zonerelay.queue.contract import NotifyZone, Teller, Told
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
@@ -153,6 +153,8 @@ class Settler:
         self._in_work: set[_Parcel | Unattempted] = set()
         self.postponed: Postponed = lambda zone, when: None
         """Is called when a deferral is durable."""
+        self.teller: Teller | None = None
+        """Tells others of outcomes, in the same write."""
         self.paused: Paused = lambda delivery, message, destination: 0.0
         """Returns the seconds for which a delivery's clock stood still by an operator's order."""
         self.keep: Keep = lambda message, deliveries, destination: deliveries
@@ -221,7 +223,14 @@ class Settler:
         self.outcome_log.reserve(len(deliveries))
         if simple:
             # No event and no report is left to make, and no caller waits.
-            self.outcome_log.put(AtomicWrite([Finish(delivery) for delivery in deliveries], lazy=True))
+            changes: list[Change] = [Finish(delivery) for delivery in deliveries]
+            then, submits = None, 0
+            if self.teller is not None:
+                told = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
+                changes += self._told(message, told, destination, seconds)
+                submits = len(changes) - len(deliveries)
+                then = self.teller.notify if submits else None
+            self.outcome_log.put(AtomicWrite(changes, then, lazy=True, submits=submits))
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
         self._start(parcel, self._settle(parcel))
@@ -241,6 +250,12 @@ class Settler:
         work = Unattempted(list(deliveries), outcome, destination, until)
         self.outcome_log.reserve(len(work.all))
         self._start(work, self._settle_unattempted(work))
+
+    def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
+        """Changes that are no outcomes: one atomic write, which is tried until it succeeds."""
+        submits = sum(1 for change in changes if isinstance(change, Submit))
+        self.outcome_log.reserve(len(changes) - submits)
+        self.outcome_log.put(AtomicWrite(changes, then, lazy=True, submits=submits))
 
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
@@ -334,7 +349,14 @@ class Settler:
             dispositions, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
         finally:
             self._in_work.discard(parcel)
-        self._put(dispositions, reports, parcel.destination, parcel.seconds, parcel.durable)
+        self._put(
+            dispositions,
+            reports,
+            parcel.destination,
+            parcel.seconds,
+            message=parcel.message,
+            durable=parcel.durable,
+        )
 
     async def _decided(self, parcel: _Parcel) -> list[Disposition]:
         now = self._clock.now()
@@ -377,16 +399,31 @@ class Settler:
 
     # Writing and telling
 
+    def _told(
+        self, message: Message | None, told: Sequence[Told], destination: str, seconds: float | None
+    ) -> list[Submit]:
+        """What others are told. A bug in there must not cost the outcome."""
+        assert self.teller is not None
+        try:
+            return self.teller.outcomes(message, told, destination=destination, seconds=seconds)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._events.trouble("webhook", error, message_id=told[0][0].message_id)
+            return []
+
     def _put(
         self,
         dispositions: Sequence[Disposition],
         reports: Sequence[_Dsn],
         destination: str,
         seconds: float | None = None,
+        *,
+        message: Message | None = None,
         durable: asyncio.Future[None] | None = None,
     ) -> None:
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
+        told = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in dispositions]
+        submits = self._told(message, told, destination, seconds) if self.teller is not None else ()
 
         def then() -> None:
             if durable is not None and not durable.done():
@@ -394,8 +431,10 @@ class Settler:
             for kind, submit in reports:
                 self._tell_report(kind, submit)
             self._tell(dispositions, destination, seconds)
+            if submits and self.teller is not None:
+                self.teller.notify()
 
-        self.outcome_log.put(AtomicWrite(changes, then))
+        self.outcome_log.put(AtomicWrite([*changes, *submits], then))
 
     def _tell(self, dispositions: Sequence[Disposition], destination: str, seconds: float | None) -> None:
         for c in dispositions:
@@ -429,3 +468,7 @@ class Settler:
         self._events.dsn(kind, submit.message.id, about[0].message_id, [key.recipient for key in about])
         for delivery in submit.deliveries:
             self._notify(delivery.queue)
+
+
+def _is_held(change: Finish | Postpone) -> bool:
+    return isinstance(change, Postpone) and change.delivery.held

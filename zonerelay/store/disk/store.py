@@ -101,9 +101,14 @@ class DiskStore(LocalStore[ChangePlan]):
         self._uploads.discard(message_id)
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, once)
+        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
         return await self._reservations.store(once, message.id, submit)
 
     def begin_keys(self) -> None:
@@ -135,9 +140,12 @@ class DiskStore(LocalStore[ChangePlan]):
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
         once: Once | None = None,
     ) -> asyncio.Future[None]:
         plan = ChangePlan({})
+        for report in beside:
+            self._add_report(plan, report)
         if once is not None:
             plan.once = (once, message.id)
         if message.id not in self._uploads:

@@ -88,10 +88,13 @@ class LevelDbStore(LocalStore[WritePlan]):
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
         once: Once | None = None,
     ) -> asyncio.Future[None]:
         plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
+        for report in beside:
+            self._add_report(plan, report)
         if once is not None:
             plan.ops += scan.once_ops(once, message.id)
         stored = self._submit(plan)
@@ -100,9 +103,14 @@ class LevelDbStore(LocalStore[WritePlan]):
         return stored
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, once)
+        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
         return await self._reservations.store(once, message.id, submit)
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:

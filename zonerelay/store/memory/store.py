@@ -92,17 +92,28 @@ class MemoryStore:
         return _done()
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
+        for report in beside:
+            self.add(report.message, split(report.body), report.deliveries)
         return _done()
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         def submit() -> asyncio.Future[None]:
             self._keep(once, message.id)
-            return self.submit_message(message, deliveries, chunks)
+            return self.submit_message(message, deliveries, chunks, beside)
 
         return await self._reservations.store(once, message.id, submit)
 

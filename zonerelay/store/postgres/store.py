@@ -119,12 +119,17 @@ class PostgresStore(BatchedUpdate):
         return self._submit(job, size=len(chunks) * CHUNK_SIZE)
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         if (now := self._now()) >= self._forget_at:
             self._forget_at = now + FORGET_EVERY
             self._forgetting = asyncio.get_running_loop().create_task(self._forget_keys(now))
-        return self.submit_message(message, deliveries, chunks, once)
+        return self.submit_message(message, deliveries, chunks, beside, once)
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         rows = [(name, kept.digest, number(kept.message_id), kept.until) for name, kept in keys]
@@ -140,10 +145,14 @@ class PostgresStore(BatchedUpdate):
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
         once: Once | None = None,
     ) -> asyncio.Future[None]:
         new = MessageRows(message, deliveries, chunks, self._keeps, once)
         job = Submission(messages=[new], news=self._to_share(new))
+        for report in beside:
+            added = MessageRows(report.message, report.deliveries, split(report.body), self._keeps)
+            job.reports.append((added, report.about))
         self._bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
         return self._submit(job, size=_size(new))
 

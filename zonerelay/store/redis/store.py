@@ -104,7 +104,7 @@ class RedisStore(BatchedUpdate):
         return True  # the server counts
 
     def begin(self, envelope: Envelope) -> BodyWriter:
-        return BodyWriter(self, envelope)
+        return BodyWriter(self, envelope, behind=self.settle)
 
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]
@@ -115,9 +115,14 @@ class RedisStore(BatchedUpdate):
         return then(asked, _check_upload)
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        return self.submit_message(message, deliveries, chunks, once)
+        return self.submit_message(message, deliveries, chunks, beside, once)
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         for identity, kept in keys:
@@ -130,8 +135,10 @@ class RedisStore(BatchedUpdate):
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
         once: Once | None = None,
     ) -> asyncio.Future[None]:
+        del beside  # the writer stores them behind it: one script stores one message
         owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
         key: tuple[Argument, ...] = ("", "", 0)

@@ -28,7 +28,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.contract import NotKeptError, Once, StoreCorruptError, StoreError
+from zonerelay.store.contract import NotKeptError, Once, StoreCorruptError, StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
 from zonerelay.store.s3.keeper import S3Keeper
@@ -247,14 +247,24 @@ class S3Uploads:
     # --- messages
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         # The object of a message leaves with it, and a bucket has no write of two objects.
         raise NotKeptError("a queue in a bucket cannot remember idempotency keys")
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
+        del beside  # the writer stores them behind it: an object is one message
         upload = self._open.pop(message.id, None)
         if upload is None and message.size > INLINE_LIMIT:
             upload = self._new_upload(message.id)

@@ -20,7 +20,13 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.stream import Stream
-from zonerelay.telemetry.events.subsystems import LimitEvents, NameServerEvents, SmarthostEvents, StsEvents
+from zonerelay.telemetry.events.subsystems import (
+    LimitEvents,
+    NameServerEvents,
+    SmarthostEvents,
+    StsEvents,
+    WebhookEvents,
+)
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.logs.refusals import OTHERS, RefusalLog
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -70,6 +76,9 @@ class Events:
         self.limits = LimitEvents(sink.emit, metrics.limits)
         self.name_servers = NameServerEvents(sink.emit, metrics.name_servers)
         self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
+        self.webhooks = WebhookEvents(sink.emit, metrics.webhooks)
+        self.tell_webhooks: Callable[[str, dict[str, Field]], None] = lambda event, fields: None
+        """Is told of the relay's own events."""
 
     def _tell(self, level: str, event: str, fields: Callable[[Redactor], dict[str, Field]]) -> None:
         """One line, and the same in the history."""
@@ -101,11 +110,11 @@ class Events:
         self.metrics.accepted(message.size, len(envelope.recipients))
         bare = {"bare_lf": bare_lf, "bare_cr": bare_cr} if bare_lf or bare_cr else {}
         self.metrics.bare_line_ends.value += bare_lf + bare_cr
-        shown = _accepted(message, self._redact, bare)
+        shown = accepted_fields(message, self._redact, bare)
         self._emit("info", "accepted", shown)
         if self._history is not None:
             own = self._history.redactor
-            fields = dict(shown) if own is self._redact else _accepted(message, own, bare)
+            fields = dict(shown) if own is self._redact else accepted_fields(message, own, bare)
             origin = envelope.origin
             fields |= {"listener": origin.listener, "tls": origin.tls, "helo": own.text(origin.helo)}
             if len(message.trace) > 1:  # the first note is the listener
@@ -186,6 +195,15 @@ class Events:
         """The credentials file cannot be read, so no user can log in; `problem` names file and line."""
         self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
+    def quota_near(self, user: str, limit: str, used: int, most: int) -> None:
+        """A quota of a user is nearly used up."""
+        shown = self._redact.mailbox(Mailbox(user))
+        self._emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
+
+    def shown_user(self, user: str) -> str:
+        """A user's name as the label of a metric, which never is an address."""
+        return self._redact.always().mailbox(Mailbox(user)) if "@" in user else user
+
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
         """The message is durable, but the client left before our 250: it may send it a second time."""
         self._tell(
@@ -226,27 +244,16 @@ class Events:
         reply = str(outcome.reply)
 
         def fields(redact: Redactor) -> dict[str, Field]:
-            found: dict[str, Field] = {
-                "id": delivery.message_id,
-                "recipient": redact.mailbox(delivery.recipient),
-                "zone": zone,
-                "destination": destination,
-                "host": outcome.host,
-                "peer": outcome.peer,
-                "tls": outcome.tls,
-                "attempt": delivery.attempts + (1 if outcome.counts else 0),
-                "reply": redact.about(reply, delivery.recipient),
-                "age": round(age, 3),
-            }
-            if outcome.source:
-                found["source"] = outcome.source
-            if seconds is not None:
-                found["seconds"] = round(seconds, 3)
-            if next_attempt is not None:
-                found["next_attempt"] = round(next_attempt, 3)
-            if outcome.in_doubt:
-                found["in_doubt"] = True
-            return found
+            return attempt_fields(
+                redact,
+                delivery,
+                outcome,
+                reply,
+                destination=destination,
+                age=age,
+                next_attempt=next_attempt,
+                seconds=seconds,
+            )
 
         self._tell("info", verdict, fields)
 
@@ -275,19 +282,19 @@ class Events:
 
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
         self.metrics.suspended(zone)
-        self._emit(
-            "warning",
-            "suspended",
-            {
-                "zone": zone,
-                "destination": destination,
-                "until": round(until, 3),
-                "reply": self._redact.text(str(reply)),
-            },
-        )
+        fields: dict[str, Field] = {
+            "zone": zone,
+            "destination": destination,
+            "until": round(until, 3),
+            "reply": self._redact.text(str(reply)),
+        }
+        self._emit("warning", "suspended", fields)
+        self.tell_webhooks("destination.suspended", fields)
 
     def resumed(self, zone: str, destination: str) -> None:
-        self._emit("info", "resumed", {"zone": zone, "destination": destination})
+        fields: dict[str, Field] = {"zone": zone, "destination": destination}
+        self._emit("info", "resumed", fields)
+        self.tell_webhooks("destination.resumed", fields)
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
         """A destination refuses one of our addresses; until then another one is used, if there is one."""
@@ -388,8 +395,10 @@ class Events:
         """The store takes no mail, for this reason; `None`: it takes mail again."""
         if reason is None:
             self._emit("info", "store-recovered", {})
+            self.tell_webhooks("spool.recovered", {})
         else:
             self._emit("error", "store-unhealthy", {"reason": reason})
+            self.tell_webhooks("spool.unhealthy", {"reason": reason})
 
     def store_damaged(self, detail: str) -> None:
         """The store has met something that it cannot read back, for the first time since the start."""
@@ -473,7 +482,43 @@ class Events:
         self._emit("error", "trouble", fields)
 
 
-def _accepted(message: Message, redact: Redactor, bare: dict[str, int]) -> dict[str, Field]:
+def attempt_fields(
+    redact: Redactor,
+    delivery: Delivery,
+    outcome: Outcome,
+    reply: str,
+    *,
+    destination: str,
+    age: float,
+    next_attempt: float | None,
+    seconds: float | None,
+) -> dict[str, Field]:
+    """Returns what a log line, the history and a webhook say of an attempt; `reply` is the outcome's."""
+    found: dict[str, Field] = {
+        "id": delivery.message_id,
+        "recipient": redact.mailbox(delivery.recipient),
+        "zone": delivery.zone,
+        "destination": destination,
+        "host": outcome.host,
+        "peer": outcome.peer,
+        "tls": outcome.tls,
+        "attempt": delivery.attempts + (1 if outcome.counts else 0),
+        "reply": redact.about(reply, delivery.recipient),
+        "age": round(age, 3),
+    }
+    if outcome.source:
+        found["source"] = outcome.source
+    if seconds is not None:
+        found["seconds"] = round(seconds, 3)
+    if next_attempt is not None:
+        found["next_attempt"] = round(next_attempt, 3)
+    if outcome.in_doubt:
+        found["in_doubt"] = True
+    return found
+
+
+def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) -> dict[str, Field]:
+    """Returns what a log line, the history and a webhook say of an acceptance."""
     envelope = message.envelope
     origin = envelope.origin
     fields: dict[str, Field] = {

@@ -19,6 +19,7 @@ from zonerelay.telemetry.metrics.subsystems import (
     NameServerMetrics,
     SmarthostMetrics,
     StsCounters,
+    WebhookMetrics,
 )
 
 Field = str | int | float | bool | None
@@ -153,3 +154,27 @@ class SmarthostEvents:
         """While the present token still serves, or a new refresh token could not be written down."""
         text = self._redact.text(problem)
         self._emit("warning", "token-trouble", {"credential": credential, "problem": text})
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookEvents:
+    """One per worker. Never raises."""
+
+    _emit: Emit
+    metrics: WebhookMetrics
+
+    def failing(self, webhook: str, problem: str) -> None:
+        """Its events wait. Told once, until it answers again."""
+        self._emit("warning", "webhook-failing", {"webhook": webhook, "problem": problem})
+
+    def restored(self, webhook: str) -> None:
+        self._emit("info", "webhook-restored", {"webhook": webhook})
+
+    def disabled(self, webhook: str) -> None:
+        """It has answered 410: it wants no more events."""
+        self._emit("error", "webhook-disabled", {"webhook": webhook})
+
+    def lost(self, webhook: str, count: int, why: str) -> None:
+        """Events that are told no more; an event webhook.gap says so, unless the webhook is gone."""
+        self.metrics.told.add((webhook, "lost"), count)
+        self._emit("error", "webhook-gap", {"webhook": webhook, "lost": count, "why": why})

@@ -37,11 +37,17 @@ from zonerelay.telemetry.metrics.subsystems import (
     ReplyMetrics,
     SmarthostMetrics,
     StsCounters,
+    WebhookMetrics,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DKIM_RESULTS = ("signed", "no_key", "failed")
-LOGIN_RESULTS = ("ok", "wrong", "locked", "broken")
+LOGIN_RESULTS = ("ok", "wrong", "locked", "broken", "barred")
+QUOTAS = tuple(
+    f"{what}_per_{window}"
+    for what in ("messages", "recipients", "octets")
+    for window in ("minute", "hour", "day")
+)
 NO_DSN_REASONS = ("null sender", "notify", "outbox", "stranger", "switched off")
 OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
 DSN_KINDS = ("failed", "delayed", "relayed")
@@ -56,8 +62,9 @@ TROUBLES = (
     "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock",
     "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.orders", "queue.read_message",
     "queue.report",
-    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload", "retry.backoff",
-    "store.claim", "store.probe", "store.settle", "systemd",
+    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "quotas", "reload",
+    "retry.backoff",
+    "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report",
 )  # fmt: skip
 """The places that tell of trouble."""
 
@@ -88,6 +95,9 @@ class Metrics:
         )
         self.refused = made.labelled(
             "zonerelay_inbound_refused_total", "Connections and commands refused.", "reason"
+        )
+        self.quota_refused = made.labelled(
+            "zonerelay_quota_refused_total", "Mail of users beyond a quota.", "quota", declared=QUOTAS
         )
         self.logins = made.labelled(
             "zonerelay_inbound_logins_total",
@@ -170,11 +180,13 @@ class Metrics:
         self.limits = LimitMetrics()
         self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
+        self.webhooks = WebhookMetrics()
         self.replies = ReplyMetrics()
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
-        for each in (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies):
+        parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
+        for each in (*parts, self.webhooks):
             registry.register(each)
         self.attach(
             ReadGauge(
@@ -228,6 +240,17 @@ class Metrics:
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
     ) -> None:
         self.attach(QueueCollector(read, is_counted))
+
+    def attach_quotas(self, read: Callable[[], Readings]) -> None:
+        """`read` yields users with quotas, and how much is used of the one that is used most."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_user_quota_used_ratio",
+                "Of the quotas of a user who has sent lately, the part of the most used one that is used.",
+                read,
+                "user",
+            )
+        )
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """`read` yields the first name and the expiry of each certificate of every listener; of several for

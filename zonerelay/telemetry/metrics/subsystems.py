@@ -196,6 +196,37 @@ class SmarthostMetrics(Instruments):
         yield family
 
 
+TOLD = ("delivered", "failed", "lost")
+
+
+class WebhookMetrics(Instruments):
+    """`attach` a function that reads how many events wait for each webhook. Silent without a webhook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = self.labelled(
+            "zonerelay_webhook_events_total",
+            "Events that a webhook has taken, posts that failed, events that were lost.",
+            "webhook",
+            "result",
+        )
+        self._read: Callable[[], Mapping[str, int]] | None = None
+
+    def attach(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        if self._read is None:
+            return
+        yield from super().collect()
+        queued = GaugeMetricFamily(
+            "zonerelay_webhook_queued", "Events that wait for a webhook.", labels=("webhook",)
+        )
+        for webhook, count in self._read().items():
+            queued.add_metric((webhook,), count)
+        yield queued
+
+
 SITES = {
     "google.com": "google",
     "googlemail.com": "google",

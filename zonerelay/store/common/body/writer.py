@@ -12,7 +12,7 @@ removes those that a crash has left. After a failed write the message cannot be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, Self, Unpack
 
 from zonerelay.model.delivery import Delivery
@@ -21,15 +21,19 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.chunks import check_deliveries
 from zonerelay.store.contract import (
     CHUNK_SIZE,
+    Beside,
     BodyFacts,
+    Change,
     Once,
     OtherContentError,
     StoredBeforeError,
     StoreError,
+    Submit,
 )
 
 GROUP_CHUNKS = 8
 """Chunks in one synced batch of a large body: 512 KiB."""
+Settle = Callable[[Sequence[Change]], Awaitable[None]]
 UPLOAD_MEMORY = 64 * 1024 * 1024
 """What all large uploads together may hold in memory before their groups shrink."""
 
@@ -48,12 +52,21 @@ class Spool(Protocol):
         """Write part of a body, synced: the chunks from number `first`."""
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
-        """Write the last chunks of a body and make the message exist."""
+        """Write the last chunks of a body and make the message exist, with others `beside` it."""
 
     async def submit_once(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes], once: Once
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes],
+        once: Once,
+        beside: Sequence[Submit] = (),
     ) -> asyncio.Future[None]:
         """The same, with the key in the same write. Both it and the future raise what `commit` raises."""
 
@@ -64,8 +77,10 @@ class Spool(Protocol):
 class BodyWriter:
     """A message that is arriving."""
 
-    def __init__(self, spool: Spool, envelope: Envelope) -> None:
+    def __init__(self, spool: Spool, envelope: Envelope, *, behind: Settle | None = None) -> None:
+        """`behind` stores what belongs beside a message, where that cannot be in the same write."""
         self._spool = spool
+        self._behind = behind
         self._envelope = envelope
         self._size = 0
         self._parts: list[bytes] = []  # at most a chunk
@@ -121,7 +136,12 @@ class BodyWriter:
             await asyncio.shield(self._written)
 
     async def commit(
-        self, deliveries: Sequence[Delivery], *, once: Once | None = None, **facts: Unpack[BodyFacts]
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        beside: Beside | None = None,
+        once: Once | None = None,
+        **facts: Unpack[BodyFacts],
     ) -> Message:
         self._check_open()
         check_deliveries(self._envelope.id, deliveries)
@@ -136,10 +156,11 @@ class BodyWriter:
             chunks=self._submitted + len(chunks),
             **facts,
         )
+        others = () if beside is None else beside(message)
         if once is None:
-            stored = self._spool.submit_message(message, deliveries, chunks)
+            stored = self._spool.submit_message(message, deliveries, chunks, others)
         else:
-            stored = await self._spool.submit_once(message, deliveries, chunks, once)
+            stored = await self._spool.submit_once(message, deliveries, chunks, once, others)
         # From here the message exists or the spool has failed; leaving does not change that.
         self._finish()
         try:
@@ -148,6 +169,8 @@ class BodyWriter:
             if self._submitted:
                 self._spool.remove_chunks(message.id, self._submitted)
             raise
+        if others and self._behind is not None:
+            await self._behind(others)
         return message
 
     def _finish(self) -> None:

@@ -97,7 +97,14 @@ class Reservations:
         if (register := self._register) is None:
             return await self._spool.find(once.identity)
         while True:
-            found = await register.run(register.reserve, once, message_id, self._clock.now())
+            try:
+                found = await register.run(register.reserve, once, message_id, self._clock.now())
+            except BeingStoredError:
+                # Another worker is starting.
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                await asyncio.sleep(LOOK_AGAIN)
+                continue
             if found is None or not found.is_pending:
                 return None if found is None else found.kept
             if found.worker == register.worker:

@@ -1,0 +1,149 @@
+"""[[webhook]] and [report]: events for other programs over HTTP, and the day's figures by mail.
+
+No secret is in a text of this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from zonerelay.config.credentials.secrets import SecretError, read_secret
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import DAY, choice, count, duration, switch, text, texts
+from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.tables.entries import check_known, check_names
+
+EVENTS = (
+    "message.accepted",
+    "delivery.delivered",
+    "delivery.deferred",
+    "delivery.bounced",
+    "delivery.expired",
+    "delivery.in_doubt",
+    "delivery.held",
+    "destination.suspended",
+    "destination.resumed",
+    "spool.unhealthy",
+    "spool.recovered",
+)
+_TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
+
+
+class WebhookAddresses(enum.StrEnum):
+    PSEUDONYM = "pseudonym"
+    CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """[[webhook]]: an HTTP endpoint that is told what becomes of mail (Standard Webhooks)."""
+
+    name: str = text("webhook", form=forms.source_name)
+    """What logs, metrics and "zonerelay webhook" call it."""
+    url: str = text("")
+    """Where events are posted to, an https:// address."""
+    events: tuple[str, ...] = texts(())
+    """The types of events that it gets (docs/webhooks.md lists them). Empty: all."""
+    secret: str = text("", form=forms.secret)
+    """Where the secret is that signs events, as in password of [[credential]]: whsec_ and 24 to 64 octets in
+    base64 (HMAC-SHA256), or whsk_ and 32 octets (ed25519).
+    """
+    old_secrets: tuple[str, ...] = texts((), form=forms.secret)
+    """Where former secrets are: while keys are changed, events are signed with all of them."""
+    addresses: WebhookAddresses = choice(WebhookAddresses.PSEUDONYM)
+    """pseudonym: addresses of people are the pseudonyms of the log. clear: as they are."""
+    private: bool = switch(False)
+    """Post to addresses that are not public too (loopback, 10.0.0.0/8, …), and to http:// addresses."""
+    timeout: float = duration(20.0, least=1.0, most=60.0)
+    """How long the endpoint may take to answer."""
+    max_queued: int = count(10_000, least=100, most=1_000_000)
+    """Events that wait for it in the spool of a worker. When there are more the oldest are lost, and an event
+    webhook.gap says how many.
+    """
+    max_age: float = duration(3 * DAY, least=60.0, most=14 * DAY)
+    """Events that wait longer are lost in the same way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSettings:
+    """[report]: a summary of the last day by mail. `to` empty: none."""
+
+    to: tuple[str, ...] = texts(())
+    """Who gets it: "postmaster@example.com"."""
+    at: str = text("06:00")
+    """When, in the machine's local time. One that was missed is sent at the next start."""
+    sender: str = text("")
+    """Its sender, in the envelope and in From. Empty: postmaster at the relay's hostname."""
+
+
+def check_webhooks(webhooks: Sequence[WebhookSettings], report: Report) -> None:
+    check_names("webhook", [each.name for each in webhooks], "is missing: logs and commands use it", report)
+    for at, webhook in enumerate(webhooks):
+        path: KeyPath = ("webhook", at)
+        if report.sound(*path, "url"):
+            _check_url(webhook, (*path, "url"), report)
+        if not webhook.secret and report.sound(*path, "secret"):
+            report.refuse(
+                (*path, "secret"), 'is missing: say where it is, as in "/etc/zonerelay/hook.secret"'
+            )
+        if report.sound(*path, "events"):
+            for place, name in enumerate(webhook.events):
+                check_known(name, EVENTS, "there is no event", (*path, "events", place), report)
+
+
+def _check_url(webhook: WebhookSettings, path: KeyPath, report: Report) -> None:
+    parts = urlsplit(webhook.url)
+    if not webhook.url:
+        report.refuse(path, 'is missing: write where events go, as in "https://app.example.com/mail-events"')
+    elif not parts.hostname or parts.scheme not in ("https", "http"):
+        report.refuse(path, 'is not an address that events can be posted to: write "https://…"')
+    elif parts.scheme == "http" and not webhook.private:
+        report.refuse(path, "http:// is for everyone to read on the way: use https, or private = true")
+
+
+def check_report(settings: ReportSettings, report: Report) -> None:
+    if report.sound("report", "at") and not _TIME.fullmatch(settings.at):
+        report.refuse(("report", "at"), 'is not a time of the day: write "06:00"')
+    addresses = [(("report", "to", at), each) for at, each in enumerate(settings.to)]
+    for path, address in (*addresses, (("report", "sender"), settings.sender)):
+        if address and report.sound(*path) and not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", address):
+            report.refuse(path, 'is not an address: write "postmaster@example.com"')
+
+
+def webhook_advice(webhooks: Sequence[WebhookSettings]) -> Iterator[str]:
+    for at, webhook in enumerate(webhooks):
+        if webhook.addresses is WebhookAddresses.CLEAR:
+            yield f"webhook[{at}].addresses: clear: {webhook.name} is told the addresses of people"
+
+
+def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The secret that signs, then former ones. Raises ValueError, in words."""
+    return tuple(_read(place, environment) for place in (webhook.secret, *webhook.old_secrets))
+
+
+def try_webhooks(webhooks: Sequence[WebhookSettings], environment: Mapping[str, str], report: Report) -> None:
+    """Refuses a secret that a start could not use."""
+    for at, webhook in enumerate(webhooks):
+        try:
+            webhook_keys(webhook, environment)
+        except ValueError as error:
+            report.refuse(("webhook", at, "secret"), str(error))
+
+
+def _read(place: str, environment: Mapping[str, str]) -> str:
+    try:
+        secret = read_secret(place, environment)
+        kind, _, encoded = secret.partition("_")
+        octets = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except (SecretError, binascii.Error) as error:
+        why = str(error) if isinstance(error, SecretError) else f"{place} is not base64 after its prefix"
+        raise ValueError(why) from error
+    if (kind, len(octets)) != ("whsk", 32) and not (kind == "whsec" and 24 <= len(octets) <= 64):
+        raise ValueError(f"{place} holds neither whsec_ with 24 to 64 octets in base64 nor whsk_ with 32")
+    return secret

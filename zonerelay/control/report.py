@@ -1,0 +1,191 @@
+"""The report of a day, or of another time: what the history says of it, and what waits now, as plain text.
+
+It reads the histories of all workers of this machine, and asks the running relay for its queue. Blocks; it
+gives way to other threads all the time, because a busy day has millions of events. A history that is not
+whole is said in it, and so is a relay that does not answer.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from zonerelay.config.settings import Settings
+from zonerelay.config.units import format_duration, format_size
+from zonerelay.control.messages.answers import RelayStatus
+from zonerelay.control.messages.requests import Status
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.history.reader import Gap, Histories, Record
+from zonerelay.history.writer import DIRECTORY
+
+MOST = 10
+"""Rows of one list."""
+KINDS = 50_000
+"""Different senders, destinations or replies that are told apart; others are counted together."""
+WIDTH = 78
+SLICE = 500
+"""Events after which another thread may run."""
+_ADDRESS = re.compile(r"<?[^\s<>@]+@[^\s<>@,;]+>?")
+
+
+@dataclass(slots=True)
+class Figures:
+    """The figures of one time."""
+
+    totals: Counter[str] = field(default_factory=Counter)
+    lists: dict[str, Counter[str]] = field(default_factory=dict)
+    slowest: list[tuple[float, str, str]] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        text, totals = record.text, self.totals
+        match record.name:
+            case "accepted":
+                totals["messages accepted"] += 1
+                totals["recipients accepted"] += int(text("recipients") or 0)
+                totals["octets accepted"] += int(text("size") or 0)
+                self._count("Accepted, by sender", text("sender"))
+            case "delivered":
+                totals["delivered"] += 1
+                self._count("Delivered, by destination", text("destination"))
+                self._is_slow(float(text("age") or 0), text("id"), text("destination"))
+            case "deferred" | "bounced" | "expired":
+                totals["attempts deferred" if record.name == "deferred" else record.name] += 1
+                self._count(f"{record.name.title()}, by destination", text("destination"))
+                self._count(f"{record.name.title()}, by reply", _ADDRESS.sub("<…>", text("reply")))
+            case "refused" | "login-failed":
+                totals["refused"] += 1
+                self._count("Refused, by reason", text("reason") or record.name)
+            case "refused-more":
+                totals["refused"] += int(text("count") or 0)
+                self._count("Refused, by reason", "counted, not kept one by one", int(text("count") or 0))
+            case "dsn":
+                totals["reports to senders"] += 1
+            case "dropped":
+                totals["dropped by operators"] += 1
+
+    def _count(self, name: str, value: str, count: int = 1) -> None:
+        found = self.lists.setdefault(name, Counter())
+        found[value if value in found or len(found) < KINDS else "others"] += count
+
+    def _is_slow(self, age: float, message_id: str, destination: str) -> None:
+        if len(self.slowest) < MOST or age > self.slowest[-1][0]:
+            self.slowest = sorted([*self.slowest, (age, message_id, destination)], reverse=True)[:MOST]
+
+
+TOTALS = (
+    "messages accepted",
+    "recipients accepted",
+    "octets accepted",
+    "delivered",
+    "attempts deferred",
+    "bounced",
+    "expired",
+    "refused",
+    "reports to senders",
+    "dropped by operators",
+)
+LISTS = (
+    "Delivered, by destination",
+    "Accepted, by sender",
+    "Deferred, by destination",
+    "Deferred, by reply",
+    "Bounced, by destination",
+    "Bounced, by reply",
+    "Expired, by destination",
+    "Expired, by reply",
+    "Refused, by reason",
+)
+
+
+def report(settings: Settings, hostname: str, since: float, until: float) -> str:
+    """The report of the time between two Unix times. Blocks."""
+    figures = Figures()
+    with Histories(settings.spool.path.parent / DIRECTORY, None) as histories:
+        for number, record in enumerate(histories.since(since, until)):
+            figures.add(record)
+            if number % SLICE == 0:
+                time.sleep(0.0002)
+        gaps = [gap for gap in histories.gaps(since, until) if "another key" not in gap.why]
+    lines = [f"{hostname}: mail from {_when(since)} to {_when(until)}", ""]
+    if not settings.history.enabled:
+        lines += ["The history is off ([history] enabled = false): there is nothing to report.", ""]
+    lines += [
+        *_totals(figures.totals),
+        *(line for name in LISTS for line in _list(name, figures.lists.get(name))),
+    ]
+    lines += [*_slowest(figures.slowest), *_queue(settings), *_gaps(gaps)]
+    return "\n".join(lines) + "\n"
+
+
+def _totals(totals: Counter[str]) -> Iterable[str]:
+    for name in TOTALS:
+        if name == "octets accepted":
+            yield f"{format_size(_rounded(totals[name])):>12}  accepted"
+        else:
+            yield f"{totals[name]:>12,}  {name}"
+    yield ""
+
+
+def _rounded(octets: int) -> int:
+    """To a kilobyte or a megabyte, which has a short form."""
+    unit = 1 << 20 if octets >= 10 << 20 else 1024 if octets >= 10 << 10 else 1
+    return octets // unit * unit
+
+
+def _list(name: str, found: Counter[str] | None) -> Iterable[str]:
+    if not found:
+        return
+    yield name
+    for value, count in found.most_common(MOST):
+        yield f"{count:>12,}  {value}"[:WIDTH]
+    if len(found) > MOST:
+        rest = found.total() - sum(count for _, count in found.most_common(MOST))
+        yield f"{rest:>12,}  in {len(found) - MOST:,} more"
+    yield ""
+
+
+def _slowest(slowest: Sequence[tuple[float, str, str]]) -> Iterable[str]:
+    slow = [each for each in slowest if each[0] >= 1.0]
+    if slow:
+        yield "Slowest deliveries"
+        yield from (
+            f"{format_duration(float(int(age))):>12}  {message}  {to}"[:WIDTH] for age, message, to in slow
+        )
+        yield ""
+
+
+def _queue(settings: Settings) -> Iterable[str]:
+    try:
+        status = ControlClient(control_socket_path(settings)).ask(Status(), RelayStatus)
+    except ControlError as error:
+        yield from ("The queue now", f"  is not known: {error}", "")
+        return
+    yield "The queue now        ready   deferred       held  oldest"
+    for zone in status.zones:
+        ready = zone.ready + zone.active
+        oldest = format_duration(float(int(zone.oldest_seconds))) if zone.oldest_seconds else "-"
+        yield f"  {zone.name[:14]:<14}{ready:>10,} {zone.deferred:>10,} {zone.held:>10,}  {oldest}"
+    yield ""
+    if status.problems:
+        yield "Problems now"
+        yield from (f"  {each}" for each in status.problems)
+        yield ""
+
+
+def _gaps(gaps: Sequence[Gap]) -> Iterable[str]:
+    if gaps:
+        yield "The history is not whole, so these figures are too low:"
+        for gap in gaps[:MOST]:
+            began = "the beginning" if gap.began is None else _when(gap.began)
+            ended = "now" if gap.ended is None else _when(gap.ended)
+            yield f"  worker {gap.worker}, from {began} to {ended}: {gap.why}"
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M %z")

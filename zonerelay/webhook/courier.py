@@ -1,0 +1,380 @@
+"""The events of one webhook on their way: claimed from the spool, posted, and taken out of it.
+
+Promises:
+
+- An event leaves the spool when the endpoint has taken it (2xx), or in the same write as an event webhook.gap
+  that counts it: when more than `max_queued` wait, or longer than `max_age`.
+- Events about one message are posted in order, one after the other. Those of different messages go over a few
+  connections at the same time.
+- Nothing here waits in the way of mail: it has its own zone in the store, and its own tasks.
+
+Policy: an event that is refused is tried again by the schedule of Standard Webhooks, and only the events
+about its message wait behind it. When the endpoint does not answer, or refuses one after the other, all
+wait, and one at a time is tried; its first success releases the others. 410 ends it, until a reload, a
+restart or `zonerelay webhook replay`.
+
+Failure: after a crash everything that was not taken out is posted again, with the same ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from zonerelay.config.settings import WebhookSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.webhook import GAP, About, about_of, webhook_zone
+from zonerelay.store.contract import Change, Finish, MessageNotFoundError, QueueStore, StoreError, Submit
+from zonerelay.telemetry.events.events import Events
+from zonerelay.webhook.endpoint import Answer, Endpoint
+
+SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
+"""Seconds after each failure of an event."""
+CONNECTIONS = 4
+DOWN_AFTER = 5
+"""Failures one after the other, whatever they are, after which the endpoint counts as down."""
+PAUSE_MOST = 300.0
+PAGE = 500
+LOOK_AGAIN = 30.0
+"""Seconds after which old events are looked for, and those of other machines that share the store."""
+KEPT = 0.9
+"""The part of a full queue that stays, so that not each event costs a write of its own."""
+
+Write = Callable[[Sequence[Change], Callable[[], None] | None], None]
+"""`write(changes, then)`: one atomic write, tried until it succeeds."""
+
+MakeGap = Callable[[int, str, float, float], Submit]
+"""`make_gap(count, why, first, last)`: the event that tells of lost ones."""
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """What one body holds. `delivery` is `None` for what is not stored; `lost`: how many a gap counts."""
+
+    about: About
+    created: float
+    delivery: Delivery | None = None
+    events: Sequence[tuple[str, bytes]] = ()
+    done: int = 0
+    lost: int = 0
+
+    @property
+    def place(self) -> tuple[int, str]:
+        return self.about.step, self.delivery.message_id if self.delivery else ""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The items about one message, in order."""
+
+    items: deque[Item] = field(default_factory=deque)
+    is_busy: bool = False
+    attempts: int = 0
+
+
+class WebhookCourier:
+    """One per webhook and worker. `start`, then `stop` once."""
+
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        keys: Sequence[str],
+        *,
+        store: QueueStore,
+        write: Write,
+        make_gap: MakeGap,
+        events: Events,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.endpoint = Endpoint(settings, keys, clock)
+        self.queued = 0
+        self.problem = ""
+        self.is_disabled = False
+        self.delivered = 0
+        self._store, self._write, self._make_gap = store, write, make_gap
+        self._events, self._clock, self._random = events, clock, random
+        self._lines: dict[str, Line] = {}
+        self._items: dict[Item, None] = {}
+        self._ready: deque[Line] = deque()
+        self._later: list[tuple[float, int, Line]] = []
+        self._serial = itertools.count()
+        self._failures = 0
+        self._is_down = False
+        self._pause = 0.0
+        self._has_news = True
+        self._wake = asyncio.Event()
+        self._posts: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def oldest(self) -> float | None:
+        """When the event that has waited longest was made (Unix time)."""
+        return next((item.created for item in self._items), None)
+
+    def start(self) -> None:
+        """Does nothing when it has started."""
+        self._task = self._task or asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """What is left stays in the spool, for the next courier or the next start."""
+        tasks = [task for task in (self._task, *self._posts) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._store.release([item.delivery.key for item in self._items if item.delivery is not None])
+        await self.endpoint.close()
+
+    def notify(self) -> None:
+        """There may be new events in the store."""
+        self._has_news = True
+        self._wake.set()
+
+    def put(self, event_id: str, body: bytes) -> None:
+        """Tells an event that is not stored: a crash forgets it."""
+        item = Item(About(event_id, 0, 1), self._clock.now(), events=[(event_id, body)])
+        self._add(item)
+        self._wake.set()
+
+    def forget(self, keys: Collection[DeliveryKey]) -> None:
+        """Others have them now; what is being posted ends by itself."""
+        for item in [each for each in self._items if each.delivery and each.delivery.key in keys]:
+            line = self._lines[item.about.source]
+            if not (line.is_busy and line.items[0] is item):
+                self._remove(item, line)
+
+    def retry(self) -> int:
+        """Tries everything now, also where the endpoint wanted no more; returns how much waits."""
+        self.is_disabled = False
+        self._is_down, self._failures, self._pause = False, 0, 0.0
+        self._release()
+        self._wake.set()
+        return self.queued
+
+    # Taking events out of the store
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._take()
+                self._lose_old()
+            except StoreError as error:
+                self._events.trouble("webhook", error)
+            self._pump()
+            try:
+                async with asyncio.timeout(self._seconds()):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._has_news = self._has_news or not self._posts
+
+    async def _take(self) -> None:
+        zone = webhook_zone(self.name)
+        while self._has_news:
+            self._has_news = False
+            found = await self._store.claim(zone, PAGE, now=self._clock.now())
+            for delivery in found:
+                self._add(Item(about_of(delivery.recipient), delivery.created, delivery))
+            self._has_news = self._has_news or len(found) == PAGE
+            if self.queued > self.settings.max_queued:
+                self._lose(
+                    lambda _, queued: queued > self.settings.max_queued * KEPT, "more waited than max_queued"
+                )
+
+    def _add(self, item: Item) -> None:
+        line = self._lines.get(item.about.source)
+        if line is None:
+            line = self._lines[item.about.source] = Line()
+            self._ready.append(line)
+        # A claim may bring what is older later: other workers may have had it.
+        insort(
+            line.items, item, lo=min(1 if line.is_busy else 0, len(line.items)), key=lambda each: each.place
+        )
+        self._items[item] = None
+        self.queued += item.about.events
+
+    def _remove(self, item: Item, line: Line) -> None:
+        line.items.remove(item)
+        del self._items[item]
+        self.queued -= item.about.events
+        if not line.items and self._lines.get(item.about.source) is line:
+            del self._lines[item.about.source]
+
+    def _lose_old(self) -> None:
+        before = self._clock.now() - self.settings.max_age
+        self._lose(lambda item, _: item.created < before, "they waited longer than max_age")
+
+    def _lose(self, is_over: Callable[[Item, int], bool], why: str) -> None:
+        """Gives up the oldest while `is_over`, in the write that tells of it."""
+        lost: list[Item] = []
+        queued = self.queued
+        for item in self._items:
+            line = self._lines[item.about.source]
+            if item.about.source == GAP or (line.is_busy and line.items[0] is item):
+                continue
+            if not is_over(item, queued):
+                break
+            lost.append(item)
+            queued -= item.about.events
+        if not lost:
+            return
+        for item in lost:
+            self._remove(item, self._lines[item.about.source])
+        count = sum(item.about.events - item.done for item in lost)
+        self._events.webhooks.lost(self.name, count, why)
+        changes: list[Change] = []
+        if not self.is_disabled:
+            lost += self._earlier_gaps()
+            first, last = min(each.created for each in lost), max(each.created for each in lost)
+            total = count + sum(each.lost for each in lost)
+            changes.append(self._make_gap(total, why, first, last))
+        changes += [Finish(item.delivery) for item in lost if item.delivery is not None]
+        self._write(changes, self.notify)
+
+    def _earlier_gaps(self) -> list[Item]:
+        """Those that were not told yet, and whose number is known: the new one counts them."""
+        line = self._lines.get(GAP)
+        found = [item for item in line.items if item.lost] if line is not None and not line.is_busy else []
+        for item in found:
+            assert line is not None
+            self._remove(item, line)
+        return found
+
+    # Posting
+
+    def _seconds(self) -> float:
+        """Until there is something to do."""
+        now, due = self._clock.monotonic(), []
+        if not self.is_disabled and len(self._posts) < self._most:
+            due += [max(self._pause, now)] if self._ready else []
+            due += [max(self._pause, self._later[0][0])] if self._later else []
+        return min([LOOK_AGAIN, *(max(each - now, 0.0) for each in due)])
+
+    @property
+    def _most(self) -> int:
+        return 1 if self._failures else CONNECTIONS
+
+    def _pump(self) -> None:
+        now = self._clock.monotonic()
+        while self._later and self._later[0][0] <= now:
+            self._ready.append(heapq.heappop(self._later)[2])
+        if self.is_disabled or now < self._pause:
+            return
+        while self._ready and len(self._posts) < self._most:
+            line = self._ready.popleft()
+            if not line.items or line.is_busy:
+                continue
+            line.is_busy = True
+            task = asyncio.get_running_loop().create_task(self._post(line))
+            self._posts.add(task)
+            task.add_done_callback(self._posted)
+
+    def _posted(self, task: asyncio.Task[None]) -> None:
+        self._posts.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._events.trouble("webhook", error)
+        self._wake.set()
+
+    async def _post(self, line: Line) -> None:
+        """Posts what the line has, until something fails."""
+        wait = SCHEDULE[0]  # a store that cannot be read
+        try:
+            while line.items and not self.is_disabled:
+                answer = await self._post_item(line.items[0])
+                if not answer.ok:
+                    wait = self._failed(line, answer)
+                    return
+                self._worked(line)
+                item = line.items[0]
+                self._remove(item, line)
+                if item.delivery is not None:
+                    self._write([Finish(item.delivery)], None)
+        finally:
+            line.is_busy = False
+            if line.items:
+                heapq.heappush(self._later, (self._clock.monotonic() + wait, next(self._serial), line))
+
+    async def _post_item(self, item: Item) -> Answer:
+        if not item.events and item.delivery is not None:
+            try:
+                item.events = await self._read(item.delivery)
+            except MessageNotFoundError:
+                return Answer(ok=True, text="")  # nothing is left to tell
+            if item.about.source == GAP:
+                item.lost = 0
+        for event_id, body in item.events[item.done :]:
+            answer = await self.endpoint.post(event_id, body)
+            if not answer.ok:
+                return answer
+            item.done += 1
+            self.delivered += 1
+            self._events.metrics.webhooks.told.add((self.name, "delivered"))
+        return Answer(ok=True, text="")
+
+    async def _read(self, delivery: Delivery) -> list[tuple[str, bytes]]:
+        body = b"".join([piece async for piece in self._store.read_body(delivery.message_id)])
+        return [
+            (name.decode(), event) for name, _, event in (line.partition(b"\t") for line in body.splitlines())
+        ]
+
+    def _worked(self, line: Line) -> None:
+        line.attempts = 0
+        was_down, self._is_down, self._failures, self._pause = self._is_down, False, 0, 0.0
+        if was_down:
+            self._release()
+        if self.problem:
+            self.problem = ""
+            self._events.webhooks.restored(self.name)
+
+    def _release(self) -> None:
+        self._ready.extend(line for _, _, line in sorted(self._later))
+        self._later.clear()
+
+    def _failed(self, line: Line, answer: Answer) -> float:
+        """Returns the seconds after which the line is tried again, at the latest."""
+        self._events.metrics.webhooks.told.add((self.name, "failed"))
+        line.attempts += 1
+        now = self._clock.monotonic()
+        # Those that were on their way when the first failed are no further sign.
+        self._failures += now >= self._pause
+        if not self.problem:
+            self._events.webhooks.failing(self.name, answer.text)
+        self.problem = answer.text
+        if answer.gone:
+            self.is_disabled = True
+            self._events.webhooks.disabled(self.name)
+        if (answer.down or self._failures >= DOWN_AFTER) and now >= self._pause:
+            self._is_down = True
+            pause = min(SCHEDULE[0] * 2 ** min(self._failures - 1, 10), PAUSE_MOST)
+            self._pause = now + max(self._jittered(pause), answer.wait)
+        step = SCHEDULE[min(line.attempts, len(SCHEDULE)) - 1]
+        return max(self._jittered(step), answer.wait)
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._random.uniform(0.8, 1.2)
+
+    def status(self) -> dict[str, Any]:  # Any: the members of an answer, of every type
+        state = "disabled (410)" if self.is_disabled else "failing" if self.problem else "ok"
+        return {
+            "name": self.name,
+            "url": self.settings.url,
+            "state": state,
+            "problem": self.problem,
+            "queued": self.queued,
+            "oldest": self.oldest,
+            "delivered": self.delivered,
+        }

@@ -1,0 +1,92 @@
+"""The endpoint of one webhook: an event goes out as one signed POST, and comes back as an `Answer`.
+
+Only 2xx is success; 3xx is a failure, because events for one address do not go to another. Addresses that are
+not public are refused unless the configuration allows them, at each connection: a name may resolve
+differently the next time. Never raises but for CancelledError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from zonerelay.config.settings import WebhookSettings
+from zonerelay.model.clock import Clock
+from zonerelay.process.webclient import Poster, WebError
+from zonerelay.routing.addresses import is_private
+from zonerelay.webhook.signature import signatures
+
+_BUSY = frozenset({408, 425, 429, 502, 503, 504})
+_LONGEST_WAIT = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text` is for people. `down`: the endpoint would have refused any event; otherwise it may be this one.
+    `gone`: it wants no more. `wait`: the seconds that it asks for.
+    """
+
+    ok: bool
+    text: str
+    down: bool = False
+    gone: bool = False
+    wait: float = 0.0
+
+
+class Endpoint:
+    """One per webhook. `keys` sign, the newest first."""
+
+    def __init__(self, settings: WebhookSettings, keys: Sequence[str], clock: Clock) -> None:
+        self._private = settings.private
+        self._keys = keys
+        self._clock = clock
+        self._poster = Poster(settings.url, timeout=settings.timeout, resolve=self._resolve)
+        self.close = self._poster.close
+
+    async def post(self, event_id: str, body: bytes) -> Answer:
+        timestamp = int(self._clock.now())
+        headers = {
+            "Content-Type": "application/json",
+            "webhook-id": event_id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signatures(self._keys, event_id, timestamp, body),
+        }
+        try:
+            response = await self._poster.post(body, headers)
+        except WebError as error:
+            return Answer(ok=False, text=str(error), down=True)
+        status = response.status
+        return Answer(
+            ok=200 <= status < 300,
+            text=f"HTTP {status}",
+            down=status in _BUSY,
+            gone=status == 410,
+            wait=self._wait(response.headers.get("retry-after", "")),
+        )
+
+    def _wait(self, text: str) -> float:
+        """RFC 9110 10.2.3: seconds, or a date."""
+        try:
+            found = (
+                float(text)
+                if text.isdecimal()
+                else parsedate_to_datetime(text).timestamp() - self._clock.now()
+            )
+        except (ValueError, OverflowError):
+            return 0.0
+        return min(max(found, 0.0), _LONGEST_WAIT)
+
+    async def _resolve(self, host: str) -> Sequence[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise WebError(f"{host} has no address: {error.strerror}") from error
+        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+        public = [each for each in addresses if self._private or not is_private(each)]
+        if not public:
+            raise WebError(f"{host} has no public address: private = true allows {', '.join(addresses)}")
+        return public

@@ -1,0 +1,347 @@
+"""All webhooks of a worker: makes the events of outcomes, acceptances and the relay, has their couriers.
+
+Promise: what `outcomes` and `accepted` return belongs into the write that holds what it tells, so a crash
+loses both or none. Events of the relay itself (`tell`) are kept in memory alone, because most tell of the
+present, and one that the spool cannot be written.
+
+A webhook that the configuration no longer names has no courier; its events leave the spool with a line in the
+log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import groupby
+from random import Random
+from typing import Any
+
+import msgspec
+
+from zonerelay.config.settings import WebhookAddresses, WebhookSettings, webhook_keys
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.webhook import (
+    GAP,
+    About,
+    about_of,
+    is_webhook_zone,
+    recipient_of,
+    webhook_of,
+    webhook_zone,
+)
+from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Submit
+from zonerelay.telemetry.events.events import Events, Field, accepted_fields, attempt_fields
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.webhook.courier import WebhookCourier, Write
+
+Told = tuple[Delivery, Outcome, float | None, bool]
+"""A delivery, its outcome, the time of the next attempt, and whether it is held."""
+
+PROTOCOL = "webhook"
+RECIPIENTS = 50
+"""In one event message.accepted, so that it stays below 20 kB."""
+LONGEST = 500
+"""Characters of one text of a stranger."""
+AT_ONCE = 100
+"""Events that a replay puts into one write."""
+
+_encode = msgspec.json.Encoder().encode
+_CLEAR = Redactor(b"", enabled=False)
+
+
+class Webhooks:
+    """`start`, then `close` once. `hashed` makes pseudonyms; `records` reads the history since a time, in a
+    thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        hostname: str,
+        store: QueueStore,
+        write: Write,
+        ids: MessageIdSource,
+        hashed: Callable[[], Redactor],
+        records: Callable[[float], Sequence[tuple[float, str, Mapping[str, Field]]]],
+        environment: Mapping[str, str],
+        events: Events,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._hostname = hostname
+        self._store, self._write, self._ids = store, write, ids
+        self._hashed, self._records, self._environment = hashed, records, environment
+        self._events, self._clock, self._random = events, clock, random
+        self._couriers: dict[str, WebhookCourier] = {}
+        self._redactors: dict[str, Redactor] = {}
+        events.tell_webhooks = self.tell
+
+    async def configure(self, settings: Sequence[WebhookSettings]) -> None:
+        """Go by these from now on. Raises ValueError before anything has changed."""
+        keys = {each.name: webhook_keys(each, self._environment) for each in settings}
+        redactors = {
+            each.name: _CLEAR if each.addresses is WebhookAddresses.CLEAR else self._hashed()
+            for each in settings
+        }
+        wanted = {each.name: each for each in settings}
+        told = self._events.metrics.webhooks
+        if settings:
+            told.attach(lambda: {each.name: each.queued for each in self._couriers.values()})
+            told.told.declare((name, result) for name in wanted for result in ("delivered", "failed", "lost"))
+        old, self._redactors = self._couriers, redactors
+        # New ones make events from now on, and claim what old ones have given back.
+        self._couriers = {}
+        for name, each in wanted.items():
+            same = name in old and (old[name].settings, old[name].keys) == (each, keys[name])
+            self._couriers[name] = old.pop(name) if same else self._courier(each, keys[name])
+        for courier in old.values():
+            await courier.stop()
+        for courier in self._couriers.values():
+            if courier.is_disabled:
+                courier.retry()
+            courier.start()
+        await self._forget_others()
+
+    def _courier(self, settings: WebhookSettings, keys: Sequence[str]) -> WebhookCourier:
+        def make_gap(count: int, why: str, first: float, last: float) -> Submit:
+            data: dict[str, Field] = {"lost": count, "why": why, "first": _iso(first), "last": _iso(last)}
+            return self._submit(settings.name, GAP, 1, [("webhook.gap", self._clock.now(), data)])
+
+        return WebhookCourier(
+            settings,
+            keys,
+            store=self._store,
+            write=self._write,
+            make_gap=make_gap,
+            events=self._events,
+            clock=self._clock,
+            random=self._random,
+        )
+
+    async def _forget_others(self) -> None:
+        for zone in filter(is_webhook_zone, await self._store.zones()):
+            name, count = webhook_of(zone), 0
+            while name not in self._couriers:
+                found = await self._store.claim(zone, AT_ONCE, now=self._clock.now())
+                if not found:
+                    break
+                count += sum(about_of(each.recipient).events for each in found)
+                await self._store.settle([Finish(each) for each in found])
+            if count:
+                self._events.webhooks.lost(name, count, "no [[webhook]] has this name any more")
+
+    async def close(self) -> None:
+        """Call while the store takes writes. Events are still made, and posted after the next start."""
+        await asyncio.gather(*(courier.stop() for courier in self._couriers.values()))
+
+    # Events
+
+    def notify(self) -> None:
+        """What `outcomes` or `accepted` has returned is stored."""
+        for courier in self._couriers.values():
+            courier.notify()
+
+    def forget(self, keys: Collection[DeliveryKey]) -> None:
+        """Others have taken these events over: they post them."""
+        for courier in self._couriers.values():
+            courier.forget(keys)
+        self._store.release(keys)
+
+    def outcomes(
+        self, message: Message | None, told: Sequence[Told], *, destination: str, seconds: float | None
+    ) -> list[Submit]:
+        """The events of these outcomes, for the same write."""
+        named = [(_type_of(each), each) for each in told]
+        found: list[Submit] = []
+        for courier in self._asking({name for name, _ in named}):
+            wanted = [each for name, each in named if self._wants(courier, name)]
+            for _, group in groupby(wanted, key=lambda each: each[0].message_id):
+                found.append(self._outcomes(courier, message, list(group), destination, seconds))
+        return found
+
+    def _outcomes(
+        self,
+        courier: WebhookCourier,
+        message: Message | None,
+        told: Sequence[Told],
+        destination: str,
+        seconds: float | None,
+    ) -> Submit:
+        redact, now = self._redactors[courier.name], self._clock.now()
+        about: dict[str, Field] = {}
+        if message is not None:
+            about["sender"] = redact.mailbox(message.envelope.sender)
+            about["message-id"] = redact.message_id(message.header("message-id"))[:LONGEST]
+            if message.envelope.origin.user:
+                about["user"] = redact.mailbox(Mailbox(message.envelope.origin.user))
+        events = []
+        for each in told:
+            delivery, outcome, next_attempt, _ = each
+            fields = attempt_fields(
+                redact,
+                delivery,
+                outcome,
+                str(outcome.reply),
+                destination=destination,
+                age=max(now - delivery.created, 0.0),
+                next_attempt=next_attempt,
+                seconds=seconds,
+            )
+            events.append((_type_of(each), now, fields | about))
+        submit = self._submit(courier.name, told[0][0].message_id, 1, events)
+        return replace(submit, about=tuple(each[0].key for each in told))
+
+    def accepted(self, message: Message) -> list[Submit]:
+        """The events of an acceptance, for the same write. A bug in here must not cost the mail."""
+        try:
+            at = message.envelope.created
+            return [
+                self._submit(
+                    each.name, message.id, 0, [("message.accepted", at, self._accepted(each, message))]
+                )
+                for each in self._asking({"message.accepted"})
+            ]
+        except Exception as error:  # noqa: BLE001 - see above
+            self._events.trouble("webhook", error, message_id=message.id)
+            return []
+
+    def _accepted(self, courier: WebhookCourier, message: Message) -> dict[str, Field]:
+        redact, recipients = self._redactors[courier.name], message.envelope.recipients
+        # Beyond `RECIPIENTS` only their number is told.
+        envelope = replace(message.envelope, recipients=recipients[:RECIPIENTS])
+        fields = accepted_fields(replace(message, envelope=envelope), redact, {})
+        return fields | {"recipients": len(recipients), "message-id": str(fields["message-id"])[:LONGEST]}
+
+    def tell(self, name: str, fields: dict[str, Field]) -> None:
+        """An event of the relay itself."""
+        for courier in self._asking({name}):
+            redact = self._redactors[courier.name]
+            data = {
+                key: redact.text(value) if isinstance(value, str) else value for key, value in fields.items()
+            }
+            courier.put(f"msg_{self._ids.next()}_0", self._body(name, self._clock.now(), data))
+
+    def _asking(self, names: set[str]) -> Iterator[WebhookCourier]:
+        for courier in self._couriers.values():
+            if not courier.is_disabled and any(self._wants(courier, name) for name in names):
+                yield courier
+
+    @staticmethod
+    def _wants(courier: WebhookCourier, name: str) -> bool:
+        return not courier.settings.events or name in courier.settings.events
+
+    def _submit(
+        self, webhook: str, source: str, step: int, events: Sequence[tuple[str, float, dict[str, Field]]]
+    ) -> Submit:
+        event_id = self._ids.next()
+        lines = [
+            b"msg_%s_%d\t%s\r\n" % (event_id.encode(), at, self._body(*each))
+            for at, each in enumerate(events)
+        ]
+        body = b"".join(lines)
+        now = self._clock.now()
+        recipient = recipient_of(About(source, step, len(events)))
+        envelope = Envelope(
+            id=event_id,
+            sender=NULL_SENDER,
+            recipients=(Recipient(address=recipient),),
+            created=now,
+            origin=Origin(protocol=PROTOCOL),
+        )
+        delivery = Delivery(
+            queue=webhook_zone(webhook), message_id=event_id, recipient=recipient, created=now
+        )
+        message = Message(envelope=envelope, size=len(body), chunks=-(-len(body) // CHUNK_SIZE))
+        return Submit(message, body, (delivery,))
+
+    def _body(self, name: str, at: float, data: Mapping[str, Field]) -> bytes:
+        event = {"type": name, "timestamp": _iso(at), "data": {**data, "relay": self._hostname}}
+        try:
+            return _encode(event)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return json.dumps(event, separators=(",", ":")).encode()
+
+    # For operators
+
+    def problems(self) -> tuple[str, ...]:
+        return tuple(
+            f"webhook {each.name} "
+            f"{'wants no more events' if each.is_disabled else 'does not take events'}: {each.problem};"
+            f" {each.queued} wait, see zonerelay webhook list"
+            for each in self._couriers.values()
+            if each.problem
+        )
+
+    def status(self) -> list[dict[str, Any]]:  # Any: see `WebhookCourier.status`
+        return [courier.status() for courier in self._couriers.values()]
+
+    def courier(self, name: str) -> WebhookCourier | None:
+        return self._couriers.get(name)
+
+    async def test(self, courier: WebhookCourier) -> tuple[bool, str]:
+        """Posts an event webhook.test now; whether it was taken, and the answer."""
+        now = self._clock.now()
+        body = self._body("webhook.test", now, {"webhook": courier.name})
+        answer = await courier.endpoint.post(f"msg_{self._ids.next()}_0", body)
+        return answer.ok, answer.text
+
+    async def replay(self, courier: WebhookCourier, since: float | None) -> int:
+        """Tries now what waits; with `since` (Unix time), tells once more what the history has from then on.
+        Returns how many events wait.
+        """
+        if since is not None:
+            records = await asyncio.to_thread(self._records, since)
+            events = [
+                (source, event) for record in records for source, event in self._again(courier, *record)
+            ]
+            for start in range(0, len(events), AT_ONCE):
+                submits = [
+                    self._submit(courier.name, source, 1, [event])
+                    for source, event in events[start : start + AT_ONCE]
+                ]
+                await self._store.settle(submits)
+                courier.notify()
+            return courier.retry() + len(events)
+        return courier.retry()
+
+    def _again(
+        self, courier: WebhookCourier, at: float, name: str, fields: Mapping[str, Field]
+    ) -> Iterator[tuple[str, tuple[str, float, dict[str, Field]]]]:
+        doubt = name == "deferred" and fields.get("in_doubt")
+        told = "message.accepted" if name == "accepted" else f"delivery.{'in_doubt' if doubt else name}"
+        if self._wants(courier, told) and name in ("accepted", *Verdict):
+            redact = self._redactors[courier.name]
+            data = dict(fields) | {"replayed": True}
+            for key in ("sender", "recipient", "user", "client", "to"):
+                if redact.enabled and key in data:
+                    data[key] = " ".join(_hidden(redact, key, each) for each in str(data[key]).split(" "))
+            to = str(data.get("to", "")).split(" ")
+            if len(to) > RECIPIENTS:
+                data["to"] = " ".join(to[:RECIPIENTS])
+            yield str(fields.get("id", "")), (told, at, data)
+
+
+def _hidden(redact: Redactor, key: str, value: str) -> str:
+    """The history may have addresses in clear."""
+    if value == "<>" or value.startswith(("u-", "c-")):
+        return value
+    return redact.client(value) if key == "client" else redact.mailbox(Mailbox(value))
+
+
+def _type_of(told: Told) -> str:
+    _, outcome, _, is_held = told
+    if outcome.verdict is Verdict.DEFERRED and (is_held or outcome.in_doubt):
+        return "delivery.held" if is_held else "delivery.in_doubt"
+    return f"delivery.{outcome.verdict.value}"
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

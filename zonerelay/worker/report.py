@@ -1,0 +1,156 @@
+"""Sends the report of the last day by mail, once a day at the time of [report].
+
+The first worker does it for all. A file beside the spool says until when the last report went; it is written
+when the report is in the queue. So a restart sends none twice, except after a crash between the two writes,
+and one that was missed is sent at the next start. Mail never waits for it: a thread reads the histories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from zonerelay.config.settings import Settings
+from zonerelay.message.header.folding import field
+from zonerelay.message.header.headers import parse_header
+from zonerelay.message.header.received import rfc5322_date
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.priority import queue_of
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.routing.zones.zones import ChooseZone, zone_notes
+from zonerelay.store.contract import CHUNK_SIZE, Submit
+from zonerelay.telemetry.events.events import Events
+
+NOTE = "report.sent"
+PROTOCOL = "internal"
+LOOK_EVERY = 30.0
+LONGEST = 7 * 24 * 3600.0
+"""No report is about more."""
+
+
+class DailyReport:
+    """`configure` starts and stops it; `close` once."""
+
+    def __init__(
+        self,
+        *,
+        hostname: str,
+        settler: Settler,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        notify: Callable[[str], None],
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._hostname, self._settler, self._ids = hostname, settler, ids
+        self._choose_zone, self._notify = choose_zone, notify
+        self._events, self._clock = events, clock
+        self._task: asyncio.Task[None] | None = None
+
+    async def configure(self, settings: Settings) -> None:
+        await self.close()
+        if settings.report.to:
+            self._task = asyncio.get_running_loop().create_task(self._run(settings))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _run(self, settings: Settings) -> None:
+        note = settings.spool.path.with_name(NOTE)
+        while True:
+            try:
+                await self._look(settings, note)
+            except Exception as error:  # noqa: BLE001 - a report that cannot be made is tried again
+                self._events.trouble("report", error)
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _look(self, settings: Settings, note: Path) -> None:
+        now = self._clock.now()
+        last = _read(note)
+        if last is None:
+            note.write_text(f"{now:.0f}\n")  # the first one is about the time from now on
+            return
+        due = latest(settings.report.at, now)
+        if not last < due <= now:
+            return
+        from zonerelay.control.report import report  # noqa: PLC0415 - SQLite
+
+        since = max(last, due - LONGEST)
+        text = await asyncio.to_thread(report, settings, self._hostname, since, due)
+        stored = asyncio.Event()
+        submit = self._message(settings, text, due)
+        self._settler.write([submit], stored.set)
+        await stored.wait()
+        new = note.with_name(f"{NOTE}.new")
+        new.write_text(f"{due:.0f}\n")
+        new.replace(note)
+        for delivery in submit.deliveries:
+            self._notify(delivery.queue)
+
+    def _message(self, settings: Settings, text: str, until: float) -> Submit:
+        from zonerelay.message.compose.mime import text_part  # noqa: PLC0415 - once a day
+
+        sender = Mailbox(settings.report.sender or f"postmaster@{self._hostname}")
+        recipients = tuple(Recipient(address=Mailbox(each)) for each in settings.report.to)
+        identity, now = self._ids.next(), self._clock.now()
+        day = datetime.fromtimestamp(until).strftime("%Y-%m-%d")
+        header = "".join(
+            (
+                field("From", f"<{sender}>"),
+                field("To", ", ".join(f"<{each.address}>" for each in recipients)),
+                field("Subject", f"Mail of {self._hostname} until {day}"),
+                field("Date", rfc5322_date(now)),
+                field("Message-ID", f"<{identity}.report@{self._hostname}>"),
+                field("Auto-Submitted", "auto-generated"),
+                field("MIME-Version", "1.0"),
+            )
+        ).encode("utf-8", "replace")
+        body = header + text_part(text, "plain")
+        origin = Origin(protocol=PROTOCOL)
+        envelope = Envelope(id=identity, sender=sender, recipients=recipients, created=now, origin=origin)
+        fields = parse_header(body.partition(b"\r\n\r\n")[0] + b"\r\n").fields
+        zone_of = self._choose_zone(envelope, headers=fields, size=len(body))
+        choices = [(each.address, zone_of(each.address)) for each in recipients]
+        message = Message(
+            envelope=envelope,
+            size=len(body),
+            chunks=-(-len(body) // CHUNK_SIZE),
+            headers=fields,
+            trace=(f"protocol={PROTOCOL}", *zone_notes(choices)),
+        )
+        deliveries = tuple(
+            Delivery(
+                queue=queue_of(choice.zone, choice.priority or envelope.priority),
+                message_id=identity,
+                recipient=address,
+                created=now,
+            )
+            for address, choice in choices
+        )
+        return Submit(message, body, deliveries)
+
+
+def latest(at: str, now: float) -> float:
+    """The last time, until now, that the clock on the wall showed `at`."""
+    hour, _, minute = at.partition(":")
+    day = datetime.fromtimestamp(now)
+    found = day.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
+    return (found if found.timestamp() <= now else found - timedelta(days=1)).timestamp()
+
+
+def _read(note: Path) -> float | None:
+    try:
+        return float(note.read_text())
+    except (OSError, ValueError):
+        return None
