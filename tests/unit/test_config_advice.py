@@ -105,7 +105,7 @@ def test_what_is_usual_needs_no_advice(reason: str, text: str) -> None:
         ('[[listener]]\nzone_header = "X-Z"', "listener[0].zone_header: X-Z is taken out of every message"),
         (
             '[[listener]]\nzone_header = "X-Z"\nzone_header_users = ["*"]',
-            "listener[0].zone_header_users: never matches: no user can log in",
+            "listener[0].zone_header_users: only matches mail over HTTP: no user can log in",
         ),
     ],
 )
