@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
+from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
@@ -51,9 +52,6 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueCounts, QueueStore
 from zonerelay.telemetry.events.events import Events
-
-CAPTURE = "capture:"
-"""The next hop of a zone that sends nothing."""
 
 LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
 
