@@ -69,6 +69,7 @@ class DiskStore(LocalStore[ChangePlan]):
             around.siblings,
         )
         self.kept_keys = self._reservations.kept_keys
+        self.submit_once = self._reservations.store
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         keeper.last_id = self.last_message_id
@@ -99,17 +100,6 @@ class DiskStore(LocalStore[ChangePlan]):
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._uploads.discard(message_id)
-
-    async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
-        return await self._reservations.store(once, message.id, submit)
 
     def begin_keys(self) -> None:
         self._reservations.start()

@@ -68,6 +68,7 @@ class LevelDbStore(LocalStore[WritePlan]):
             around.siblings,
         )
         self.kept_keys = self._reservations.kept_keys
+        self.submit_once = self._reservations.store
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
 
@@ -101,17 +102,6 @@ class LevelDbStore(LocalStore[WritePlan]):
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)
         return stored
-
-    async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
-        return await self._reservations.store(once, message.id, submit)
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)

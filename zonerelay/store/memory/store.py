@@ -78,6 +78,7 @@ class MemoryStore:
             siblings,
         )
         self.kept_keys = self._reservations.kept_keys
+        self.submit_once = self._reservations.store
         self._closed = False
 
     # --- taking mail
@@ -97,25 +98,14 @@ class MemoryStore:
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
         beside: Sequence[Submit] = (),
+        once: Once | None = None,
     ) -> asyncio.Future[None]:
+        if once is not None:
+            self._keep(once, message.id)
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
         for report in beside:
             self.add(report.message, split(report.body), report.deliveries)
         return _done()
-
-    async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        def submit() -> asyncio.Future[None]:
-            self._keep(once, message.id)
-            return self.submit_message(message, deliveries, chunks, beside)
-
-        return await self._reservations.store(once, message.id, submit)
 
     def begin_keys(self) -> None:
         self._reservations.start()

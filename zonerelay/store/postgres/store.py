@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -119,17 +119,12 @@ class PostgresStore(BatchedUpdate):
         return self._submit(job, size=len(chunks) * CHUNK_SIZE)
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         if (now := self._now()) >= self._forget_at:
             self._forget_at = now + FORGET_EVERY
             self._forgetting = asyncio.get_running_loop().create_task(self._forget_keys(now))
-        return self.submit_message(message, deliveries, chunks, beside, once)
+        return submit()
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         rows = [(name, kept.digest, number(kept.message_id), kept.until) for name, kept in keys]

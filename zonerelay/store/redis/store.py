@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -115,14 +115,9 @@ class RedisStore(BatchedUpdate):
         return then(asked, _check_upload)
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        return self.submit_message(message, deliveries, chunks, beside, once)
+        return submit()  # the server looks for the key
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         for identity, kept in keys:

@@ -247,12 +247,7 @@ class S3Uploads:
     # --- messages
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         # The object of a message leaves with it, and a bucket has no write of two objects.
         raise NotKeptError("a queue in a bucket cannot remember idempotency keys")
@@ -263,8 +258,9 @@ class S3Uploads:
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
         beside: Sequence[Submit] = (),
+        once: Once | None = None,
     ) -> asyncio.Future[None]:
-        del beside  # the writer stores them behind it: an object is one message
+        del beside, once  # the writer stores them behind it: an object is one message
         upload = self._open.pop(message.id, None)
         if upload is None and message.size > INLINE_LIMIT:
             upload = self._new_upload(message.id)

@@ -12,6 +12,7 @@ removes those that a crash has left. After a failed write the message cannot be 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, Self, Unpack
 
@@ -57,18 +58,16 @@ class Spool(Protocol):
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes],
         beside: Sequence[Submit] = (),
+        once: Once | None = None,
     ) -> asyncio.Future[None]:
-        """Write the last chunks of a body and make the message exist, with others `beside` it."""
+        """Write the last chunks of a body and make the message exist, with its key and others `beside` it."""
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        """The same, with the key in the same write. Both it and the future raise what `commit` raises."""
+        """Calls `submit`, which writes the message of this key, unless the key is there. Both it and the
+        future raise what `commit` raises.
+        """
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         """Remove the first `count` chunks, in the background."""
@@ -157,10 +156,8 @@ class BodyWriter:
             **facts,
         )
         others = () if beside is None else beside(message)
-        if once is None:
-            stored = self._spool.submit_message(message, deliveries, chunks, others)
-        else:
-            stored = await self._spool.submit_once(message, deliveries, chunks, once, others)
+        submit = functools.partial(self._spool.submit_message, message, deliveries, chunks, others, once)
+        stored = submit() if once is None else await self._spool.submit_once(once, message.id, submit)
         # From here the message exists or the spool has failed; leaving does not change that.
         self._finish()
         try:
