@@ -13,23 +13,10 @@ from aiohttp import web
 TYPE = "application/problem+json"
 
 Code = Literal[
-    "unauthorized",
-    "forbidden",
-    "clear_text",
-    "too_many_failures",
-    "not_found",
-    "method_not_allowed",
-    "not_acceptable",
-    "unsupported_media_type",
-    "too_large",
-    "too_slow",
-    "malformed",
-    "invalid",
-    "not_possible",
-    "unavailable",
-    "busy",
-    "unexpected",
-]
+    "unauthorized", "forbidden", "clear_text", "too_many_failures", "not_found", "method_not_allowed",
+    "not_acceptable", "unsupported_media_type", "too_large", "too_slow", "malformed", "invalid",
+    "not_possible", "unavailable", "busy", "unexpected",
+]  # fmt: skip
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True):

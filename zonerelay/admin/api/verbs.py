@@ -19,15 +19,16 @@ import msgspec
 from aiohttp import web
 
 from zonerelay.admin.api.problems import Problem, wrong
-from zonerelay.admin.history import Found, SearchError, TimeLine, Wanted, search, time_line
 from zonerelay.admin.operators import Operators
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
+from zonerelay.control.history import Found, TimeLine, Wanted, search, time_line
 from zonerelay.control.messages import answers, requests
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
+from zonerelay.telemetry.logs.address_forms import SearchError
 
 MAX_PAGE = 1000
 BEAT = 0.25
@@ -436,14 +437,15 @@ async def _acknowledge(call: Call) -> Answer:
 
 async def _find(call: Call) -> Answer:
     try:
-        return await search(call.operators.settings(), call.parameters, call.operators.clock.now())
+        now = call.operators.clock.now()
+        return await asyncio.to_thread(search, call.operators.settings(), call.parameters, now)
     except SearchError as error:
         raise Problem(422, "invalid", str(error)) from error
 
 
 async def _time_line(call: Call) -> Answer:
     now = call.operators.clock.now()
-    return await time_line(call.operators.settings(), call.path["message_id"], now)
+    return await asyncio.to_thread(time_line, call.operators.settings(), call.path["message_id"], now)
 
 
 async def _config(call: Call) -> Answer:
