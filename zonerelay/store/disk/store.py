@@ -21,7 +21,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.chunks import split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.keeper.ballast import Ballast
@@ -125,14 +125,8 @@ class DiskStore(LocalStore[ChangePlan]):
             if (kept := self._kept.get(identity)) is not None and kept.until <= now:
                 del self._kept[identity]
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
         plan = ChangePlan({})
         for report in beside:
             self._add_report(plan, report)

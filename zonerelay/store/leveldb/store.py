@@ -19,7 +19,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore
@@ -84,14 +84,8 @@ class LevelDbStore(LocalStore[WritePlan]):
         self._bodies.extend(message_id, first, chunks)
         return self._committer.submit(ops, size=len(chunks) * CHUNK_SIZE)
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
         plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
         for report in beside:

@@ -19,7 +19,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservations
@@ -92,14 +92,8 @@ class MemoryStore:
         self._arriving[message_id] = [*self._arriving.get(message_id, ()), *chunks]
         return _done()
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
         if once is not None:
             self._keep(once, message.id)
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)

@@ -24,7 +24,7 @@ from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne
@@ -135,14 +135,8 @@ class PostgresStore(BatchedUpdate):
         with contextlib.suppress(StoreError):  # the keeper tells of a database that fails
             await self._keeper.ask(sql.FORGET_KEPT, now, FORGET)
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
         new = MessageRows(message, deliveries, chunks, self._keeps, once)
         job = Submission(messages=[new], news=self._to_share(new))
         for report in beside:

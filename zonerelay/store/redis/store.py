@@ -22,7 +22,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.write.replies import then
 from zonerelay.store.contract import (
@@ -125,15 +125,8 @@ class RedisStore(BatchedUpdate):
             left = max(1, math.ceil((kept.until - self._clock.now()) * 1000))
             await self._keeper.call("SET", self._prefix + b"once:" + identity.encode(), value, "PX", left)
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
-        del beside  # the writer stores them behind it: one script stores one message
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, _, once = given  # the writer stores the others: one script, one message
         owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
         key: tuple[Argument, ...] = ("", "", 0)
