@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, identities_file
+from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import Settings
 from zonerelay.control.asking import Asking
 from zonerelay.control.socket.server import Handler
 from zonerelay.model.clock import Clock
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 MAX_STREAMS = 16
 """Event streams at once; they are among the connections of operators and leave the most for requests."""
@@ -54,10 +59,22 @@ class Operators:
     audit: Audit
     clock: Clock
     streams: Streams = field(default_factory=Streams)
+    sandbox: Sandbox | None = None
+
+    @property
+    def captures(self) -> bool:
+        """Mail is captured here."""
+        return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
 
 
 def build_operators(
-    handler: Handler, settings: Callable[[], Settings], *, trouble: Trouble, audit: Audit, clock: Clock
+    handler: Handler,
+    settings: Callable[[], Settings],
+    *,
+    trouble: Trouble,
+    audit: Audit,
+    clock: Clock,
+    sandbox: Sandbox | None = None,
 ) -> Operators:
     start = settings()
     identities = Identities(
@@ -71,4 +88,5 @@ def build_operators(
         trouble=trouble,
         audit=audit,
         clock=clock,
+        sandbox=sandbox,
     )

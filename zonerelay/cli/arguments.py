@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
@@ -124,9 +125,18 @@ def build() -> argparse.ArgumentParser:
     _webhook(commands)
     _spool(commands)
     commands.add_parser("sendmail", help="hand in mail as sendmail(1) does", add_help=False)
-    commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
+    _sandbox(commands)
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _sandbox(commands: Commands) -> None:
+    text = "relay and scriptable sink on loopback: watch mail flow, and look at what was sent"
+    sandbox = commands.add_parser("sandbox", help=text, description=f"{text.capitalize()}.")
+    sandbox.add_argument(
+        "--release-to", metavar="ADDRESS", type=_smtp_address,
+        help='let captured mail be released to this SMTP server, such as 127.0.0.1:25 (never, without)',
+    )  # fmt: skip
 
 
 def _command(commands: Commands, name: str, help_text: str) -> argparse.ArgumentParser:
@@ -381,6 +391,11 @@ def _user(commands: Commands) -> None:
         ("passwd", "change the password of a user"),
         ("list", "list the users and the senders they may use"),
         ("remove", "remove a user"),
+        ("show", "show a user, its guard rails and what it has used of its quotas"),
+        ("set", "set senders, priority and guard rails: KEY=VALUE, or KEY= for none"),
+        ("disable", "refuse the log-ins and the mail of a user"),
+        ("enable", "end that"),
+        ("rotate", "add a second password, valid beside the old one; --finish ends the old one"),
     ):
         verb = _command(verbs, name, help_text)
         verb.add_argument(
@@ -405,7 +420,19 @@ def _user(commands: Commands) -> None:
                 choices=[each.value for each in Priority],
                 help="of the user's mail; without it the listener's",
             )
-        if name != "remove":
+        if name == "show":
+            _json(verb)
+        if name == "set":
+            verb.add_argument(
+                "assignment",
+                nargs="+",
+                metavar="KEY=VALUE",
+                help="such as recipients=example.com,*.example.com or messages_per_hour=500; "
+                "docs/users.md has all keys",
+            )
+        if name == "rotate":
+            verb.add_argument("--finish", action="store_true", help="end the old password")
+        if name in ("add", "passwd", "rotate"):
             source = verb.add_mutually_exclusive_group()
             source.add_argument("--password-stdin", action="store_true", help="read it from standard input")
             source.add_argument("--generate", action="store_true", help="make a random one and print it once")
@@ -578,6 +605,16 @@ def _token_name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", text) and text != "token_file":
         return text
     raise argparse.ArgumentTypeError("a name has letters, digits and . _ @ -, 64 at most")
+
+
+def _smtp_address(text: str) -> str:
+    try:
+        address = parse_listen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if address.is_unix:
+        raise argparse.ArgumentTypeError("mail is released over TCP, as to 127.0.0.1:25")
+    return text
 
 
 def _age(text: str) -> float:

@@ -97,7 +97,9 @@ class ControlHandler:
             case requests.QueueChange():
                 await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
             case requests.Undo():
-                await answer.send(await self._acts.undo(request, request.who or answer.caller, answer))
+                who = request.who or answer.caller
+                ended = await self._orders.undo(request.undoes, request.reason, who)
+                await answer.send(ended or await self._acts.undo(request, who, answer))
             case requests.Acts():
                 for row in await self._acts.rows(request):
                     await answer.send(row)

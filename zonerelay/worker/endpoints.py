@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
@@ -18,6 +19,9 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
 from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 
 class Endpoints:
@@ -34,8 +38,10 @@ class Endpoints:
         clock: Clock,
         accepting: Callable[[], bool],
         draining: Callable[[], bool],
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._settings = settings
+        self._sandbox = sandbox
         self._identity = identity
         self._board = board
         self._events = events
@@ -64,7 +70,12 @@ class Endpoints:
 
     async def _serve_http(self, handler: Handler, settings: Callable[[], Settings]) -> None:
         self._operators = build_operators(
-            handler, settings, trouble=self._events.trouble, audit=self._events.requested, clock=self._clock
+            handler,
+            settings,
+            trouble=self._events.trouble,
+            audit=self._events.requested,
+            clock=self._clock,
+            sandbox=self._sandbox,
         )
         admin = AdminServer(
             self._settings.admin,

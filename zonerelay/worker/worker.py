@@ -17,6 +17,7 @@ import random
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
@@ -52,11 +53,15 @@ from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.limits import usage_pages
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.webhooks import TellsOthers
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 __all__ = ["StartError", "Worker"]
 
@@ -78,7 +83,9 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
         identity: Identity = ALONE,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = sandbox
         self.settings = settings
         self.identity = identity
         self.hostname = hostname
@@ -274,7 +281,7 @@ class Worker:
             ZoneParts(
                 store=store,
                 router=sending.router,
-                courier=sending.courier,
+                courier=sending,
                 settler=settler,
                 retry=self.settings.retry,
                 events=self.events,
@@ -306,6 +313,7 @@ class Worker:
             events=self.events,
             clock=self.clock,
             secret=secrets.token_bytes(32),
+            pages=partial(usage_pages, self.settings, self._environment, self.clock),
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
             suspended=orders.refuse,
@@ -356,6 +364,7 @@ class Worker:
             clock=self.clock,
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
+            sandbox=self._sandbox,
         )
         journal = build_journal(self.settings, self.identity.index, self.clock)
         operations = build_operations(parts, journal)
@@ -514,6 +523,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            quotas=() if listeners is None else tuple(listeners.guard.nearly_used()),
             history=self.history,
             problems=(
                 *self.problems,

@@ -31,6 +31,8 @@ MENU = (
     ("/tail", "Live tail"),
     ("/configuration", "Configuration"),
 )
+CAPTURED = (("/captured", "Captured mail"),)
+"""In the menu where mail is captured."""
 
 
 class Renderer:
@@ -53,7 +55,10 @@ class Renderer:
         )
         self._templates.filters.update(_FILTERS)
         self._templates.globals.update(
-            menu=MENU, filter_term=filter_text.term, asset=lambda name: f"/static/{self._names[name]}"
+            menu=MENU,
+            captured_menu=CAPTURED,
+            filter_term=filter_text.term,
+            asset=lambda name: f"/static/{self._names[name]}",
         )
 
     def render(self, template: str, values: Mapping[str, object]) -> str:

@@ -21,6 +21,7 @@ F = TypeVar("F")
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "frame-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 FIELDS = {
@@ -105,6 +106,7 @@ class Visitor:
             "operates": self.operates,
             "here": self.request.path,
             "now": self.now,
+            "captures": self.operators.captures,
         }
         text = await asyncio.to_thread(self._renderer.render, template, {**common, **values})
         body = text.encode("utf-8", "replace")

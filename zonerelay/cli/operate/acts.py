@@ -46,7 +46,11 @@ def undo(arguments: Namespace) -> int:
     if arguments.list:
         return acts(arguments)
     if not arguments.act:
-        raise CliError("undo which act? zonerelay acts lists them, and each command printed its own", USAGE)
+        raise CliError(
+            "undo which act? zonerelay acts and zonerelay suspend --list show them, and each command printed"
+            " its own",
+            USAGE,
+        )
     request = Undo(undoes=arguments.act, reason=arguments.reason)
     changed = changed_by(connect(arguments.config), request, arguments)
     if arguments.json:

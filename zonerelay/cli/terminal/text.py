@@ -41,6 +41,11 @@ def size(octets: int) -> str:
     return f"{value:.1f} GB"
 
 
+def amount(quota: str, number: int) -> str:
+    """What is counted in a quota such as `octets_per_day`."""
+    return size(number) if quota.startswith("octets") else f"{number:,}"
+
+
 def short(count: int) -> str:
     """A number in at most five characters: `9,999`, `12k`, `1.2M`."""
     if count < 10_000:

@@ -87,6 +87,15 @@ class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
     ipv6_only: bool = False
 
 
+class QuotaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A quota of a user (`messages_per_hour`) that is nearly used up, or is."""
+
+    user: str
+    quota: str
+    used: int
+    most: int
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One of several workers. `problem`: why the one before it ended, or this one does not answer."""
 
@@ -460,6 +469,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
     orders: tuple[OrderRow, ...] = ()
     """Those in force."""
+    quotas: tuple[QuotaStatus, ...] = ()
+    """Of users who have sent lately."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):

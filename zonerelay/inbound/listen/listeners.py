@@ -17,6 +17,7 @@ from functools import partial
 
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
+from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.bursts import Bursts
@@ -30,6 +31,7 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import NotifyQueue, SharedContext, Suspended, TellsAcceptance
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.limits.shared import BookStore
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
@@ -41,6 +43,9 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueCounts, QueueStore
 from zonerelay.telemetry.events.events import Events
+
+CAPTURE = "capture:"
+"""The next hop of a zone that sends nothing."""
 
 LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
 
@@ -57,7 +62,8 @@ class _Kept:
 class Listeners:
     """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose.
 
-    `srs` gives what [srs] is now, `None` for nothing.
+    `srs` gives what [srs] is now, `None` for nothing. `pages` makes the store in which the usage of users is
+    counted.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Listeners:
         events: Events,
         clock: Clock,
         secret: bytes,
+        pages: Callable[[], BookStore],
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
         suspended: Suspended = lambda origin, sender, recipient, named: "",
@@ -87,11 +94,14 @@ class Listeners:
         self._srs = srs
         self._webhooks = webhooks
         self._users: Authenticator | None = None
+        self._credentials = settings.auth.credentials
+        self._guard = Guard(self._credentials, pages, events=events, clock=clock)
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(lambda: _mail(store.counts()), clock),
             suspended=suspended,
+            guard=self._guard,
         )
         self._make_listener = partial(
             Listener,
@@ -123,6 +133,11 @@ class Listeners:
         return sum(kept.listener.connections for kept in self._kept)
 
     @property
+    def guard(self) -> Guard:
+        """Holds users to their guard rails, in whatever way their mail comes."""
+        return self._guard
+
+    @property
     def rewriting(self) -> Rewriting | None:
         """The [[rewrite]] tables of now."""
         return self._shared.rewriting
@@ -138,6 +153,8 @@ class Listeners:
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
+        if self._guard.problem:
+            found.append(self._guard.problem)
         return tuple(dict.fromkeys(found))
 
     def _expiries(self) -> list[tuple[str, float]]:
@@ -197,18 +214,26 @@ class Listeners:
                 await policy.close()
         if self._users is not None:
             self._users.close()
+        await self._guard.close()
 
     # Building.
 
     def _share(self, settings: Settings) -> None:
         """Raises ValueError; then everything but the rules has been taken up."""
         self._shared.memory.change(settings.max_session_memory)
+        if settings.auth.credentials != self._credentials:
+            self._credentials = settings.auth.credentials
+            self._guard.configure(self._credentials)
         needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
         if self._users is not None:
             self._users.configure(settings.auth)
         elif needs_users:
             self._users = Authenticator(
-                settings.auth, clock=self._clock, events=self._events, secret=self._secret
+                settings.auth,
+                clock=self._clock,
+                events=self._events,
+                secret=self._secret,
+                guard=self._guard,
             )
         self._shared = replace(self._shared, users=self._users)
         self._shared = replace(
@@ -218,6 +243,7 @@ class Listeners:
             srs=self._srs(),
             webhooks=self._webhooks(),
             hash_bodies=bool(settings.dkim),
+            capture_zone=next((zone.name for zone in settings.zone if zone.next_hop == CAPTURE), ""),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
             idempotency_window=settings.spool.idempotency_window,
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zonerelay.inbound.access.guard import Refusal
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Connect, Decision, Event
@@ -132,6 +133,14 @@ class Conversation:
         reply = verdict.decision.reply
         assert reply is not None
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
+
+    def refuse_guarded(
+        self, refusal: Refusal, command: str, *, mailbox: Mailbox | None = None
+    ) -> ServerReply:
+        """Return what a guard rail of the user refuses."""
+        if refusal.full is not None:
+            self.context.events.metrics.quota_refused.add((refusal.full.limit,))
+        return self.refuse(replies.guarded(refusal), command, mailbox=mailbox)
 
     def ask_handler(self, event: Event, command: str, answer: ServerReply) -> ServerReply:
         """Ask about a command that only handlers of aiosmtpd are asked about; `answer` is the relay's own."""

@@ -42,6 +42,7 @@ from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.mode import apply_mode
 from zonerelay.inbound.state.questions import LogIn
 from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO
@@ -473,6 +474,8 @@ class Session(asyncio.Protocol):
             kind = WholeIntake
         elif context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
+        if kind is Intake:
+            apply_mode(transaction)
         envelope = transaction.envelope(
             context.ids.next(),
             context.clock.now(),

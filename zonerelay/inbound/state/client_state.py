@@ -11,7 +11,8 @@ from email.utils import getaddresses
 from functools import lru_cache
 
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import ListenerSettings
+from zonerelay.config.rails import UserIdempotency
+from zonerelay.config.settings import Idempotency, ListenerSettings
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state.permissions import Grants, GrantTable
@@ -59,6 +60,11 @@ class ClientState:
         self.user = user
         self._origin = None
         self.grants = self._weighed()
+
+    def go_by(self, wish: UserIdempotency) -> None:
+        """Go by what the user's guard rails say of idempotency, or else the listener's settings."""
+        own = wish is UserIdempotency.LISTENER
+        self.idempotency = self._settings.idempotency if own else Idempotency(wish.value)
 
     def take_over(self, before: ClientState, xclient: XClient) -> None:
         """Take over the attributes that XCLIENT names, and keep the others from `before`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
+from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.error_delay import ErrorDelays
@@ -75,7 +76,8 @@ class SharedContext:
 
     `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
     no listener offers AUTH. `hash_bodies`: mail may be signed (DKIM), and the hash of a body is cheapest
-    while it arrives. `zone_sizes` is the largest message, in octets, of each zone that limits it;
+    while it arrives. `capture_zone` is the first zone that sends nothing and keeps its mail to be looked at,
+    "" without one. `zone_sizes` is the largest message, in octets, of each zone that limits it;
     `idempotency_window` is in seconds.
     """
 
@@ -83,6 +85,7 @@ class SharedContext:
     error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None = None
     users: Users | None = None
+    guard: Guard | None = None
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
@@ -90,6 +93,7 @@ class SharedContext:
     srs: Srs | None = None
     srs_recipients: SrsRecipients = field(default_factory=SrsRecipients)
     hash_bodies: bool = False
+    capture_zone: str = ""
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
     suspended: Suspended = _nothing_is_suspended
     idempotency_window: float = DAY

@@ -12,6 +12,7 @@ from zonerelay.control.messages.answers import (
     Changed,
     DestinationStatus,
     OrderRow,
+    QuotaStatus,
     RelayStatus,
     SourcePenalty,
     Summary,
@@ -79,11 +80,18 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         every=0 if not all(part.every for part in answers) else max((p.every for p in answers), default=1),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
         orders=merge_orders(part.orders for part in answers),
+        quotas=_quotas(each for part in answers for each in part.quotas),
     )
 
 
 def _until(penalty: SourcePenalty) -> float:
     return penalty.until
+
+
+def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
+    """All workers count the same usage: the one that has looked last has seen most."""
+    found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
+    return tuple(found.values())
 
 
 def merge_webhooks(rows: Iterable[WebhookRow]) -> list[WebhookRow]:

@@ -42,7 +42,12 @@ from zonerelay.telemetry.metrics.subsystems import (
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DKIM_RESULTS = ("signed", "no_key", "failed")
-LOGIN_RESULTS = ("ok", "wrong", "locked", "broken")
+LOGIN_RESULTS = ("ok", "wrong", "locked", "broken", "barred")
+QUOTAS = tuple(
+    f"{what}_per_{window}"
+    for what in ("messages", "recipients", "octets")
+    for window in ("minute", "hour", "day")
+)
 NO_DSN_REASONS = ("null sender", "notify", "outbox", "stranger", "switched off")
 OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
 DSN_KINDS = ("failed", "delayed", "relayed")
@@ -57,7 +62,8 @@ TROUBLES = (
     "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock",
     "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.orders", "queue.read_message",
     "queue.report",
-    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload", "retry.backoff",
+    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "quotas", "reload",
+    "retry.backoff",
     "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report",
 )  # fmt: skip
 """The places that tell of trouble."""
@@ -89,6 +95,9 @@ class Metrics:
         )
         self.refused = made.labelled(
             "zonerelay_inbound_refused_total", "Connections and commands refused.", "reason"
+        )
+        self.quota_refused = made.labelled(
+            "zonerelay_quota_refused_total", "Mail of users beyond a quota.", "quota", declared=QUOTAS
         )
         self.logins = made.labelled(
             "zonerelay_inbound_logins_total",
@@ -232,6 +241,17 @@ class Metrics:
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
     ) -> None:
         self.attach(QueueCollector(read, is_counted))
+
+    def attach_quotas(self, read: Callable[[], Readings]) -> None:
+        """`read` yields users with quotas, and how much is used of the one that is used most."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_user_quota_used_ratio",
+                "Of the quotas of a user who has sent lately, the part of the most used one that is used.",
+                read,
+                "user",
+            )
+        )
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """`read` yields the first name and the expiry of each certificate of every listener; of several for
