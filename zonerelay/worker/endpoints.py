@@ -5,10 +5,10 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
-from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
@@ -18,6 +18,9 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
 from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
+
+if TYPE_CHECKING:
+    from zonerelay.admin.operators import Operators
 
 
 class Endpoints:
@@ -63,12 +66,21 @@ class Endpoints:
             await self._serve_http(handler, settings)
 
     async def _serve_http(self, handler: Handler, settings: Callable[[], Settings]) -> None:
-        self._operators = build_operators(
-            handler, settings, trouble=self._events.trouble, audit=self._events.requested, clock=self._clock
-        )
+        def operators() -> Operators:
+            from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
+
+            self._operators = build_operators(
+                handler,
+                settings,
+                trouble=self._events.trouble,
+                audit=self._events.requested,
+                clock=self._clock,
+            )
+            return self._operators
+
         admin = AdminServer(
             self._settings.admin,
-            operators=self._operators,
+            operators=operators,
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
             inherited=self._identity.inherited,
