@@ -224,12 +224,16 @@ def test_a_batch_answers_for_each(app: Api, operator: Api) -> None:
         {"to": "e@example.net", "substitutions": {"name": {"deep": 1}}},
         {"to": "f@example.net", "text": "plain {{> /etc/passwd}}", "substitutions": {"name": "F"}},
         {"to": "g@example.net", "html": "<i>own</i>", "substitutions": {"name": "G"}},
+        {"to": "h@example.net", "text": "{{name}}" + " " * 70_000, "substitutions": {"name": "H"}},
+        {"to": "i@example.net", "substitutions": {"name": "I" * 70_000}},
+        {"to": "j@example.net", "text": "long" * 20_000, "subject": "x"},
     ]
     reply = app("POST", "/v1/messages/batch", {"template": template, "messages": people})
     assert reply.status == 207, reply.body
     answers = reply.json["messages"]
-    assert [each["status"] for each in answers] == [202, 422, 422, 422, 422, 202]
+    assert [each["status"] for each in answers] == [202, 422, 422, 422, 422, 202, 422, 422, 202]
     assert answers[2]["problem"]["errors"][0]["pointer"] == "/subject"
+    assert body_of(operator, answers[8]["accepted"]["id"]).get_body(("plain",)) is not None
     message = body_of(operator, answers[0]["accepted"]["id"])
     assert message["Subject"] == "Hi A & B"
     assert message.get_content().strip() == "<b>A &amp; B</b>"
