@@ -22,7 +22,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
-from zonerelay.store.contract import Kept, Once, QueueStore, check_kept
+from zonerelay.store.contract import Beside, Kept, Once, QueueStore, check_kept
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -99,6 +99,7 @@ class _Writer:
         self,
         deliveries: Sequence[Delivery],
         *,
+        beside: Beside | None = None,
         once: Once | None = None,
         headers: Fields = (),
         eight_bit: bool = False,
@@ -106,6 +107,7 @@ class _Writer:
         body_hash: str = "",
         trace: tuple[str, ...] = (),
     ) -> Message:
+        assert beside is None
         await self._store.before_commit()
         if once is not None:
             kept = self._store.kept.setdefault(

@@ -206,9 +206,9 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Of the API, of captured mail, and of the page if it is on."""
-    mailpit = _Later(lambda: _mailpit(operators))
+    api, mailpit = _Later(lambda: _api(operators)), _Later(lambda: _mailpit(operators))
     some = [
-        web.route("*", "/v1/{path:.*}", _Later(lambda: _api(operators))),
+        *(web.route("*", path, api) for path in ("/v1/{path:.*}", "/send", "/send-raw")),
         web.route("*", "/api/v1/{path:.*}", mailpit),
         web.route("*", "/view/{path:.*}", mailpit),
     ]

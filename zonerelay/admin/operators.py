@@ -1,10 +1,13 @@
-"""What the API and the page answer from: the relay's handler, the identities, the settings in force."""
+"""What the API and the page answer from: the relay's handler, the identities, the settings in force, the
+workers that take mail.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.access import Access
@@ -49,7 +52,9 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log."""
+    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log;
+    `workers` are the sockets on which mail can be handed in now.
+    """
 
     asking: Asking
     identities: Identities
@@ -58,6 +63,7 @@ class Operators:
     trouble: Trouble
     audit: Audit
     clock: Clock
+    workers: Callable[[], Sequence[Path]]
     streams: Streams = field(default_factory=Streams)
     sandbox: Sandbox | None = None
 
@@ -74,6 +80,7 @@ def build_operators(
     trouble: Trouble,
     audit: Audit,
     clock: Clock,
+    workers: Callable[[], Sequence[Path]],
     sandbox: Sandbox | None = None,
 ) -> Operators:
     start = settings()
@@ -88,5 +95,6 @@ def build_operators(
         trouble=trouble,
         audit=audit,
         clock=clock,
+        workers=workers,
         sandbox=sandbox,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from email.header import decode_header, make_header
+from email.header import decode_header
 from email.message import Message
 from email.parser import BytesHeaderParser, BytesParser
 from email.policy import compat32
@@ -139,14 +139,19 @@ def _as_text(octets: bytes) -> Parts:
 
 
 def _headers(message: Message) -> list[tuple[str, str]]:
-    return [(name, decoded(value)) for name, value in message.items()]
+    # Not `items`, which has no text of octets beyond ASCII (RFC 6532).
+    return [(name, decoded(value)) for name, value in message.raw_items()]
 
 
 def decoded(value: object) -> str:
     text = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     text = re.sub(r"\r?\n[ \t]*", " ", text)
     try:
-        return str(make_header(decode_header(text)))
+        return "".join(
+            # What is not encoded comes in the form that the standard library has made of it.
+            each if isinstance(each, str) else each.decode(charset or "raw-unicode-escape", "replace")
+            for each, charset in decode_header(text)
+        )
     except Exception:  # noqa: BLE001 - an unknown character set, a base64 that is none
         return text
 

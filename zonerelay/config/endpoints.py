@@ -100,7 +100,7 @@ def parse_listen(text: str) -> ListenAddress:
 
 def parse_next_hop(text: str) -> NextHop:
     if text == CAPTURE:
-        return NextHop(NextHopKind.CAPTURE, text, 0)
+        return NextHop(NextHopKind.CAPTURE, text.rstrip(":"))
     host, port = _split(text)
     number = None if port is None else _port(port, least=1)
     address = _address(host)

@@ -289,6 +289,7 @@ def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> ans
         recipients_accepted=len(envelope.recipients),
         headers=message.headers,
         deliveries=tuple(rows),
+        recipients=tuple(each.address for each in envelope.recipients),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from zonerelay.config.settings import HistoryAddresses, Settings
 from zonerelay.control.messages.answers import TraceStep
-from zonerelay.history.reader import Entry, Gap, Histories, Query, steps
+from zonerelay.history.reader import Entry, Gap, Histories, Query, entries_of, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.process.setup import redact_key_of
@@ -126,6 +126,18 @@ def time_line(settings: Settings, message_id: str, now: float) -> TimeLine:
         accepted = int(message_id[:11], 16) / 1000
         gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
         return TimeLine(steps=tuple(told), gaps=gaps, workers=workers)
+
+
+def entries(settings: Settings, message_id: str, user: str | None, now: float) -> list[Entry]:
+    """Returns what became of one message, for each recipient in the order of its envelope; of a `user` only
+    that user's message. Raises SearchError.
+    """
+    with _histories(settings, now) as histories:
+        found = entries_of(message_id, histories.records(message_id))
+        own = None if user is None else form(user, settings, histories.redactor)
+        return [
+            each for each in found if each.outcome != "refused" and (own is None or own.matches(each.user))
+        ]
 
 
 def whole_line(

@@ -185,14 +185,15 @@ class Webhooks:
         for each in told:
             delivery, outcome, next_attempt, _ = each
             fields = attempt_fields(
-                redact,
                 delivery,
+                delivery.zone,
                 outcome,
                 str(outcome.reply),
-                destination=destination,
-                age=max(now - delivery.created, 0.0),
-                next_attempt=next_attempt,
-                seconds=seconds,
+                destination,
+                max(now - delivery.created, 0.0),
+                next_attempt,
+                seconds,
+                redact,
             )
             events.append((_type_of(each), now, fields | about))
         submit = self._submit(courier.name, told[0][0].message_id, 1, events)

@@ -13,7 +13,7 @@ from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
@@ -75,6 +75,7 @@ class Endpoints:
             trouble=self._events.trouble,
             audit=self._events.requested,
             clock=self._clock,
+            workers=lambda: (submission_socket_path(self._settings),),
             sandbox=self._sandbox,
         )
         admin = AdminServer(

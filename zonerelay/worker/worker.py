@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.settings import Settings, space_guard, webhook_keys
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.socket_file import bind, submission_socket_path
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.drop_directory import DropDirectory, hand_over
@@ -207,10 +209,17 @@ class Worker:
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
-            await listeners.start(self.settings)
+            await listeners.start(self.settings, self._bind_for_http())
             if self.identity.index == 0:
                 self._drop = self._build_drop_directory()
                 self._drop.start()
+
+    def _bind_for_http(self) -> socket.socket | None:
+        """Raises ControlError."""
+        if not self.settings.admin.address:
+            return None
+        worker = self.identity.index if self.identity.supervised else None
+        return bind(submission_socket_path(self.settings, worker))
 
     def _build_drop_directory(self) -> DropDirectory:
         return DropDirectory(
@@ -330,7 +339,7 @@ class Worker:
             pages=partial(usage_pages, self.settings, self._environment, self.clock),
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
-            suspended=orders.refuse,
+            orders=orders,
             inherited=self.identity.inherited,
         )
 

@@ -267,6 +267,11 @@ class Verb:
     body: type[msgspec.Struct] | None = None
     media: str = "application/json"
     refusal: int = 503
+    also: Scope | None = None
+    """Another scope that is enough."""
+    streams: Mapping[str, object] | None = None
+    """`run` reads the body itself, as it comes: media types and what the description says of them."""
+    success: int = 200
     audited: bool = False
     """The log tells of it by name: acts, orders and bodies have events of their own."""
 

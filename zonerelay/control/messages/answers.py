@@ -328,6 +328,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     deliveries: tuple[DeliveryRow, ...]
     orders: tuple[OrderRow, ...] = ()
     """Those that some of the deliveries wait for."""
+    recipients: tuple[str, ...] = ()
+    """All of the envelope, in its order."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):

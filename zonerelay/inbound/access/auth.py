@@ -178,6 +178,14 @@ class Authenticator:
             await self._sleep(delay)
         return login
 
+    async def named(self, name: str) -> Login:
+        """Return the user of that name, for whom a token vouches."""
+        await self._file.refresh()
+        if self._file.users is None:
+            return Login(LoginKind.BROKEN, detail=self._file.problem)
+        user = self._file.users.get(name)
+        return Login(LoginKind.WRONG, detail="no such user") if user is None else Login(LoginKind.OK, user)
+
     def _watch(self, path: Path) -> CredentialsWatch:
         return CredentialsWatch(path, events=self._events, changed=self._remembered.clear)
 

@@ -31,7 +31,7 @@ from zonerelay.inbound.limits.large_bodies import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
+from zonerelay.inbound.state.context import HTTP_NOTE, IDEMPOTENCY_KEY, ListenerContext
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import Rewrites, notes_of
@@ -72,6 +72,10 @@ _OF_KEYS: dict[type[StoreError], ServerReply] = {
 
 
 class Intake:
+    _key_kind = "key"
+    _digest: idempotency.ContentDigest | None = None
+    """Of a message with an idempotency key: most have none, and do not set these."""
+
     def __init__(
         self,
         envelope: Envelope,
@@ -107,8 +111,8 @@ class Intake:
         self._ready: list[bytes] = []
         self._ready_size = 0
         self._zone_named = ""
-        self._key, self._key_kind = transaction.idempotency_key, "key"
-        self._digest: idempotency.ContentDigest | None = None
+        self._notes: list[str] = []
+        self._key = transaction.idempotency_key
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
         self.held = 0  # octets in the account of all sessions
         self._waiter: asyncio.Future[None] | None = None
@@ -278,6 +282,8 @@ class Intake:
             self._zone_named = zone_header.zone_in(header.fields)
         if IDEMPOTENCY_KEY in header.names and client_state.grants.may_relay:
             self._take_key(header)
+        if client_state.client.over_http:
+            self._notes = [value.strip() for name, value in header.fields if name.lower() == HTTP_NOTE]
         gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
         return without(header, gone)
@@ -474,7 +480,7 @@ class Intake:
             context.events.trouble("inbound", error, message_id=message.id)
 
     def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
-        notes = [f"listener={self.envelope.origin.listener}", *zones]
+        notes = [f"listener={self.envelope.origin.listener}", *zones, *self._notes]
         if self._body.has_bare:
             notes.append(self._line_ends())
         if self._client_state.tls is not None:

@@ -11,10 +11,13 @@ Failure at start: ListenError or ValueError with a text for the operator, before
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
+from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
@@ -28,7 +31,13 @@ from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import NotifyQueue, SharedContext, Suspended, TellsAcceptance
+from zonerelay.inbound.state.context import (
+    HTTP_NOTE,
+    NotifyQueue,
+    RefusesMail,
+    SharedContext,
+    TellsAcceptance,
+)
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.limits.shared import BookStore
@@ -43,9 +52,6 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueCounts, QueueStore
 from zonerelay.telemetry.events.events import Events
-
-CAPTURE = "capture:"
-"""The next hop of a zone that sends nothing."""
 
 LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
 
@@ -83,7 +89,7 @@ class Listeners:
         pages: Callable[[], BookStore],
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
-        suspended: Suspended = lambda origin, sender, recipient, named: "",
+        orders: RefusesMail | None = None,
         inherited: Inherited = NOTHING,
     ) -> None:
         self._hostname = hostname
@@ -100,7 +106,7 @@ class Listeners:
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(lambda: _mail(store.counts()), clock),
-            suspended=suspended,
+            orders=orders,
             guard=self._guard,
         )
         self._make_listener = partial(
@@ -115,6 +121,7 @@ class Listeners:
             inherited=inherited,
         )
         self._kept: list[_Kept] = []
+        self._over_http: Listener | None = None
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
@@ -162,13 +169,24 @@ class Listeners:
 
     # Start, other settings, stop.
 
-    async def start(self, settings: Settings) -> None:
-        """Raises ListenError or ValueError; what was started by then is for `stop_accepting`."""
+    async def start(self, settings: Settings, over_http: socket.socket | None = None) -> None:
+        """Raises ListenError or ValueError; what was started by then is for `stop_accepting`. On the bound
+        Unix socket `over_http` the HTTP server hands mail in, which goes by the rules of the first listener.
+        """
         self._share(settings)
         built = [self._build(each) for each in settings.listener]
         for kept in built:
             self._kept.append(kept)
             await kept.listener.start()
+        if over_http is not None:
+            first = self._kept[0]
+            self._over_http = self._make_listener(
+                _for_http(first.listener.settings),
+                shared=self._shared,
+                policy=first.policy,
+                over_http=over_http,
+            )
+            await self._over_http.start()
 
     async def reload(self, settings: Settings) -> tuple[str, ...]:
         """Take up other settings; what could not be taken up, in words."""
@@ -195,17 +213,22 @@ class Listeners:
                 self._kept.append(kept)
             except (ListenError, ValueError) as error:
                 problems.append(str(error))
+        address = settings.listener[0].address
+        for kept in self._kept:
+            if self._over_http is not None and kept.listener.settings.address == address:
+                rules = _for_http(kept.listener.settings)
+                self._over_http.configure(rules, self._shared, policy=kept.policy)
         for problem in problems:
             self._events.lifecycle("reload-incomplete", problem=problem)
         return tuple(problems)
 
     def stop_accepting(self) -> None:
-        for kept in self._kept:
-            kept.listener.stop_accepting()
+        for listener in self._all():
+            listener.stop_accepting()
 
     async def drain(self, timeout: float) -> None:
         """See `Listener.drain`; returns when no session is left on any of them."""
-        await asyncio.gather(*(kept.listener.drain(timeout) for kept in self._kept), *self._farewells)
+        await asyncio.gather(*(each.drain(timeout) for each in self._all()), *self._farewells)
         retiring = dict(self._retiring)
         for task in retiring:
             task.cancel()
@@ -216,6 +239,10 @@ class Listeners:
             self._users.close()
         await self._guard.close()
 
+    def _all(self) -> list[Listener]:
+        over_http = [] if self._over_http is None else [self._over_http]
+        return [kept.listener for kept in self._kept] + over_http
+
     # Building.
 
     def _share(self, settings: Settings) -> None:
@@ -224,7 +251,9 @@ class Listeners:
         if settings.auth.credentials != self._credentials:
             self._credentials = settings.auth.credentials
             self._guard.configure(self._credentials)
-        needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
+        needs_users = bool(settings.admin.address) or any(
+            each.auth is not ListenerAuth.OFF for each in settings.listener
+        )
         if self._users is not None:
             self._users.configure(settings.auth)
         elif needs_users:
@@ -235,7 +264,9 @@ class Listeners:
                 secret=self._secret,
                 guard=self._guard,
             )
-        self._shared = replace(self._shared, users=self._users)
+        self._shared = replace(
+            self._shared, users=self._users, named=None if self._users is None else self._users.named
+        )
         self._shared = replace(
             self._shared,
             access=AccessRules(settings.access) if settings.access else None,
@@ -302,7 +333,8 @@ class Listeners:
         """Close it when no session is left that began with it: an application may keep one all day."""
 
         async def retire() -> None:
-            while listener.asks(policy):  # noqa: ASYNC110  (asked at every farewell it would cost more)
+            over_http = self._over_http
+            while listener.asks(policy) or (over_http is not None and over_http.asks(policy)):  # noqa: ASYNC110  (asked at every farewell it would cost more)
                 await asyncio.sleep(LOOK_EVERY)
             await policy.close()
 
@@ -320,6 +352,21 @@ class Listeners:
         await kept.listener.drain(timeout)
         if kept.policy is not None:
             await kept.policy.close()
+
+
+def _for_http(settings: ListenerSettings) -> ListenerSettings:
+    """A token has let the client in: it needs no log-in and no TLS. One request names all its recipients, so
+    that many of them may be refused.
+    """
+    return replace(
+        settings,
+        tls=ListenerTls.NONE,
+        require_tls=False,
+        auth=ListenerAuth.OFF,
+        drop_headers=(*settings.drop_headers, HTTP_NOTE),
+        max_commands=sys.maxsize,
+        max_errors=sys.maxsize,
+    )
 
 
 def _files(settings: ListenerSettings) -> tuple[object, ...]:

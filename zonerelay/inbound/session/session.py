@@ -286,6 +286,7 @@ class Session(asyncio.Protocol):
     def _readmit(self) -> None:
         """Go on as the client that XCLIENT names; what it does not name stays (XCLIENT_README)."""
         xclient, before = self.conversation.xclient, self.conversation.client_state
+        user = self.conversation.user
         assert xclient is not None
         client = self.client
         address = client.address if xclient.address is None else xclient.address
@@ -294,7 +295,7 @@ class Session(asyncio.Protocol):
             # The certificate is that of the server in front, not of the client that it names.
             tls = before.tls if before.tls is None else replace(before.tls, certificate="")
             self.conversation = Conversation(self.context, self.client, tls)
-            self.conversation.client_state.take_over(before, xclient)
+            self.conversation.client_state.take_over(before, xclient, user)
             self._greet()
 
     def _is_now(self, address: str, port: int) -> bool:

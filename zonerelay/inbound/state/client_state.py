@@ -66,8 +66,10 @@ class ClientState:
         own = wish is UserIdempotency.LISTENER
         self.idempotency = self._settings.idempotency if own else Idempotency(wish.value)
 
-    def take_over(self, before: ClientState, xclient: XClient) -> None:
-        """Take over the attributes that XCLIENT names, and keep the others from `before`."""
+    def take_over(self, before: ClientState, xclient: XClient, user: User | None) -> None:
+        """Take over the attributes that XCLIENT names, and keep the others from `before`. `user` is the one
+        that the credentials file has by that name, if it was asked.
+        """
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended
         else:
@@ -75,7 +77,7 @@ class ClientState:
         if xclient.login is None:
             self.user = before.user
         elif xclient.login:
-            self.user = User(name=xclient.login, hash="", senders=())
+            self.user = user or User(name=xclient.login, hash="", senders=())
         self.grants = self._weighed()
 
     def _weighed(self) -> Grants:
@@ -137,8 +139,8 @@ class ClientState:
         return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
 
     def _came_from(self) -> Origin:
-        protocol = "SMTP"
-        if self._extended:
+        protocol = "HTTP" if self.client.over_http else "SMTP"
+        if self._extended and not self.client.over_http:
             protocol = f"ESMTP{'S' if self.tls is not None else ''}{'A' if self.user is not None else ''}"
         return Origin(
             client_address=self.client.address,

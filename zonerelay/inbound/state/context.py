@@ -22,7 +22,7 @@ from zonerelay.inbound.limits.srs_recipients import SrsRecipients
 from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.state.ehlo_reply import Greeting
 from zonerelay.inbound.state.permissions import GrantTable
-from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, Users
+from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, UserByName, Users
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
@@ -37,19 +37,28 @@ from zonerelay.telemetry.events.events import Events
 
 IDEMPOTENCY_KEY = "idempotency-key"
 """The field in which clients name the key of a message."""
+HTTP_NOTE = "zonerelay-note"
+"""The field in which the HTTP server hands over a tag or a piece of metadata."""
 DAY = 86400.0
 
 HANDSHAKE = 30.0
 """Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
 
 
-Suspended = Callable[[Origin, Mailbox, Mailbox | None, bool], str]
-"""Returns the id of the operator's order for which mail of a client from a sender is refused, "" if there is
-none. Without a recipient: at MAIL. The last argument: the message itself may name its zone.
-"""
-
 NotifyQueue = Callable[[str, float], None]
 """Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
+
+
+class RefusesMail(Protocol):
+    """The orders of operators. Most relays have none that refuses, and are to spend no call on it."""
+
+    are_refusing: bool
+    """Some order in force refuses mail."""
+
+    def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool, /) -> str:
+        """Returns the id of the order for which mail of a client from a sender is refused, "" if there is
+        none. Without a recipient: at MAIL. `names_zone`: the message itself may name its zone.
+        """
 
 
 class TellsAcceptance(Protocol):
@@ -62,10 +71,6 @@ class TellsAcceptance(Protocol):
         """That write is done."""
 
 
-def _nothing_is_suspended(_: Origin, __: Mailbox, ___: Mailbox | None, ____: bool) -> str:
-    return ""
-
-
 def _no_limit() -> SessionMemory:
     return SessionMemory(sys.maxsize)
 
@@ -75,16 +80,17 @@ class SharedContext:
     """What all listeners of a worker share besides the store.
 
     `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
-    no listener offers AUTH. `hash_bodies`: mail may be signed (DKIM), and the hash of a body is cheapest
-    while it arrives. `capture_zone` is the first zone that sends nothing and keeps its mail to be looked at,
-    "" without one. `zone_sizes` is the largest message, in octets, of each zone that limits it;
-    `idempotency_window` is in seconds.
+    no listener offers AUTH; `named` finds the user of a token. `hash_bodies`: mail may be signed (DKIM), and
+    the hash of a body is cheapest while it arrives. `capture_zone` is the first zone that sends nothing and
+    keeps its mail to be looked at, "" without one. `zone_sizes` is the largest message, in octets, of each
+    zone that limits it; `idempotency_window` is in seconds.
     """
 
     memory: SessionMemory = field(default_factory=_no_limit)
     error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None = None
     users: Users | None = None
+    named: UserByName | None = None
     guard: Guard | None = None
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None
@@ -95,7 +101,7 @@ class SharedContext:
     hash_bodies: bool = False
     capture_zone: str = ""
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
-    suspended: Suspended = _nothing_is_suspended
+    orders: RefusesMail | None = None
     idempotency_window: float = DAY
 
     def fields(self) -> dict[str, Any]:  # Any: values of every field's type

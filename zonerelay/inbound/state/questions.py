@@ -8,7 +8,7 @@ Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -34,6 +34,17 @@ class LogIn:
     credentials: Credentials
 
 
+UserByName = Callable[[str], Awaitable[Login]]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The relay's HTTP server vouches for a user."""
+
+    user: str
+    users: UserByName
+
+
 @dataclass(frozen=True, slots=True)
 class Allow:
     """A user begins a transaction (MAIL): what may it do?"""
@@ -42,7 +53,7 @@ class Allow:
     user: str
 
 
-Question = LogIn | Allow | Event
+Question = LogIn | Named | Allow | Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,8 @@ class Consultants:
         try:
             if isinstance(question, LogIn):
                 return await self._log_in(question)
+            if isinstance(question, Named):
+                return Verdict(login=await question.users(question.user))
             if isinstance(question, Allow):
                 return Verdict(allowance=await question.guard.allowance(question.user))
             if isinstance(question, Mail) and self._sender_domains is not None:
