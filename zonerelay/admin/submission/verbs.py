@@ -165,7 +165,8 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
                 body.feed(piece)
                 if body.full:
                     await asyncio.to_thread(body.flush)
-            await asyncio.to_thread(body.flush)
+            if body.spills:
+                await asyncio.to_thread(body.flush)
         except TooLargeError as error:
             raise Problem(413, "too_large", str(error)) from None
         except OSError as error:
@@ -208,7 +209,10 @@ def _accepted(accepted: Accepted) -> web.Response:
 
 async def _take(call: Call, origin: Origin, given: Submission, body: JsonBody) -> Accepted:
     now = call.operators.clock.now()
-    sending = await asyncio.to_thread(sending_of, given, body, origin, now)
+    if body.spills:
+        sending = await asyncio.to_thread(sending_of, given, body, origin, now)
+    else:
+        sending = sending_of(given, body, origin, now)
     return await _hand_over(call, origin, sending, _composed(sending))
 
 
