@@ -288,8 +288,8 @@ def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: A
     assert app("POST", "/v1/messages", MESSAGE).status == 202
     octets = bytes(range(256)) * (SIZE // 256)
     content = base64.b64encode(octets).decode().replace("/", "\\/")
-    head = json.dumps({**MESSAGE, "attachments": [{"filename": "large", "content": "@"}]})
-    body = head.replace('"@"', f'"{content}"').encode()
+    outline = json.dumps({**MESSAGE, "attachments": [{"filename": "large", "content": "@"}]})
+    body = outline.replace('"@"', f'"{content}"').encode()
     relay.reset_peak()
     before = relay.memory().rss
     reply = app("POST", "/v1/messages", body)
