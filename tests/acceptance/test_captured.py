@@ -21,11 +21,13 @@ import pytest
 from playwright.sync_api import Dialog
 
 from tests.support.browser import axe_script, browser, judged
+from tests.support.credentials import file_of, user
 from tests.support.mailpit import run_node, run_python
 from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import PROGRAM, RelayProcess
 from zonerelay.cli.main import main as command
 from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, token_of
+from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
 
 DOCS = Path(__file__).parents[2] / "docs" / "sandbox.md"
 PIXEL = base64.b64encode(
@@ -423,6 +425,33 @@ def test_only_an_operator_reads_and_releases(tmp_path: Path) -> None:
         assert wait_until(lambda: len(messages(target, other)) == 1, timeout=30)
         assert messages(target, other)[0]["Bcc"][0]["Address"] == "carol@example.com"  # type: ignore[index]
         assert len(messages(relay, operator)) == 1
+
+
+def test_mail_of_a_user_whose_mode_is_capture(tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.write_text(file_of(user("staging"), user("shop")))
+    relay = RelayProcess(
+        tmp_path,
+        next_hop=f"{LOOPBACK}:{free_port()}",
+        listener={"auth": "optional", "cleartext_auth": CLEARTEXT_AUTH_WORDS},
+        tables={
+            "auth": {"credentials": str(credentials)},
+            "zone": [
+                {"name": "default", "next_hop": f"{LOOPBACK}:{free_port()}"},
+                {"name": "captured", "next_hop": "capture:"},
+            ],
+        },
+    )
+    where = ["--config", str(relay.config)]
+    assert command(["user", "set", "staging", "mode=capture", *where]) == 0
+    with relay:
+        text = token(tmp_path)
+        for name in ("shop", "staging"):
+            with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
+                client.login(name, "correct horse")
+                client.sendmail("a@example.org", [f"for-{name}@example.com"], b"Subject: x\r\n\r\nx\r\n")
+        assert wait_until(lambda: len(messages(relay, text)) == 1, timeout=30)
+        assert messages(relay, text)[0]["Bcc"][0]["Address"] == "for-staging@example.com"  # type: ignore[index]
 
 
 def test_without_a_zone_that_captures_there_is_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from zonerelay.capture.store import open_capture
 from zonerelay.config import rails
 from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.settings import (
@@ -84,11 +86,12 @@ class House:
 
 
 @asynccontextmanager
-async def house_in(directory: Path, sink: Sink) -> AsyncIterator[House]:
+async def house_in(directory: Path, sink: Sink, *more: ZoneSettings) -> AsyncIterator[House]:
     credentials = directory / "credentials"
     if not credentials.exists():
         credentials.write_text(file_of(user("shop"), user("other")))
     zones = [ZoneSettings(name=name, next_hop=f"{LOOPBACK}:{sink.port}") for name in ("default", "bulk")]
+    zones += more
     route = RouteSettings(recipient=("bulk.example",), zone="bulk")
     chosen = settings(directory, zone=zones, route=(route,), listener=LISTENER)
     async with relay_with(replace(chosen, auth=AuthSettings(credentials=credentials))) as running:
@@ -201,6 +204,18 @@ async def test_mail_is_redirected_copied_and_captured(house: House) -> None:
     assert (await house.send()).startswith("250")
     await house.running.until(lambda: house.running.queued() == 2, what="two captured")
     assert sum(zone.held for zone in (await house.running.status()).zones) == 2
+
+
+async def test_captured_mail_goes_to_the_zone_that_captures(tmp_path: Path, sink: Sink) -> None:
+    async with house_in(tmp_path, sink, ZoneSettings(name="kept", next_hop="capture:")) as house:
+        house.only("mode=listed", "recipients=example.net", "zones=default")
+        assert (await house.send(["ann@example.com", "x@example.net"])).startswith("250")
+        await house.running.until_empty()
+        assert [each.recipients for each in house.sink.messages] == [("x@example.net",)]
+        capture = open_capture(house.running.worker.settings, time.time)
+        (summary,), _, _ = capture.find()
+        assert summary.recipients == ["ann@example.com"]
+        capture.close()
 
 
 async def test_two_passwords_are_valid_while_one_is_rotated(house: House) -> None:

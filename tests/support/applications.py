@@ -236,18 +236,23 @@ end
 def _ruby() -> tuple[str, UnpackedPackage]:
     (name,) = providers("ruby", r"ruby[0-9.]+")
     package = UnpackedPackage(name, also=[f"lib{name}", "ruby-mail", "ruby-mini-mime"])
-    package.ensure([f"usr/bin/{name}", "usr/lib/ruby/vendor_ruby/mail.rb"])
+    # These have libraries of their own.
+    parts = [f"usr/lib/*/ruby/{_ruby_version(name)}/{part}.so" for part in ("openssl", "psych", "zlib")]
+    package.ensure([f"usr/bin/{name}", "usr/lib/ruby/vendor_ruby/mail.rb", *parts])
     return name, package
+
+
+def _ruby_version(name: str) -> str:
+    return f"{name.removeprefix('ruby')}.0"
 
 
 def ruby_environment() -> dict[str, str]:
     name, package = _ruby()
-    version = f"{name.removeprefix('ruby')}.0"
     places = (
         "usr/lib/ruby/vendor_ruby",
         "usr/share/rubygems-integration/all/gems/mini_mime-*/lib",
-        f"usr/lib/ruby/{version}",
-        f"usr/lib/*/ruby/{version}",
+        f"usr/lib/ruby/{_ruby_version(name)}",
+        f"usr/lib/*/ruby/{_ruby_version(name)}",
     )
     return {
         "LD_LIBRARY_PATH": package.library_path(),
@@ -275,7 +280,7 @@ def _compiled(code: str) -> Path:
         if not program.exists():
             (name,) = providers("golang-go", r"golang-[0-9.]+-go")
             package = UnpackedPackage(name, also=[f"{name.removesuffix('-go')}-src"])
-            package.ensure(["usr/lib/go-*/bin/go"])
+            package.ensure(["usr/lib/go-*/VERSION"])  # the program itself may be static
             go = package.path("usr/lib/go-*/bin/go")
             source = home / "main.go"
             source.write_text(code)

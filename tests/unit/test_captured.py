@@ -142,6 +142,17 @@ def test_search(tmp_path: Path, query: str, found: list[str]) -> None:
         capture.find("after:nonsense")
 
 
+def test_names_in_any_writing_are_read() -> None:
+    octets = (
+        "From: Grüße <g@example.org>\r\nSubject: =?iso-8859-1?q?gr=FC?= und grün\r\n"
+        "Content-Type: text/plain; charset=iso-8859-1; name*=utf-8''%C3%BC.txt\r\n\r\n"
+    ).encode() + "ü".encode("latin-1")
+    parts = take_apart(octets)
+    assert parts.people("from") == [("Grüße", "g@example.org")]
+    assert parts.header("subject") == "grü und grün"
+    assert [each.file_name for each in parts.attachments] == ["ü.txt"]
+
+
 @pytest.mark.parametrize(
     "octets",
     [
@@ -179,7 +190,8 @@ def test_nested_and_numerous_parts_take_no_time() -> None:
     # A pattern that backtracks would take minutes for each of these.
     tags = b"Content-Type: text/html\r\n\r\n" + b"<" * 200_000 + b"<script " * 20_000 + b"<!--" * 20_000
     began = time.process_time()
-    for octets in (nested, numerous, tags):
+    lines = b'Content-Type: multipart/mixed; boundary="b"\r\n\r\n--b\r\n\r\n' + b"\r\n" * 4_000_000
+    for octets in (nested, numerous, tags, lines):
         parts = take_apart(octets)
         _ = parts.links(), parts.words(), parts.html_to_show()
     assert time.process_time() - began < 5

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.credentials import file_of, user
+from zonerelay.cli.spool import home_files
 from zonerelay.config import rails
 from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.rails import NONE, Rails, changed
+from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.limits.quotas import LENGTHS, Level, Quotas, Usage
@@ -27,6 +29,7 @@ from zonerelay.model.envelope import Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.routing.zones.zones import Choice
 from zonerelay.smtp.server.params import MailCommand
+from zonerelay.store.check import Findings
 
 EVERY = (
     *(
@@ -201,3 +204,23 @@ def test_captured_mail_goes_to_the_zone_that_captures_or_is_held() -> None:
 
     assert of("") == [("default", False), ("default", True)]
     assert of("kept") == [("default", False), ("kept", False)]
+
+
+async def test_usage_is_in_backups_and_looked_at_by_a_check(tmp_path: Path) -> None:
+    settings = Settings(spool=SpoolSettings(path=tmp_path / "home" / "spool"))
+    quota, clock = changed(NONE, ["messages_per_hour=50"]), ManualClock()
+    quotas = Quotas(lambda: UsageFile(tmp_path / "home", clock), clock, lambda *_: None)
+    await quotas.take("shop", quota, (1, 1, 10))
+    home_files.save(settings, tmp_path / "backup")
+    await quotas.close()
+    (tmp_path / "home" / "usage" / "usage.db").unlink()
+    home_files.restore(settings, tmp_path / "backup")
+    again = Quotas(lambda: UsageFile(tmp_path / "home", clock), clock, lambda *_: None)
+    assert [level.used for level in (await again.usage("shop")).levels(quota)] == [1]
+    await again.close()
+    findings = Findings()
+    home_files.check(settings, findings)
+    assert findings.kept == []
+    (tmp_path / "home" / "usage" / "usage.db").write_text("no database" * 100)
+    home_files.check(settings, findings)
+    assert len(findings.kept) == 1

@@ -341,7 +341,7 @@ class Mailpit:
         _, octets = await self._read(call)
         message = await asyncio.to_thread(BytesHeaderParser(policy=compat32).parsebytes, octets)
         found: dict[str, list[str]] = {}
-        for name, value in message.items():
+        for name, value in message.raw_items():
             canonical = "-".join(each.capitalize() for each in name.split("-"))  # as Go's textproto
             found.setdefault(canonical, []).append(decoded(value))
         return _json(found)

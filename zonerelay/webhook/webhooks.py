@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -186,14 +185,15 @@ class Webhooks:
         for each in told:
             delivery, outcome, next_attempt, _ = each
             fields = attempt_fields(
-                redact,
                 delivery,
+                delivery.zone,
                 outcome,
                 str(outcome.reply),
-                destination=destination,
-                age=max(now - delivery.created, 0.0),
-                next_attempt=next_attempt,
-                seconds=seconds,
+                destination,
+                max(now - delivery.created, 0.0),
+                next_attempt,
+                seconds,
+                redact,
             )
             events.append((_type_of(each), now, fields | about))
         submit = self._submit(courier.name, told[0][0].message_id, 1, events)
@@ -280,8 +280,8 @@ class Webhooks:
             if each.problem
         )
 
-    def status(self) -> list[dict[str, Any]]:  # Any: see `WebhookCourier.status`
-        return [courier.status() for courier in self._couriers.values()]
+    def couriers(self) -> list[WebhookCourier]:
+        return list(self._couriers.values())
 
     def courier(self, name: str) -> WebhookCourier | None:
         return self._couriers.get(name)

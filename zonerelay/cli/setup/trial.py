@@ -162,10 +162,10 @@ def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
         zones = {zone.name for zone in settings.zone}
         for zone in each.zones:
             if zone not in zones:
-                yield f"auth.credentials: {file}: the user {name} may use the zone {zone}, which there is not"
+                yield f"auth.credentials: {file}: there is no zone {zone} for the user {name}"
     shared = settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
     if not shared and any(each.quotas for each in found.rails.values()):
-        yield "auth.credentials: quotas of users count on this machine alone, each other one has its own"
+        yield "auth.credentials: quotas of users are totals of this machine: another one counts its own"
 
 
 def _users(settings: Settings, report: Report) -> None:

@@ -284,7 +284,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
                 return {f"{what}_per_{window}": 0 for what, window in quotas.quotas}, ""
             books = UsageFile(home, SystemClock(), read_only=True)
         levels = asyncio.run(used_by(books, name, quotas))
-    except (AuthorityError, StoreOpenError) as error:
+    except (AuthorityError, StoreOpenError, OSError) as error:
         return {}, str(error)
     return {level.limit: level.used for level in levels}, ""
 

@@ -346,8 +346,10 @@ class SmtpCourier:
         Returns true when the peer's limits ended it and another connection to the host may serve more.
         """
         in_step = False
-        protocol, peer = session.protocol, session.peer
-        protocol.record = self._record(state, peer.host, peer.address, protocol.record)
+        protocol = session.protocol
+        if self._transcripts.on or protocol.record is not None:
+            peer = session.peer
+            protocol.record = self._record(state, peer.host, peer.address, protocol.record)
         try:
             while True:
                 if state.body.spent:
@@ -359,7 +361,7 @@ class SmtpCourier:
                     in_step = True
                     raise NoTurnError
                 session.transactions += 1
-                await run_transaction(transaction, session.protocol, state.body, self._timeouts)
+                await run_transaction(transaction, protocol, state.body, self._timeouts)
                 state.record(transaction, session)
                 if state.terms.key.source is not None:
                     self._hear(transaction, session, state)
@@ -373,7 +375,7 @@ class SmtpCourier:
             if in_step:
                 self._pool.give_back(session, more=state.batch.more)
             else:
-                session.protocol.abort()
+                protocol.abort()
         return in_step and (state.left_out or session.transactions >= session.max_transactions)
 
     def _hear(self, transaction: Transaction, session: Session, state: BatchState) -> None:

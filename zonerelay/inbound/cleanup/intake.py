@@ -72,6 +72,10 @@ _OF_KEYS: dict[type[StoreError], ServerReply] = {
 
 
 class Intake:
+    _key_kind = "key"
+    _digest: idempotency.ContentDigest | None = None
+    """Of a message with an idempotency key: most have none, and do not set these."""
+
     def __init__(
         self,
         envelope: Envelope,
@@ -108,8 +112,7 @@ class Intake:
         self._ready_size = 0
         self._zone_named = ""
         self._notes: list[str] = []
-        self._key, self._key_kind = transaction.idempotency_key, "key"
-        self._digest: idempotency.ContentDigest | None = None
+        self._key = transaction.idempotency_key
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
         self.held = 0  # octets in the account of all sessions
         self._waiter: asyncio.Future[None] | None = None

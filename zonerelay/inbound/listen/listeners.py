@@ -34,8 +34,8 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import (
     HTTP_NOTE,
     NotifyQueue,
+    RefusesMail,
     SharedContext,
-    Suspended,
     TellsAcceptance,
 )
 from zonerelay.inbound.state.rewriting import Rewriting
@@ -89,7 +89,7 @@ class Listeners:
         pages: Callable[[], BookStore],
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
-        suspended: Suspended = lambda origin, sender, recipient, named: "",
+        orders: RefusesMail | None = None,
         inherited: Inherited = NOTHING,
     ) -> None:
         self._hostname = hostname
@@ -106,7 +106,7 @@ class Listeners:
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(lambda: _mail(store.counts()), clock),
-            suspended=suspended,
+            orders=orders,
             guard=self._guard,
         )
         self._make_listener = partial(

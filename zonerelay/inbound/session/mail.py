@@ -32,6 +32,7 @@ from zonerelay.inbound.policy.changes import Changes, Rset
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import changed_envelope, replies
+from zonerelay.inbound.state.context import RefusesMail
 from zonerelay.inbound.state.questions import Allow, Verdict
 from zonerelay.inbound.state.replies import ServerReply, Then, refused
 from zonerelay.inbound.state.rewriting import renamed
@@ -135,8 +136,12 @@ def _mail_refusal(conversation: Conversation, command: MailCommand) -> ServerRep
         command.sender
     ):
         return conversation.refuse(replies.NOT_YOUR_ADDRESS, "MAIL", mailbox=command.sender)
-    order = context.suspended(conversation.client_state.origin, command.sender, None, False)
-    if order:
+    orders = context.orders
+    if (
+        orders is not None
+        and orders.are_refusing
+        and (order := orders.refuse(conversation.client_state.origin, command.sender, None, False))
+    ):
         return conversation.refuse(
             replies.SUSPENDED, "MAIL", mailbox=command.sender, detail=f"by order {order}"
         )
@@ -263,8 +268,12 @@ def _take(
     refusal = _rcpt_refusal(conversation, transaction, key, given) if may_relay else _denied(conversation)
     if refusal is not None:
         return conversation.refuse(refusal, "RCPT", mailbox=given)
-    order = _order_against(conversation, transaction, given)
-    if order:
+    orders = conversation.context.orders
+    if (
+        orders is not None
+        and orders.are_refusing
+        and (order := _order_against(conversation, orders, transaction, given))
+    ):
         return conversation.refuse(replies.SUSPENDED, "RCPT", mailbox=given, detail=f"by order {order}")
     if key in transaction.recipients:
         return replies.RECIPIENT_OK
@@ -284,13 +293,15 @@ def _denied(conversation: Conversation) -> ServerReply:
     return replies.relaying_denied(state.client.address, may_log_in=may_log_in)
 
 
-def _order_against(conversation: Conversation, transaction: Transaction, given: Mailbox) -> str:
+def _order_against(
+    conversation: Conversation, orders: RefusesMail, transaction: Transaction, given: Mailbox
+) -> str:
     context, client_state = conversation.context, conversation.client_state
     zone_header, user = context.zone_header, client_state.user
     names_zone = zone_header is not None and zone_header.trusts(
         client_state.client.address, "" if user is None else user.name
     )
-    return context.suspended(client_state.origin, transaction.mail.sender, given, names_zone)
+    return orders.refuse(client_state.origin, transaction.mail.sender, given, names_zone)
 
 
 def _rcpt_refusal(

@@ -45,13 +45,20 @@ HANDSHAKE = 30.0
 """Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
 
 
-Suspended = Callable[[Origin, Mailbox, Mailbox | None, bool], str]
-"""Returns the id of the operator's order for which mail of a client from a sender is refused, "" if there is
-none. Without a recipient: at MAIL. The last argument: the message itself may name its zone.
-"""
-
 NotifyQueue = Callable[[str, float], None]
 """Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
+
+
+class RefusesMail(Protocol):
+    """The orders of operators. Most relays have none that refuses, and are to spend no call on it."""
+
+    are_refusing: bool
+    """Some order in force refuses mail."""
+
+    def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool, /) -> str:
+        """Returns the id of the order for which mail of a client from a sender is refused, "" if there is
+        none. Without a recipient: at MAIL. `names_zone`: the message itself may name its zone.
+        """
 
 
 class TellsAcceptance(Protocol):
@@ -62,10 +69,6 @@ class TellsAcceptance(Protocol):
 
     def notify(self) -> None:
         """That write is done."""
-
-
-def _nothing_is_suspended(_: Origin, __: Mailbox, ___: Mailbox | None, ____: bool) -> str:
-    return ""
 
 
 def _no_limit() -> SessionMemory:
@@ -98,7 +101,7 @@ class SharedContext:
     hash_bodies: bool = False
     capture_zone: str = ""
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
-    suspended: Suspended = _nothing_is_suspended
+    orders: RefusesMail | None = None
     idempotency_window: float = DAY
 
     def fields(self) -> dict[str, Any]:  # Any: values of every field's type

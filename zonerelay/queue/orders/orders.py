@@ -79,6 +79,7 @@ class Orders:
         self._stamp: tuple[int, ...] = ()
         self._all: list[Order] = []
         self.table = OrderTable()
+        self.are_refusing = False
         self.changed: Callable[[], None] = lambda: None
         self.release: Callable[[Sequence[Order]], Awaitable[int]] = _released_nothing
         self.held: Counter[str] = Counter()
@@ -88,8 +89,7 @@ class Orders:
     def read(self) -> None:
         """Blocks. Raises OrdersError."""
         self._stamp = self._look_at_file()
-        self._all = self._read()
-        self.table = OrderTable(self._all, self._clock.now())
+        self._put_in_force(self._read())
 
     def start(self) -> None:
         """Once mail can be released."""
@@ -116,8 +116,6 @@ class Orders:
         MAIL. `names_zone`: its message may.
         """
         table = self.table
-        if not table.refusing:
-            return ""
         zone = None if recipient is None or names_zone else self._zone_of(origin, sender, recipient)
         order = table.refuses(sender, origin.user, recipient, zone)
         if order is None:
@@ -242,8 +240,7 @@ class Orders:
     def _take(self, orders: list[Order], *, release: bool = True) -> None:
         """These are in the file now."""
         before = self.table.orders
-        self._all = orders
-        self.table = OrderTable(orders, self._clock.now())
+        self._put_in_force(orders)
         if before == self.table.orders:
             return
         self._set_alarm()
@@ -252,6 +249,11 @@ class Orders:
         over = [order for order in before if order.id not in in_force]
         if over and release:
             self._tasks.start(self._release_later(over))
+
+    def _put_in_force(self, orders: list[Order]) -> None:
+        self._all = orders
+        self.table = OrderTable(orders, self._clock.now())
+        self.are_refusing = bool(self.table.refusing)
 
     def _set_alarm(self) -> None:
         ends = [order.until for order in self.table.orders if order.until is not None]

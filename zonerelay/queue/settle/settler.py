@@ -224,13 +224,13 @@ class Settler:
         if simple:
             # No event and no report is left to make, and no caller waits.
             changes: list[Change] = [Finish(delivery) for delivery in deliveries]
-            then, submits = None, 0
+            write = AtomicWrite(changes, None, True)
             if self.teller is not None:
                 told = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
                 changes += self._told(message, told, destination, seconds)
-                submits = len(changes) - len(deliveries)
-                then = self.teller.notify if submits else None
-            self.outcome_log.put(AtomicWrite(changes, then, lazy=True, submits=submits))
+                write.submits = len(changes) - len(deliveries)
+                write.then = self.teller.notify if write.submits else None
+            self.outcome_log.put(write)
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
         self._start(parcel, self._settle(parcel))
@@ -422,8 +422,10 @@ class Settler:
     ) -> None:
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
-        told = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in dispositions]
-        submits = self._told(message, told, destination, seconds) if self.teller is not None else ()
+        submits: Sequence[Submit] = ()
+        if self.teller is not None:
+            told = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in dispositions]
+            submits = self._told(message, told, destination, seconds)
 
         def then() -> None:
             if durable is not None and not durable.done():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from zonerelay.model.address import Mailbox
@@ -241,21 +242,8 @@ class Events:
             self.metrics.last_delivered.value = int(now)
         if outcome.host:
             self.metrics.replies.received(outcome.host, 0 if outcome.local else outcome.reply.code)
-        reply = str(outcome.reply)
-
-        def fields(redact: Redactor) -> dict[str, Field]:
-            return attempt_fields(
-                redact,
-                delivery,
-                outcome,
-                reply,
-                destination=destination,
-                age=age,
-                next_attempt=next_attempt,
-                seconds=seconds,
-            )
-
-        self._tell("info", verdict, fields)
+        told = (delivery, zone, outcome, str(outcome.reply), destination, age, next_attempt, seconds)
+        self._tell("info", verdict, partial(attempt_fields, *told))
 
     def dropped(self, keys: Sequence[DeliveryKey]) -> None:
         """An operator has removed deliveries: one line for all is `operated`, the history has each."""
@@ -482,28 +470,31 @@ class Events:
         self._emit("error", "trouble", fields)
 
 
-def attempt_fields(
-    redact: Redactor,
+def attempt_fields(  # noqa: PLR0917 - a call for every recipient; a partial's keywords cost a dict each
     delivery: Delivery,
+    zone: str,
     outcome: Outcome,
     reply: str,
-    *,
     destination: str,
     age: float,
     next_attempt: float | None,
     seconds: float | None,
+    redact: Redactor,
 ) -> dict[str, Field]:
-    """Returns what a log line, the history and a webhook say of an attempt; `reply` is the outcome's."""
+    """Returns what a log line, the history and a webhook say of an attempt; `zone` is the delivery's, `reply`
+    the outcome's.
+    """
+    recipient = delivery.recipient
     found: dict[str, Field] = {
         "id": delivery.message_id,
-        "recipient": redact.mailbox(delivery.recipient),
-        "zone": delivery.zone,
+        "recipient": redact.mailbox(recipient),
+        "zone": zone,
         "destination": destination,
         "host": outcome.host,
         "peer": outcome.peer,
         "tls": outcome.tls,
         "attempt": delivery.attempts + (1 if outcome.counts else 0),
-        "reply": redact.about(reply, delivery.recipient),
+        "reply": redact.about(reply, recipient),
         "age": round(age, 3),
     }
     if outcome.source:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -261,5 +262,11 @@ class ReplyMetrics(Instruments):
 
     def received(self, host: str, code: int) -> None:
         """The last reply to one recipient's attempt; 0: the host gave none."""
-        site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), OTHER)
-        self._replies.add((site, f"{code // 100}xx" if code else "none"))
+        self._replies.add(_labels_of(host, code))
+
+
+@lru_cache(maxsize=1024)
+def _labels_of(host: str, code: int) -> tuple[str, str]:
+    """Few hosts take most mail, and every recipient is counted."""
+    site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), OTHER)
+    return site, f"{code // 100}xx" if code else "none"

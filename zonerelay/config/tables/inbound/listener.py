@@ -565,7 +565,7 @@ def _zone_header(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
             "it: list zone_header_users or zone_header_networks",
         )
     if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
-        yield "zone_header_users", "never matches: no user can log in to this listener"
+        yield "zone_header_users", "only matches mail over HTTP: no user can log in to this listener"
 
 
 def _overlaps(network: Network, others: tuple[Network, ...]) -> bool:
