@@ -32,8 +32,8 @@ MAX_PATH = 256
 MAX_LABEL = 63
 
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
-# Those and all that is not ASCII, by the characters that are neither: to compile a range up to U+10FFFF takes a
-# tenth of a start.
+# Those and all that is not ASCII, by the characters that are neither: to compile a range up to U+10FFFF
+# takes a tenth of a start.
 _ATEXT_UTF8 = r"""[^\x00-\x20"(),.:;<>@\[\\\]\x7f]"""
 _LABEL = rf"(?!-)[A-Za-z0-9_-]{{1,{MAX_LABEL}}}(?<!-)"
 
