@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,13 +147,25 @@ def _command(commands: Commands, name: str, help_text: str) -> argparse.Argument
     return parser
 
 
+def _verbs(commands: Commands, name: str, help_text: str) -> Commands:
+    parser = commands.add_parser(name, help=help_text)
+    return parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+
+def _reason(parser: argparse.ArgumentParser, told: str = "for the log") -> None:
+    parser.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help=told)
+
+
+def _id(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+
+
 def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for scripts; see docs/operating.md")
 
 
 def _queue(commands: Commands) -> None:
-    queue = commands.add_parser("queue", help="look at the queue and change it")
-    verbs = queue.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "queue", "look at the queue and change it")
     listing = _command(verbs, "list", "list deliveries, oldest message first")
     _filters(listing)
     listing.add_argument(
@@ -178,10 +190,10 @@ def _queue(commands: Commands) -> None:
         ("trace", "one message: what happened to it so far and what comes next"),
     ):
         one = _command(verbs, name, help_text)
-        one.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+        _id(one)
         _json(one)
     cat = _command(verbs, "cat", "one message: its header and body, on standard output; the log tells of it")
-    cat.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+    _id(cat)
     cat.add_argument("--as-sent", action="store_true", help="with what its zone changes in it, and signed")
     cat.add_argument("--zone", help="with --as-sent, for a message that is in several zones")
     _json(cat)
@@ -204,7 +216,7 @@ def _change(verbs: Commands, name: str, help_text: str) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask, which scripts need")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     told = "told to the senders in the report, and in the log" if name == "bounce" else "for the log"
-    parser.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help=told)
+    _reason(parser, told)
     _json(parser)
 
 
@@ -215,7 +227,7 @@ def _acts(commands: Commands) -> None:
     undo = _command(commands, "undo", "revert what an act of the last 24 hours has changed, and only that")
     undo.add_argument("act", nargs="?", metavar="ID", help="the id of the act, which its command printed")
     undo.add_argument("--list", action="store_true", help="as zonerelay acts")
-    undo.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for the log")
+    _reason(undo)
     undo.add_argument("--limit", type=_count, default=100, help=argparse.SUPPRESS)
     _json(undo)
 
@@ -240,7 +252,7 @@ def _orders(commands: Commands) -> None:
     suspend.add_argument("--for", dest="seconds", type=_age, metavar="AGE", help="ends by itself, e.g. 2h")
     suspend.add_argument("--refuse", action="store_true", help="clients get 421 instead: they try again")
     suspend.add_argument("--stop-clock", action="store_true", help="the mail gets no older meanwhile")
-    suspend.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for other operators")
+    _reason(suspend, "for other operators")
     suspend.add_argument("--list", action="store_true", help="show the orders in force")
     _json(suspend)
     resume = _command(commands, "resume", "end orders, and let go what they held")
@@ -248,7 +260,7 @@ def _orders(commands: Commands) -> None:
         "order", nargs="?", default="", metavar="ORDER", help="id, as suspend --list shows it"
     )
     _selectors(resume)
-    resume.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for the log")
+    _reason(resume)
     _json(resume)
 
 
@@ -264,9 +276,7 @@ def _selectors(parser: argparse.ArgumentParser) -> None:
 
 
 def _configuration(commands: Commands) -> None:
-    verbs = commands.add_parser("config", help="the configuration, with its defaults").add_subparsers(
-        dest="verb", required=True, metavar="VERB"
-    )
+    verbs = _verbs(commands, "config", "the configuration, with its defaults")
     show = _command(verbs, "show", "print every option as it is in force, in a form that can be read back")
     which = show.add_mutually_exclusive_group()
     which.add_argument("--changed", action="store_true", help="only what differs from the defaults")
@@ -275,8 +285,7 @@ def _configuration(commands: Commands) -> None:
 
 
 def _log(commands: Commands) -> None:
-    log = commands.add_parser("log", help="what became of mail: the history")
-    verbs = log.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "log", "what became of mail: the history")
     find = _command(verbs, "find", "find what became of mail, the newest last; everything given must match")
     find.add_argument(
         "value",
@@ -301,7 +310,7 @@ def _log(commands: Commands) -> None:
     )
     _json(find)
     show = _command(verbs, "show", "everything that is known of one message, as a time line")
-    show.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+    _id(show)
     _json(show)
     forget = _command(verbs, "forget", "write over an address wherever the history has it")
     forget.add_argument("address", metavar="ADDRESS")
@@ -384,8 +393,7 @@ def _live(commands: Commands) -> None:
 
 
 def _user(commands: Commands) -> None:
-    user = commands.add_parser("user", help="who may log in (SMTP AUTH): the credentials file")
-    verbs = user.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "user", "who may log in (SMTP AUTH): the credentials file")
     for name, help_text in (
         ("add", "add a user; asks for the password"),
         ("passwd", "change the password of a user"),
@@ -439,8 +447,7 @@ def _user(commands: Commands) -> None:
 
 
 def _token(commands: Commands) -> None:
-    token = commands.add_parser("token", help="who may use the HTTP API and the page: bearer tokens")
-    verbs = token.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "token", "who may use the HTTP API and the page: bearer tokens")
     add = _command(verbs, "add", "make a token and print it, once")
     add.add_argument("name", type=_token_name, metavar="NAME", help="whose it is, for the log")
     add.add_argument(
@@ -460,8 +467,7 @@ def _token(commands: Commands) -> None:
 
 
 def _certificates(commands: Commands) -> None:
-    certificates = commands.add_parser("cert", help="certificates for listeners")
-    verbs = certificates.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "cert", "certificates for listeners")
     signed = _command(verbs, "self-signed", "make a key and a certificate for a first start")
     signed.add_argument(
         "--name",
@@ -476,7 +482,7 @@ def _certificates(commands: Commands) -> None:
     signed.add_argument("--key", type=Path, metavar="FILE", help="instead of --out, with --certificate")
     signed.add_argument(
         "--days",
-        type=_days,
+        type=_number(1, MAX_DAYS, " of days"),
         default=DEFAULT_DAYS,
         metavar="N",
         help="days until it expires (default: %(default)s)",
@@ -486,8 +492,7 @@ def _certificates(commands: Commands) -> None:
 
 
 def _dkim(commands: Commands) -> None:
-    dkim = commands.add_parser("dkim", help="keys that sign mail")
-    verbs = dkim.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "dkim", "keys that sign mail")
     new = verbs.add_parser(
         "new",
         help="make a key; print its DNS record and its lines for the configuration",
@@ -510,8 +515,7 @@ def _dkim(commands: Commands) -> None:
 
 
 def _outbox(commands: Commands) -> None:
-    outbox = commands.add_parser("outbox", help="mail that applications insert into a table")
-    verbs = outbox.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "outbox", "mail that applications insert into a table")
     _json(_command(verbs, "status", "how many rows there are of each status, as the database says"))
     _command(verbs, "schema", "print the SQL that makes the tables, and the rights that roles need")
     encrypt = _command(verbs, "encrypt-password", "encrypt the password of a mailbox; asks for it")
@@ -521,8 +525,7 @@ def _outbox(commands: Commands) -> None:
 
 
 def _webhook(commands: Commands) -> None:
-    webhook = commands.add_parser("webhook", help="endpoints that are told what becomes of mail")
-    verbs = webhook.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "webhook", "endpoints that are told what becomes of mail")
     _json(_command(verbs, "list", "each webhook: whether it takes events, and how many wait"))
     test = _command(verbs, "test", "post an event webhook.test now, and print the answer")
     replay = _command(verbs, "replay", "try now what waits, also where the endpoint wanted no more events")
@@ -535,8 +538,7 @@ def _webhook(commands: Commands) -> None:
 
 
 def _spool(commands: Commands) -> None:
-    spool = commands.add_parser("spool", help="the spool itself")
-    verbs = spool.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "spool", "the spool itself")
     acknowledge = _command(verbs, "acknowledge", "a loss of the spool has been dealt with: tell it no more")
     acknowledge.add_argument("loss", metavar="ID", help="as `zonerelay status` shows it")
     _json(acknowledge)
@@ -676,18 +678,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _number(least: int, most: int, of: str = "") -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number{of} from {least} to {most}")
+        return int(text)
+
+    return number
+
+
 def _worker(text: str) -> int:
     from zonerelay.config.settings import MAX_WORKERS
 
-    if not (text.isascii() and text.isdigit() and int(text) < MAX_WORKERS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_WORKERS - 1}")
-    return int(text)
-
-
-def _days(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_DAYS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {MAX_DAYS}")
-    return int(text)
+    return _number(0, MAX_WORKERS - 1)(text)
 
 
 def _message_id(text: str) -> str:

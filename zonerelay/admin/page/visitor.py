@@ -11,7 +11,7 @@ from aiohttp import web
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.sessions import Session
 from zonerelay.config.credentials.identities import Scope
-from zonerelay.control.messages.answers import Frame
+from zonerelay.control.messages.answers import End, Frame
 from zonerelay.control.messages.requests import Request
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ class Visitor:
     async def one(self, request: Request, answer: type[F]) -> F:
         """Raises ControlError."""
         return await self.operators.asking.one(request, answer, self.caller)
+
+    async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], End]:
+        """Raises ControlError."""
+        return await self.operators.asking.all(request, answer, self.caller)
 
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
         return self.operators.asking.frames(request, self.caller, beat=beat)

@@ -9,18 +9,12 @@ from zonerelay.cli.operate.change import changed_by, tell_act
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.control.messages.answers import ActRow, Changed, End
+from zonerelay.control.messages.answers import ActRow, Changed
 from zonerelay.control.messages.requests import Acts, Undo
 
 
 def acts(arguments: Namespace) -> int:
-    rows: list[ActRow] = []
-    end = End()
-    for frame in connect(arguments.config).stream(Acts(limit=arguments.limit)):
-        if isinstance(frame, ActRow):
-            rows.append(frame)
-        elif isinstance(frame, End):
-            end = frame
+    rows, end = connect(arguments.config).all(Acts(limit=arguments.limit), ActRow)
     if arguments.json:
         for row in rows:
             output.print_line(row)

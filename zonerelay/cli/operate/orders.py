@@ -14,7 +14,6 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, USAGE, CliError
 from zonerelay.control.messages.answers import (
-    End,
     Frame,
     OrderGiven,
     OrderRow,
@@ -133,13 +132,5 @@ def _about(arguments: Namespace) -> Selectors:
 
 
 def _ask(arguments: Namespace, request: Request, answer: type[_Answer]) -> tuple[_Answer, int]:
-    found: _Answer | None = None
-    end = End()
-    for frame in connect(arguments.config).stream(request):
-        if isinstance(frame, answer):
-            found = frame
-        elif isinstance(frame, End):
-            end = frame
-    if found is None:
-        raise CliError("the relay did not answer that: is it another version?")
+    found, end = connect(arguments.config).answered(request, answer)
     return found, output.completeness(end)

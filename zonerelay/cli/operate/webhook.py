@@ -10,16 +10,14 @@ from rich.text import Text
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.control.messages.answers import End, WebhookReplayed, WebhookRow, WebhookTested
+from zonerelay.control.messages.answers import WebhookReplayed, WebhookRow, WebhookTested
 from zonerelay.control.messages.requests import WebhookList, WebhookReplay, WebhookTest
 
 _STYLES = {"ok": "green", "failing": "yellow"}
 
 
 def list_webhooks(arguments: Namespace) -> int:
-    frames = list(connect(arguments.config).stream(WebhookList()))
-    rows = [frame for frame in frames if isinstance(frame, WebhookRow)]
-    end = next((frame for frame in frames if isinstance(frame, End)), End())
+    rows, end = connect(arguments.config).all(WebhookList(), WebhookRow)
     if arguments.json:
         for row in rows:
             output.print_line(row)

@@ -611,36 +611,11 @@ class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
 
 
 Frame = (
-    Pong
-    | DeliveryRow
-    | OrderRow
-    | OrderGiven
-    | OrdersEnded
-    | OrdersInForce
-    | MessageDetail
-    | TraceStep
-    | MessageBody
-    | BodyPiece
-    | Summary
-    | Progress
-    | Count
-    | Changed
-    | ActRow
-    | Acknowledged
-    | Address
-    | RelayStatus
-    | Explanation
-    | WebhookRow
-    | WebhookTested
-    | WebhookReplayed
-    | MailEvent
-    | Missed
-    | TranscriptLine
-    | Families
-    | Reasons
-    | End
-    | Failure
-)
+    Pong | DeliveryRow | OrderRow | OrderGiven | OrdersEnded | OrdersInForce | MessageDetail | TraceStep |
+    MessageBody | BodyPiece | Summary | Progress | Count | Changed | ActRow | Acknowledged | Address |
+    RelayStatus | Explanation | WebhookRow | WebhookTested | WebhookReplayed | MailEvent | Missed |
+    TranscriptLine | Families | Reasons | End | Failure
+)  # fmt: skip
 
 
 # --- lines ------------------------------------------------------------------------------------------

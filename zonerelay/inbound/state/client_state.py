@@ -32,18 +32,9 @@ class ClientState:
     """
 
     __slots__ = (
-        "_extended",
-        "_origin",
-        "_settings",
-        "_table",
-        "client",
-        "grants",
-        "helo",
-        "idempotency",
-        "kept",
-        "tls",
-        "user",
-    )
+        "_extended", "_origin", "_settings", "_table", "client", "grants", "helo", "idempotency", "kept",
+        "tls", "user",
+    )  # fmt: skip
 
     def __init__(
         self, settings: ListenerSettings, table: GrantTable, client: Client, tls: TlsInfo | None

@@ -188,12 +188,10 @@ class Metrics:
         parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
         for each in (*parts, self.webhooks):
             registry.register(each)
-        self.attach(
-            ReadGauge(
-                "zonerelay_loop_lag_longest_seconds",
-                "The longest such lag of the last one to two minutes.",
-                lambda: [((), self.loop_lag.longest)],
-            )
+        self._gauge(
+            "zonerelay_loop_lag_longest_seconds",
+            "The longest such lag of the last one to two minutes.",
+            lambda: [((), self.loop_lag.longest)],
         )
         registry.register(made)
 
@@ -236,6 +234,9 @@ class Metrics:
         """Registers a collector. Every scrape reads it, so it must answer from memory."""
         self._registry.register(collector)
 
+    def _gauge(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
+        self.attach(ReadGauge(name, help_text, read, *labels))
+
     def attach_queue(
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
     ) -> None:
@@ -263,48 +264,40 @@ class Metrics:
                 found[name,] = min(expiry, found.get((name,), expiry))
             return found.items()
 
-        self.attach(
-            ReadGauge(
-                "zonerelay_certificate_expiry_timestamp_seconds",
-                "When a listener's certificate expires, Unix time.",
-                first,
-                "name",
-            )
+        self._gauge(
+            "zonerelay_certificate_expiry_timestamp_seconds",
+            "When a listener's certificate expires, Unix time.",
+            first,
+            "name",
         )
 
     def attach_orders(self, read: Callable[[], Mapping[str, int]]) -> None:
         """`read` returns how many orders of operators are in force, by effect."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_orders",
-                "Orders of operators in force, by their effect.",
-                lambda: (((effect,), count) for effect, count in read().items()),
-                "effect",
-            )
+        self._gauge(
+            "zonerelay_orders",
+            "Orders of operators in force, by their effect.",
+            lambda: (((effect,), count) for effect, count in read().items()),
+            "effect",
         )
 
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
         """`read` returns at how many destinations each source is passed over."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_source_penalties",
-                "Destinations at which a source is passed over for its reputation.",
-                lambda: (((source,), count) for source, count in read().items()),
-                "source",
-            )
+        self._gauge(
+            "zonerelay_source_penalties",
+            "Destinations at which a source is passed over for its reputation.",
+            lambda: (((source,), count) for source, count in read().items()),
+            "source",
         )
 
     def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
         """`unhealthy` returns why the worker's store takes no mail. Of several workers the metrics must say
         whose disk is full.
         """
-        self.attach(
-            ReadGauge(
-                "zonerelay_store_usable",
-                "1 while the worker's spool takes mail, else 0.",
-                lambda: [((str(worker),), float(unhealthy() is None))],
-                "worker",
-            )
+        self._gauge(
+            "zonerelay_store_usable",
+            "1 while the worker's spool takes mail, else 0.",
+            lambda: [((str(worker),), float(unhealthy() is None))],
+            "worker",
         )
 
     def attach_space(self, worker: int, read: Callable[[], int | None], guard: int) -> None:
@@ -316,28 +309,22 @@ class Metrics:
             octets = read()
             return () if octets is None else [((str(worker),), octets)]
 
-        self.attach(
-            ReadGauge("zonerelay_spool_free_bytes", "Space that is free for the spool.", free, "worker")
-        )
-        self.attach(
-            ReadGauge(
-                "zonerelay_spool_min_free_bytes",
-                "Free space below which no new mail is taken.",
-                lambda: [((str(worker),), guard)],
-                "worker",
-            )
+        self._gauge("zonerelay_spool_free_bytes", "Space that is free for the spool.", free, "worker")
+        self._gauge(
+            "zonerelay_spool_min_free_bytes",
+            "Free space below which no new mail is taken.",
+            lambda: [((str(worker),), guard)],
+            "worker",
         )
 
     def attach_destinations(self, read: Callable[[], Readings]) -> None:
         """`read` returns by zone and state how many destinations are known."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_destinations",
-                "Destinations with mail or with trouble, by whether they are suspended now.",
-                read,
-                "zone",
-                "state",
-            )
+        self._gauge(
+            "zonerelay_destinations",
+            "Destinations with mail or with trouble, by whether they are suspended now.",
+            read,
+            "zone",
+            "state",
         )
 
     def attach_configuration(self, read: Callable[[], tuple[float, bool]]) -> None:
@@ -356,12 +343,8 @@ class Metrics:
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
         """`read` returns how many octets all client connections hold."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_inbound_memory_bytes",
-                "Memory that client connections hold.",
-                lambda: [((), read())],
-            )
+        self._gauge(
+            "zonerelay_inbound_memory_bytes", "Memory that client connections hold.", lambda: [((), read())]
         )
 
     def families(self) -> tuple[Family, ...]:
