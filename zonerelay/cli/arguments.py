@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, time, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zonerelay import __version__
 from zonerelay.config.endpoints import parse_listen
@@ -22,10 +22,14 @@ from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
 
 if TYPE_CHECKING:
+    import msgspec
+
     from zonerelay.control.messages.requests import Filter
 
     # argparse has no public name for what add_subparsers returns.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+R = TypeVar("R", bound="msgspec.Struct")
 
 DEFAULT_ROWS = 1000
 DEFAULT_FOUND = 100
@@ -240,9 +244,11 @@ def _filters(parser: argparse.ArgumentParser, zone: str = "--zone") -> None:
     group.add_argument(zone, dest="zone", metavar="ZONE")
     group.add_argument("--priority", choices=[each.value for each in Priority])
     group.add_argument("--state", choices=[state.value for state in DeliveryState])
-    group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
-    group.add_argument("--younger-than", type=_age, metavar="AGE")
-    group.add_argument("--reply", metavar="TEXT", help="the last reply contains this text")
+    group.add_argument(
+        "--older-than", dest="min_age", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d"
+    )
+    group.add_argument("--younger-than", dest="max_age", type=_age, metavar="AGE")
+    group.add_argument("--reply", dest="reply_text", metavar="TEXT", help="the last reply contains this text")
 
 
 def _orders(commands: Commands) -> None:
@@ -364,7 +370,8 @@ def _live(commands: Commands) -> None:
         ("event", "NAMES", "events of these names, with commas between: deferred,bounced"),
         ("id", "ID", "about one message"),
     ):
-        tail.add_argument(f"--{name}", dest=f"tail_{name}", default="", metavar=metavar, help=what)
+        field = {"from": "sender", "to": "recipient", "id": "message_id"}.get(name, name)
+        tail.add_argument(f"--{name}", dest=field, default="", metavar=metavar, help=what)
     _json(tail)
     transcript = _command(commands, "transcript", "what a client or a host and the relay say, as they say it")
     subject = transcript.add_mutually_exclusive_group(required=True)
@@ -374,12 +381,15 @@ def _live(commands: Commands) -> None:
     subject.add_argument(
         "--domain", default="", metavar="DOMAIN", help="connections to a domain, an MX host or a next hop"
     )
-    subject.add_argument("--id", type=_message_id, metavar="ID", help="attempts of one message")
+    subject.add_argument(
+        "--id", dest="message_id", type=_message_id, metavar="ID", help="attempts of one message"
+    )
     transcript.add_argument(
         "--for", dest="seconds", type=_age, default=300.0, metavar="TIME", help="ends after it (default: 5m)"
     )
     transcript.add_argument(
         "--size",
+        dest="octets",
         type=_size,
         default=10_000_000,
         metavar="SIZE",
@@ -585,22 +595,17 @@ def _spool(commands: Commands) -> None:
     _json(taking)
 
 
+def given(arguments: argparse.Namespace, request: type[R], **more: object) -> R:
+    """A request with the options that are named as its fields, as far as they are given, and with `more`."""
+    found = {name: getattr(arguments, name, None) for name in request.__struct_fields__}
+    return request(**{**{name: value for name, value in found.items() if value is not None}, **more})
+
+
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
     """The filter options as the control protocol has them."""
     from zonerelay.control.messages.requests import Filter
 
-    return Filter(
-        sender=arguments.sender,
-        recipient=arguments.recipient,
-        domain=arguments.domain,
-        zone=arguments.zone,
-        priority=arguments.priority,
-        state=arguments.state,
-        min_age=arguments.older_than,
-        max_age=arguments.younger_than,
-        reply_text=arguments.reply,
-        message_id=message_id,
-    )
+    return given(arguments, Filter, message_id=message_id)
 
 
 def _token_name(text: str) -> str:

@@ -138,8 +138,8 @@ class ControlHandler:
     ) -> None:
         webhooks = self._webhooks()
         if isinstance(request, requests.WebhookList):
-            for row in () if webhooks is None else webhooks.status():
-                await answer.send(answers.WebhookRow(**row))
+            for row in () if webhooks is None else webhooks.couriers():
+                await answer.send(msgspec.convert(row, answers.WebhookRow, from_attributes=True))
             return
         courier = None if webhooks is None else webhooks.courier(request.name)
         if webhooks is None or courier is None:

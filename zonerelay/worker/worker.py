@@ -181,7 +181,21 @@ class Worker:
         listeners = self._listeners = self._build_listeners(store, ids, sending, orders)
         settler.refused_stranger = listeners.refused_stranger
         telling = self._telling = self._build_telling(store, settler, ids)
-        await self._open_to_operators(queue, settler, scheduler, sending, listeners)
+        parts = Parts(
+            hostname=self.hostname,
+            queue=queue,
+            zones=self._zones,
+            scheduler=scheduler,
+            settler=settler,
+            sending=sending,
+            listeners=listeners,
+            telling=telling,
+            orders=orders,
+            events=self.events,
+            redactor=self._redactor,
+            clock=self.clock,
+        )
+        await self._open_to_operators(parts)
         await telling.configure(self.settings)
         if self.identity.index == 0 and not self.identity.drains_spool:
             self._report = self._build_report(settler, ids)
@@ -329,39 +343,15 @@ class Worker:
             inherited=self.identity.inherited,
         )
 
-    async def _open_to_operators(
-        self,
-        queue: MailQueue,
-        settler: Settler,
-        scheduler: Scheduler,
-        sending: Sending,
-        listeners: Listeners,
-    ) -> None:
-        assert self._telling is not None
-        orders = self._orders
-        assert orders is not None
-        parts = Parts(
-            hostname=self.hostname,
-            queue=queue,
-            zones=self._zones,
-            scheduler=scheduler,
-            settler=settler,
-            sending=sending,
-            listeners=listeners,
-            telling=self._telling,
-            orders=orders,
-            events=self.events,
-            redactor=self._redactor,
-            clock=self.clock,
-        )
+    async def _open_to_operators(self, parts: Parts) -> None:
         board = build_board(self.settings, parts, self.surface)
-        self.metrics.attach_queue(board.queues, queue.store.is_counted)
-        self.metrics.attach_store(self.identity.index, queue.store.unhealthy)
+        self.metrics.attach_queue(board.queues, parts.queue.store.is_counted)
+        self.metrics.attach_store(self.identity.index, parts.queue.store.unhealthy)
         guard = space_guard(self.settings.spool)
         self.metrics.attach_space(self.identity.index, lambda: board.free_space, guard)
         self.metrics.attach_destinations(board.destination_states)
         self.metrics.attach_configuration(lambda: (self.taken_up, self.refused_at is None))
-        self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
+        self.metrics.attach_restraint(lambda: parts.scheduler.throttled_seconds)
         self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
         endpoints = self._endpoints = Endpoints(
@@ -377,8 +367,8 @@ class Worker:
         )
         journal = build_journal(self.settings, self.identity.index, self.clock)
         operations = build_operations(parts, journal)
-        orders.release = operations.release_orders
-        operations.orders_in_force = orders.ids
+        parts.orders.release = operations.release_orders
+        operations.orders_in_force = parts.orders.ids
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
         acts = OperatorActs(operations, journal, parts.zones, self.clock)
         handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from collections.abc import Sequence
+
+from rich.table import Table
 
 from zonerelay.cli.operate.change import changed_by, tell_act
 from zonerelay.cli.relay import connect
@@ -15,20 +18,14 @@ from zonerelay.control.messages.requests import Acts, Undo
 
 def acts(arguments: Namespace) -> int:
     rows, end = connect(arguments.config).all(Acts(limit=arguments.limit), ActRow)
-    if arguments.json:
-        for row in rows:
-            output.print_line(row)
-    elif rows:
-        output.console().print(
-            output.table(
-                ("act", "time", "by", "verb", "changed", "undo", "which"),
-                [_cells(row) for row in rows],
-                cut=("by", "which"),
-            )
-        )
-    else:
-        output.chatter().print("No operator has changed the queue in the last 24 hours.")
+    nothing = "No operator has changed the queue in the last 24 hours."
+    output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
+
+
+def _table(rows: Sequence[ActRow]) -> Table:
+    columns = ("act", "time", "by", "verb", "changed", "undo", "which")
+    return output.table(columns, map(_cells, rows), cut=("by", "which"))
 
 
 def _cells(row: ActRow) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from argparse import Namespace
 
 import msgspec
 
-from zonerelay.cli.arguments import filter_of
+from zonerelay.cli.arguments import filter_of, given
 from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
@@ -112,16 +112,8 @@ def _dry_run(client: ControlClient, arguments: Namespace, filters: list[Filter])
 
 
 def _change(client: ControlClient, arguments: Namespace, wanted: Filter, act: str) -> Changed:
-    request = QueueChange(
-        action=arguments.verb,
-        filter=wanted,
-        reason=arguments.reason,
-        everything=arguments.all,
-        at=getattr(arguments, "at", None),
-        to_zone=getattr(arguments, "to_zone", None) or "",
-        next_hop=getattr(arguments, "next_hop", None) or "",
-        ask_again=getattr(arguments, "ask_again", False),
-        act=act,
+    request = given(
+        arguments, QueueChange, action=arguments.verb, filter=wanted, everything=arguments.all, act=act
     )
     return changed_by(client, request, arguments)
 

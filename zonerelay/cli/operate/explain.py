@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from zonerelay.cli.arguments import given
 from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output, text
@@ -34,18 +35,7 @@ MAX_ROUTES = 20  # of those that were asked, in the table
 def explain(arguments: Namespace) -> int:
     """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
     settings = load_settings(arguments.config)
-    request = Explain(
-        address=arguments.address,
-        message_id=arguments.message_id or "",
-        sender=arguments.sender,
-        user=arguments.user,
-        listener=arguments.listener,
-        client=arguments.client or "",
-        certificate=arguments.certificate or "",
-        priority=arguments.priority,
-        size=arguments.size,
-        headers=tuple(arguments.header),
-    )
+    request = given(arguments, Explain, headers=tuple(arguments.header))
     try:
         frames = client_of(settings).stream(request)
         answers = [frame for frame in frames if isinstance(frame, Explanation)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
+from zonerelay.cli.arguments import given
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
@@ -43,18 +44,12 @@ FORGOTTEN = "forgotten"
 def find(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     now = time.time()
-    given = {name: getattr(arguments, name) or "" for name in ("zone", "destination", "reply")}
-    wanted = history.Wanted(
+    wanted = given(
+        arguments,
+        history.Wanted,
         about=arguments.value,
-        sender=arguments.sender,
-        recipient=arguments.recipient,
-        client=arguments.client,
-        user=arguments.user,
-        outcome=arguments.outcome,
         since=0.0 if arguments.since is None else now - arguments.since,
         until=None if arguments.until is None else now - arguments.until,
-        limit=arguments.limit,
-        **given,
     )
     answer = _told(lambda: history.search(settings, wanted, now))
     gaps = history.of_interest(answer, asked=arguments.since is not None)

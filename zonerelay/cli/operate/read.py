@@ -298,8 +298,6 @@ def _resolve_address(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import pseudonym_of  # SQLite
 
     pseudonym = pseudonym_of(load_settings(arguments.config), arguments.pseudonym)
-    if arguments.json:
-        output.print_line(Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym))
-    else:
-        print(pseudonym)
+    answer = Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym)
+    output.print_answer(answer, pseudonym, as_json=arguments.json)
     return OK

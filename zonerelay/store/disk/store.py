@@ -26,7 +26,7 @@ from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.local_store import LocalStore
-from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservations
+from zonerelay.store.common.once.reservations import Page, Reservations
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Kept,
@@ -64,9 +64,12 @@ class DiskStore(LocalStore[ChangePlan]):
         self._uploads = ScratchUploads(keeper, self._bodies)
         self._kept = stock.kept
         self._reservations = Reservations(
-            OnceSpool(self._find_kept, self._kept_page, self._forget_keys, keeper.usable),
-            around.clock,
-            around.siblings,
+            self._find_kept,
+            self._kept_page,
+            self._forget_keys,
+            keeper.usable,
+            clock=around.clock,
+            siblings=around.siblings,
         )
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store

@@ -23,7 +23,7 @@ from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore
-from zonerelay.store.common.once.reservations import OnceSpool, Reservations
+from zonerelay.store.common.once.reservations import Reservations
 from zonerelay.store.contract import CHUNK_SIZE, KeptKeys, Once, QueueCounts, StoreError, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
@@ -58,14 +58,12 @@ class LevelDbStore(LocalStore[WritePlan]):
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
         self._reservations = Reservations(
-            OnceSpool(
-                lambda identity: self._reader.read(scan.kept, identity),
-                lambda after: self._reader.read(scan.kept_page, after),
-                self._forget_keys,
-                keeper.usable,
-            ),
-            around.clock,
-            around.siblings,
+            lambda identity: self._reader.read(scan.kept, identity),
+            lambda after: self._reader.read(scan.kept_page, after),
+            self._forget_keys,
+            keeper.usable,
+            clock=around.clock,
+            siblings=around.siblings,
         )
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store

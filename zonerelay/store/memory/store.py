@@ -22,7 +22,7 @@ from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper import health
-from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservations
+from zonerelay.store.common.once.reservations import Page, Reservations
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Change,
@@ -73,9 +73,12 @@ class MemoryStore:
         self._unreadable = shelved.unreadable
         self._kept = shelved.kept
         self._reservations = Reservations(
-            OnceSpool(self._find_kept, self._kept_page, self._forget_keys, self.usable),
-            clock or SystemClock(),
-            siblings,
+            self._find_kept,
+            self._kept_page,
+            self._forget_keys,
+            self.usable,
+            clock=clock or SystemClock(),
+            siblings=siblings,
         )
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store
