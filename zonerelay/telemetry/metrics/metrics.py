@@ -64,7 +64,7 @@ TROUBLES = (
     "queue.report",
     "queue.report_header", "queue.router", "queue.settle", "queue.settled", "quotas", "reload",
     "retry.backoff",
-    "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report",
+    "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report", "identities", "submission",
 )  # fmt: skip
 """The places that tell of trouble."""
 
