@@ -138,8 +138,10 @@ async def test_a_recipe_sends_and_its_troubles_are_as_the_page_says(
     trial = Trial(client, house, papers, tmp_path)
     sink = Sink(port=house.sink)
     await sink.start()
-    results = await asyncio.to_thread(story, trial, client, house)
-    await sink.close()
+    try:
+        results = await asyncio.to_thread(story, trial, client, house)
+    finally:
+        await sink.close()
 
     copies = Counter(recipient for each in sink.messages for recipient in each.recipients)
     for kind in ("plain", "tls") if client.can_tls else ("plain",):

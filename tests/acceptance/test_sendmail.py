@@ -15,8 +15,9 @@ import pytest
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
+from zonerelay.config.tables.inbound import sendmail as of_settings
 from zonerelay.sandbox.sink import Sink
-from zonerelay.sendmail import CONFIG, DATAERR, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
+from zonerelay.sendmail import ALIASES, CONFIG, DATAERR, DROP, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
 
 HEADER = "From: App <app@b.example>\nSubject: x\n"
 
@@ -214,3 +215,7 @@ def test_little_is_imported() -> None:
     packages = {name.partition(".")[0] for name in done.stdout.split()}
     assert not packages & {"asyncio", "email", "ssl", "logging", "tomllib", "argparse", "pathlib", "msgspec"}
     assert {name for name in done.stdout.split() if name.startswith("zonerelay.")} == {"zonerelay.sendmail"}
+
+
+def test_the_configuration_has_the_paths_that_sendmail_has_without_one() -> None:
+    assert (of_settings.DROP, of_settings.ALIASES) == (DROP, ALIASES)

@@ -280,7 +280,7 @@ def _compiled(code: str) -> Path:
         if not program.exists():
             (name,) = providers("golang-go", r"golang-[0-9.]+-go")
             package = UnpackedPackage(name, also=[f"{name.removesuffix('-go')}-src"])
-            package.ensure(["usr/lib/go-*/bin/go"])
+            package.ensure(["usr/lib/go-*/VERSION"])  # the program itself may be static
             go = package.path("usr/lib/go-*/bin/go")
             source = home / "main.go"
             source.write_text(code)

@@ -36,7 +36,8 @@ class AdminError(Exception):
 
 class AdminServer:
     """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date.
-    `readiness` gives the reasons against being ready. Without `operators` monitoring alone is served.
+    `readiness` gives the reasons against being ready. `operators` is called with the first connection;
+    without it monitoring alone is served.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class AdminServer:
         metrics: Callable[[], bytes],
         readiness: Callable[[], Awaitable[tuple[str, ...]]],
         trouble: Trouble,
-        operators: Operators | None = None,
+        operators: Callable[[], Operators] | None = None,
         before_metrics: Callable[[], Awaitable[None]] | None = None,
         inherited: Inherited = NOTHING,
     ) -> None:
@@ -104,7 +105,7 @@ class AdminServer:
             self._server = server(
                 is_loopback=self._address.is_loopback,
                 monitoring=monitoring(self._metrics, self._readiness, self._before_metrics),
-                operators=self._operators,
+                operators=None if self._operators is None else self._operators(),
                 trouble=self._trouble,
                 hosts=self._settings.hosts,
                 proxies=Networks(self._settings.proxy_networks),

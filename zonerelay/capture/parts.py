@@ -1,8 +1,8 @@
 """Takes a captured message apart: its text, its HTML, its attachments, its links. Pure.
 
 The message may be anything that a stranger or a bug has written, so nothing here raises: a header that cannot
-be decoded is shown as it is, and a message with more than `MAX_PARTS` parts is text alone. Numbers of parts
-are those of Mailpit: "1", "2", "2.1", and "0" of a message that has one part only.
+be decoded is shown as it is, and a message whose parts are too many, too deep or of too many lines is text
+alone. Numbers of parts are those of Mailpit: "1", "2", "2.1", and "0" of a message that has one part only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MAX_INLINE = 5_000_000
 _MANY = re.compile(rb"^content-type:[ \t\r\n]*(?:multipart|message)/|^--", re.IGNORECASE | re.MULTILINE)
 _CONTAINERS = re.compile(rb"^content-type:[ \t\r\n]*(?:multipart|message)/", re.IGNORECASE | re.MULTILINE)
 _MAX_CONTAINERS = 20
+_MAX_LINES = 5_000_000
+"""Times containers: the parser looks at each line for each of them. 50 MB in base64 have 700,000 lines."""
 _INVISIBLE = re.compile(r"<(style|script|head|title)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)", re.S | re.I)
 _TAG = re.compile(r"<[^>]*>?")
 _HREF = re.compile(r"""\bhref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.IGNORECASE)
@@ -117,7 +119,12 @@ _SEARCHED = ("subject", "from", "to", "cc", "bcc", "reply-to", "message-id")
 
 
 def take_apart(octets: bytes) -> Parts:
-    if len(_CONTAINERS.findall(octets)) > _MAX_CONTAINERS or len(_MANY.findall(octets)) > 2 * MAX_PARTS:
+    containers = len(_CONTAINERS.findall(octets))
+    if (
+        containers > _MAX_CONTAINERS
+        or len(_MANY.findall(octets)) > 2 * MAX_PARTS
+        or octets.count(b"\n") * (containers + 1) > _MAX_LINES
+    ):
         return _as_text(octets)
     try:
         message = BytesParser(policy=compat32).parsebytes(octets)

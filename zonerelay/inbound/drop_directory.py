@@ -23,15 +23,6 @@ from pathlib import Path
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.process.tasks import Tasks
-from zonerelay.sendmail import (
-    CONFIG,
-    MAX_ENVELOPE,
-    TEMPFAIL,
-    SendmailError,
-    listener_of,
-    parse_dropped,
-    submit,
-)
 from zonerelay.telemetry.events.events import Events
 
 INTERVAL = 10.0
@@ -57,7 +48,7 @@ class DropDirectory:
     ) -> None:
         self._new = directory / "new"
         self._submit = submit
-        self._max_size = max_size + MAX_ENVELOPE
+        self._max_size = max_size
         self._hostname = hostname
         self._events = events
         self._refused = 0
@@ -78,7 +69,7 @@ class DropDirectory:
         seen = -1
         while True:
             try:
-                changed = await asyncio.to_thread(_changed, self._new)
+                changed = _changed(self._new)  # not in a thread: most machines have no such directory
                 if changed != seen:
                     refused: list[tuple[str, int, str]] = []
                     whole = await asyncio.to_thread(self._pass, refused)
@@ -116,10 +107,12 @@ class DropDirectory:
 
     def _take(self, path: Path) -> tuple[int, str]:
         """Returns the owner, and the reason of a refusal."""
-        facts = path.lstat()
-        owner, content = _read(path, self._max_size) if stat.S_ISREG(facts.st_mode) else (facts.st_uid, None)
+        from zonerelay.sendmail import MAX_ENVELOPE, parse_dropped  # noqa: PLC0415 - only with such mail
+
+        facts, most = path.lstat(), self._max_size + MAX_ENVELOPE
+        owner, content = _read(path, most) if stat.S_ISREG(facts.st_mode) else (facts.st_uid, None)
         if content is None:
-            why = f"no regular file with one name, or more than {self._max_size} octets"
+            why = f"no regular file with one name, or more than {most} octets"
         else:
             try:
                 sender, recipients, wishes, message = parse_dropped(content)
@@ -151,6 +144,8 @@ def hand_over(
     wishes: dict[str, str],
 ) -> str:
     """Satisfies `Submit`, with a session at the listener that sendmail(1) would have used."""
+    from zonerelay.sendmail import CONFIG, TEMPFAIL, SendmailError, listener_of, submit  # noqa: PLC0415
+
     given = [
         {
             "address": each.address,

@@ -140,7 +140,7 @@ def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) ->
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",
         f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
-        f"sink {_LOOPBACK}:{sink.port}; metrics http://{_LOOPBACK}:{worker.http_port}/metrics",
+        f"Mailpit's API and /metrics at http://{_LOOPBACK}:{worker.http_port}; sink {_LOOPBACK}:{sink.port}",
         page,
     )
     return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)

@@ -185,7 +185,7 @@ class Supervisor:
             await self._serve_http(handler)
 
     async def _serve_http(self, handler: FanOut) -> None:
-        self._operators = build_operators(
+        self._operators = operators = build_operators(
             handler,
             lambda: self._state.settings,
             trouble=self._trouble,
@@ -195,7 +195,7 @@ class Supervisor:
         )
         admin = AdminServer(
             self.settings.admin,
-            operators=self._operators,
+            operators=lambda: operators,
             metrics=self._metrics.exposition,
             readiness=RelayReadiness(self._state),
             trouble=self._trouble,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
-from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
@@ -22,6 +21,7 @@ from zonerelay.telemetry.events.events import Events
 
 if TYPE_CHECKING:
     from zonerelay.admin.captured import Sandbox
+    from zonerelay.admin.operators import Operators
 
 
 class Endpoints:
@@ -69,18 +69,23 @@ class Endpoints:
             await self._serve_http(handler, settings)
 
     async def _serve_http(self, handler: Handler, settings: Callable[[], Settings]) -> None:
-        self._operators = build_operators(
-            handler,
-            settings,
-            trouble=self._events.trouble,
-            audit=self._events.requested,
-            clock=self._clock,
-            workers=lambda: (submission_socket_path(self._settings),),
-            sandbox=self._sandbox,
-        )
+        def operators() -> Operators:
+            from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
+
+            self._operators = build_operators(
+                handler,
+                settings,
+                trouble=self._events.trouble,
+                audit=self._events.requested,
+                clock=self._clock,
+                workers=lambda: (submission_socket_path(self._settings),),
+                sandbox=self._sandbox,
+            )
+            return self._operators
+
         admin = AdminServer(
             self._settings.admin,
-            operators=self._operators,
+            operators=operators,
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
             inherited=self._identity.inherited,

@@ -11,18 +11,20 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from pystache import Renderer
 from pystache.common import TemplateNotFoundError
 from pystache.context import KeyNotFoundError
 from pystache.parser import ParsingError
 
 from zonerelay.admin.api.problems import wrong
+from zonerelay.admin.submission.body import LONG, JsonBody
 
 MAX_OUTPUT = 1024 * 1024
 _TEXTS = ("subject", "text", "html")
 
 
-def substituted(fields: Mapping[str, Any]) -> dict[str, Any]:
+def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
     """Raises Problem."""
     found = dict(fields)
     values = found.pop("substitutions", None)
@@ -33,9 +35,13 @@ def substituted(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if not isinstance(value, str | int | float | bool | None):
             raise wrong(f"/substitutions/{name}", "a value is a text, a number, true, false or null")
+    if body.refers(msgspec.json.encode(values)):
+        raise wrong("/substitutions", f"a value has more than {LONG} octets")
     longest = max((len(str(each)) for each in values.values()), default=0)
 
     def filled(text: object, pointer: str, *, escapes: bool = False) -> object:
+        if isinstance(text, str) and body.long(text):
+            raise wrong(pointer, f"a template has {LONG} octets at most")
         if not isinstance(text, str) or "{{" not in text:
             return text
         if "{{=" in text or len(text) + text.count("{{") * longest * 6 > MAX_OUTPUT:

@@ -103,6 +103,11 @@ class JsonBody:
     def full(self) -> bool:
         return len(self._waiting) >= WRITE
 
+    @property
+    def spills(self) -> bool:
+        """There is a long string."""
+        return bool(self._waiting or self._written)
+
     def feed(self, piece: bytes) -> None:
         """Raises TooLargeError."""
         self._size += len(piece)

@@ -186,14 +186,8 @@ def sending_of(given: Submission, body: JsonBody, origin: Origin, now: float) ->
         headers=tuple(each for each in headers if each[0] != "Message-ID"),
         files=files,
     )
-    everyone = [
-        sender,
-        *recipients,
-        author.mailbox,
-        *(each.mailbox for some in shown.values() for each in some),
-    ]
-    if not "".join(everyone).isascii():
-        parameters |= {"SMTPUTF8": "", "BODY": "8BITMIME"}
+    written = [author.mailbox, *(each.mailbox for some in shown.values() for each in some)]
+    parameters |= smtputf8(sender, *recipients, *written)
     return Sending(
         sender=sender,
         recipients=recipients,
@@ -203,6 +197,11 @@ def sending_of(given: Submission, body: JsonBody, origin: Origin, now: float) ->
         partial=given.partial,
         draft=draft,
     )
+
+
+def smtputf8(*mailboxes: Mailbox) -> dict[str, str]:
+    """The parameters of MAIL that addresses beyond ASCII need (RFC 6531)."""
+    return {} if "".join(mailboxes).isascii() else {"SMTPUTF8": "", "BODY": "8BITMIME"}
 
 
 def new_message_id(origin: Origin, sender: str, recipients: tuple[str, ...]) -> str:

@@ -18,6 +18,7 @@ from zonerelay.admin.api.problems import Code, FieldError, Problem
 
 PATIENCE = 600.0
 """Seconds for a reply, as RFC 5321 4.5.3.2.6 gives the end of data."""
+GREETING = 20.0
 CHUNK = 256 * 1024
 _QUEUED = re.compile(r"queued as ([0-9a-f]{16})")
 _AGAIN = re.compile(r"in (\d+) (second|minute|hour)")
@@ -90,7 +91,11 @@ class Worker:
             except OSError:
                 continue
             try:
-                reply = await worker._begin(client, user)
+                async with asyncio.timeout(GREETING):
+                    reply = await worker._begin(client, user)
+            except (TimeoutError, Problem):
+                worker.close()
+                continue  # it hangs, or has ended: nothing has been said to it yet
             except BaseException:
                 worker.close()
                 raise
@@ -123,9 +128,6 @@ class Worker:
             self._writer.write("".join(f"RCPT TO:<{each}>\r\n" for each in group).encode())
             replies += [await self._reply() for _ in group]
         return reply, replies
-
-    async def reset(self) -> None:
-        await self._say("RSET")
 
     async def message(self, pieces: AsyncIterator[bytes]) -> Answered:
         waiting: list[bytes] = []

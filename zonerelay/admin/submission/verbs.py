@@ -1,7 +1,8 @@
 """The requests about mail of one's own: hand in, ask, withdraw; and those of ZoneMTA.
 
 Promises: 202 comes after the synced commit of a worker. A request that is refused leaves nothing behind. What
-is held of a body is in `body`; `MAX_AT_ONCE` bodies are read side by side.
+is held of a body is in `body`; `MAX_AT_ONCE` bodies are read side by side, `MAX_OF_ONE` of them
+of one user.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import re
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from email.utils import getaddresses
@@ -21,7 +23,7 @@ from aiohttp import web
 from zonerelay.admin.api.problems import Problem, ProblemBody, invalid, wrong
 from zonerelay.admin.api.verbs import Answer, Call, Verb
 from zonerelay.admin.submission import zonemta
-from zonerelay.admin.submission.body import JsonBody, TooLargeError
+from zonerelay.admin.submission.body import LONG, JsonBody, TooLargeError
 from zonerelay.admin.submission.drafts import (
     Faults,
     Origin,
@@ -30,6 +32,7 @@ from zonerelay.admin.submission.drafts import (
     key_field,
     new_message_id,
     sending_of,
+    smtputf8,
 )
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
 from zonerelay.admin.submission.transaction import Answered, Worker, message_id_of
@@ -43,7 +46,7 @@ from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.outbox.compose.drafts import BadRowError, address
 
-MAX_AT_ONCE = 32
+MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
 """Seconds that a client may take for its next octets."""
 MAX_BATCH = 500
@@ -104,19 +107,22 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[BatchAnswer, ...]
 
 
-_reading = 0
+_reading = Counter[str]()
+"""Bodies of each user: one per process, as its memory is."""
 
 
 @contextlib.contextmanager
-def _one_more() -> Iterator[None]:
-    global _reading  # noqa: PLW0603 - one per process, as its memory
-    if _reading >= MAX_AT_ONCE:
-        raise Problem(503, "busy", f"{MAX_AT_ONCE} messages are being read", fields={"Retry-After": "1"})
-    _reading += 1
+def _submitted(call: Call) -> Iterator[Origin]:
+    origin = _origin(call)
+    if _reading.total() >= MAX_AT_ONCE or _reading[origin.user] >= MAX_OF_ONE:
+        raise Problem(503, "busy", "too many messages are being read", fields={"Retry-After": "1"})
+    _reading[origin.user] += 1
     try:
-        yield
+        yield origin
     finally:
-        _reading -= 1
+        _reading[origin.user] -= 1
+        if not _reading[origin.user]:
+            del _reading[origin.user]
 
 
 def _origin(call: Call) -> Origin:
@@ -131,13 +137,15 @@ def _origin(call: Call) -> Origin:
     )
 
 
-async def _pieces(call: Call) -> AsyncIterator[bytes]:
+async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + origin.settings.listener[0].transaction_timeout
     while True:
         try:
-            async with asyncio.timeout(SILENCE):
+            async with asyncio.timeout_at(min(end, loop.time() + SILENCE)):
                 piece = await call.request.content.readany()
         except TimeoutError:
-            raise Problem(408, "too_slow", f"nothing came for {SILENCE:.0f} seconds") from None
+            raise Problem(408, "too_slow", "the body did not come in time") from None
         if not piece:
             return
         yield piece
@@ -153,18 +161,18 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
         raise Problem(413, "too_large", f"the body has more than {limit} octets")
     with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
         try:
-            async for piece in _pieces(call):
+            async for piece in _pieces(call, origin):
                 body.feed(piece)
                 if body.full:
                     await asyncio.to_thread(body.flush)
-            await asyncio.to_thread(body.flush)
+            if body.spills:
+                await asyncio.to_thread(body.flush)
         except TooLargeError as error:
             raise Problem(413, "too_large", str(error)) from None
         except OSError as error:
             call.operators.trouble("submission", error)
-            raise Problem(
-                503, "unavailable", "no room to put the body", fields={"Retry-After": "60"}
-            ) from None
+            again = {"Retry-After": "60"}
+            raise Problem(503, "unavailable", "no room to put the body", fields=again) from None
         yield body, body.finish()
 
 
@@ -177,9 +185,15 @@ def _decoded(data: bytes, of: type[Any]) -> Any:
         raise Problem(400, "malformed", f"the body is not JSON: {error}") from error
 
 
+def _converted(fields: dict[str, Any]) -> Submission:
+    try:
+        return msgspec.convert(fields, Submission)
+    except msgspec.ValidationError as error:
+        raise invalid(error, "message") from error
+
+
 async def _submit(call: Call) -> Answer:
-    origin = _origin(call)
-    with _one_more():
+    with _submitted(call) as origin:
         if call.request.content_type == _MESSAGE:
             return _accepted(await _take_raw(call, origin))
         async with _json(call, origin) as (body, data):
@@ -195,7 +209,10 @@ def _accepted(accepted: Accepted) -> web.Response:
 
 async def _take(call: Call, origin: Origin, given: Submission, body: JsonBody) -> Accepted:
     now = call.operators.clock.now()
-    sending = await asyncio.to_thread(sending_of, given, body, origin, now)
+    if body.spills:
+        sending = await asyncio.to_thread(sending_of, given, body, origin, now)
+    else:
+        sending = sending_of(given, body, origin, now)
     return await _hand_over(call, origin, sending, _composed(sending))
 
 
@@ -203,10 +220,11 @@ async def _composed(sending: Sending) -> AsyncIterator[bytes]:
     """A large file is decoded and encoded in a thread, a piece at a time."""
     assert sending.draft is not None
     yield sending.front
-    pieces = compose_pieces(sending.draft)
+    draft, pieces = sending.draft, compose_pieces(sending.draft)
+    large = bool(draft.files) or len(draft.text or "") + len(draft.html or "") > LONG
     while True:
         try:
-            piece = await asyncio.to_thread(next, pieces, None) if sending.draft.files else next(pieces, None)
+            piece = await asyncio.to_thread(next, pieces, None) if large else next(pieces, None)
         except Base64Error as error:
             pointer = re.sub(r"attachments\[(\d+)\].*", r"/attachments/\1/content", str(error))
             raise wrong(pointer, str(error)) from None
@@ -254,7 +272,7 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     limit = origin.settings.listener[0].max_message_size
     if (call.request.content_length or 0) > limit:
         raise Problem(413, "too_large", f"the message has more than {limit} octets")
-    pieces = _strict_lines(_pieces(call))
+    pieces = _strict_lines(_pieces(call, origin))
     scanner = HeaderScanner(origin.settings.listener[0].max_header_size)
     try:
         while scanner.header is None and (piece := await anext(pieces, None)) is not None:
@@ -271,12 +289,11 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
         front += f"Message-ID: {message_id}\r\n".encode()
     held = bytes(scanner.held)
     shown = _BCC.sub(b"", held[: scanner.size])
-    ascii_only = "".join((sender, *recipients)).isascii() and shown.isascii()
     sending = Sending(
         sender=sender,
         recipients=recipients,
         message_id=message_id,
-        parameters={"BODY": "8BITMIME"} | ({} if ascii_only else {"SMTPUTF8": ""}),
+        parameters={"BODY": "8BITMIME"} | smtputf8(sender, *recipients),
         front=front,
         partial=given.partial,
     )
@@ -331,18 +348,13 @@ def _raw_envelope(fields: tuple[tuple[str, str], ...], given: RawQuery) -> tuple
 async def _batch(call: Call) -> Answer:
     from zonerelay.admin.submission.batch import substituted  # noqa: PLC0415 - the template library
 
-    origin = _origin(call)
     answers: list[BatchAnswer] = []
-    with _one_more():
+    with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
             given: Batch = _decoded(data, Batch)
             for at, each in enumerate(given.messages):
                 try:
-                    fields = substituted({**given.template, **each})
-                    try:
-                        message = msgspec.convert(fields, Submission)
-                    except msgspec.ValidationError as error:
-                        raise invalid(error, "message") from error
+                    message = _converted(substituted({**given.template, **each}, body))
                     key = origin.key and f"{origin.key}.{at}"
                     accepted = await _take(call, replace(origin, key=key), message, body)
                     answers.append(BatchAnswer(status=202, accepted=accepted))
@@ -370,22 +382,17 @@ async def _withdraw(call: Call) -> Answer:
 
 
 async def _zonemta_send(call: Call) -> Answer:
-    origin = _origin(call)
-    with _one_more():
+    with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
-            fields = zonemta.submission_of(_decoded(data, dict[str, Any]), body)
-            try:
-                message = msgspec.convert(fields, Submission)
-            except msgspec.ValidationError as error:
-                raise invalid(error, "body") from error
+            message = _converted(zonemta.submission_of(_decoded(data, dict[str, Any]), body))
             return zonemta.answer_of(await _take(call, origin, message, body), message)
 
 
 async def _zonemta_send_raw(call: Call) -> Answer:
     if call.request.content_type != _MESSAGE:
         raise Problem(415, "unsupported_media_type", f"{call.request.content_type} is not taken here")
-    with _one_more():
-        accepted = await _take_raw(call, _origin(call))
+    with _submitted(call) as origin:
+        accepted = await _take_raw(call, origin)
     return zonemta.Sent(id=accepted.id, to=[each.address for each in accepted.recipients])
 
 

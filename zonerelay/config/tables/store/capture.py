@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import DAY, HOUR, MB, YEAR, duration, size, text
+from zonerelay.config.problems import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +24,9 @@ class CaptureSettings:
     """Where a captured message goes when an operator releases it, by SMTP: an address of this relay or of
     another ("127.0.0.1:25"). Empty: captured mail cannot be released.
     """
+
+
+def check_capture(capture: CaptureSettings, report: Report) -> None:
+    path = ("capture", "release_to")
+    if capture.release_to and report.sound(*path) and parse_listen(capture.release_to).is_unix:
+        report.refuse(path, 'is reached over TCP: write an address such as "127.0.0.1:25"')

@@ -15,13 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.common.once.register import Register
 from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, StoreError, check_kept
 from zonerelay.store.surroundings import Siblings
+
+if TYPE_CHECKING:
+    from zonerelay.store.common.once.register import Register
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1
@@ -52,7 +55,7 @@ class Reservations:
     ) -> None:
         self._find, self._page, self._forget_keys, self._usable = find, page, forget, usable
         self._clock = clock
-        self._register = None if siblings is None else Register(siblings)
+        self._register = None if siblings is None else _register_for(siblings)
         self._busy: dict[str, asyncio.Future[None]] = {}
         self._tasks = Tasks()
         self._forget_at = clock.monotonic() + FORGET_EVERY
@@ -200,3 +203,9 @@ class Reservations:
         await self._tasks.cancel()
         if self._register is not None:
             await asyncio.to_thread(self._register.close)
+
+
+def _register_for(siblings: Siblings) -> Register:
+    from zonerelay.store.common.once.register import Register  # noqa: PLC0415 - a sole worker does without
+
+    return Register(siblings)
