@@ -2,7 +2,8 @@
 
 The directory has `tmp` and `new`; every user of the machine may write into both and list neither. A file in
 `new` is handed over to a listener of this relay, as sendmail(1) would have done it, so that the same limits,
-rules and promises hold; then it is removed. It is handed over again after a crash between the two.
+rules and promises hold; then it is removed. After a crash between the two it is handed over again, with the
+same idempotency key, which is its name and its owner: where the store keeps keys it is stored once.
 
 Its owner is who has sent it: a file is opened without following a link, and is taken only when it is a
 regular file with one name. Of one owner `SHARE` files are taken in one pass, so that a flood delays its own
@@ -16,6 +17,7 @@ import asyncio
 import email.utils
 import os
 import pwd
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +33,7 @@ SHARE = 100
 MOST = 10_000
 """Names that are looked at in one pass."""
 REFUSED = ".refused"
+_KEYED = re.compile(rb"(?im)^Idempotency-Key[ \t]*:")
 
 Submit = Callable[[str, Sequence[str], bytes, dict[str, str]], str]
 """`submit(sender, recipients, message, wishes)` blocks; returns "" when the relay has the message, and else
@@ -44,11 +47,19 @@ class DropDirectory:
     """
 
     def __init__(
-        self, directory: Path, submit: Submit, *, max_size: int, hostname: str, events: Events
+        self,
+        directory: Path,
+        submit: Submit,
+        *,
+        max_size: int,
+        keeps_keys: bool,
+        hostname: str,
+        events: Events,
     ) -> None:
         self._new = directory / "new"
         self._submit = submit
         self._max_size = max_size
+        self._keeps_keys = keeps_keys
         self._hostname = hostname
         self._events = events
         self._refused = 0
@@ -119,12 +130,20 @@ class DropDirectory:
             except ValueError as error:
                 why = str(error)
             else:
-                why = self._submit(sender, recipients, self._received(owner) + message, wishes)
+                own = self._received(owner) + self._key(path.name, owner, message)
+                why = self._submit(sender, recipients, own + message, wishes)
         if why:
             path.rename(path.with_name(f"{path.name}{REFUSED}"))
         else:
             path.unlink()
         return owner, why
+
+    def _key(self, name: str, owner: int, message: bytes) -> bytes:
+        """The field that names the key (docs/idempotency.md), if the message has none of its own."""
+        is_key = self._keeps_keys and name.isascii() and name.isprintable() and " " not in name
+        if not is_key or _KEYED.search(message.partition(b"\n\n")[0]):
+            return b""
+        return f"Idempotency-Key: sendmail-{owner}-{name[:200]}\n".encode()
 
     def _received(self, owner: int) -> bytes:
         """The owner of the file is certain, whatever the message says (RFC 5321 4.4)."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
-from zonerelay.config.settings import Settings, space_guard, webhook_keys
+from zonerelay.config.settings import Backend, Settings, space_guard, webhook_keys
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import bind, submission_socket_path
@@ -225,6 +225,7 @@ class Worker:
         return DropDirectory(
             self.settings.sendmail.drop,
             partial(hand_over, self.settings.listener),
+            keeps_keys=self.settings.spool.backend is not Backend.S3,
             max_size=max(each.max_message_size for each in self.settings.listener),
             hostname=self.hostname,
             events=self.events,
