@@ -9,6 +9,8 @@ from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import RelayProcess
 
 LATER = {
+    "argon2",  # with the first password
+    "difflib",  # with a mistake in the configuration
     "aiosmtpd",  # with a handler or an authenticator of its interface
     "aiohttp",  # with the first question for /metrics
     "jinja2",  # with the first page for operators
@@ -25,6 +27,10 @@ LATER = {
     "zonerelay.outbox.store",
     "zonerelay.supervisor.run",
     "zonerelay.policies",
+    "zonerelay.sendmail",
+    "zonerelay.admin.operators",
+    "zonerelay.store.common.once.register",
+    "zonerelay.webhook",
 }
 """What a relay with one worker, a spool in LevelDB, HTTP and a next hop does without."""
 

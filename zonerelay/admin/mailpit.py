@@ -31,7 +31,7 @@ from zonerelay.admin.visit import VISIT
 from zonerelay.capture.parts import Part, Parts, decoded, take_apart
 from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import Summary
-from zonerelay.capture.troubles import Chaos
+from zonerelay.capture.troubles import Chaos, TroubleError, Troubles
 from zonerelay.config.credentials.identities import IdentitiesError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
@@ -53,6 +53,10 @@ SHOWN_FIELDS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")
+
+_WRONG = (
+    SearchError, TroubleError, ReleaseError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError,
+)  # fmt: skip
 
 Handler = Callable[["_Call"], Awaitable[web.StreamResponse]]
 
@@ -174,7 +178,7 @@ class Mailpit:
             return await self._find(request, by)
         except _RefusedError as error:
             return _told(error.status, str(error), error.fields)
-        except (SearchError, msgspec.MsgspecError, ReleaseError, RecursionError, UnicodeDecodeError) as error:
+        except _WRONG as error:
             return _told(400, str(error))
         except TimeoutError:
             return _told(408, "the body did not come in time")
@@ -418,32 +422,24 @@ class Mailpit:
 
     # --- troubles ---------------------------------------------------------------------------------------
 
-    async def _chaos(self, call: _Call) -> web.Response:
+    @property
+    def _troubles(self) -> Troubles:
         if self._mail.sandbox is None:
-            raise _RefusedError(404, "chaos is for the sandbox alone")
-        return _json(self._mail.sandbox.troubles.chaos)
+            raise _RefusedError(404, "chaos and behaviours are for the sandbox alone")
+        return self._mail.sandbox.troubles
+
+    async def _chaos(self, call: _Call) -> web.Response:
+        return _json(self._troubles.chaos)
 
     async def _set_chaos(self, call: _Call) -> web.Response:
-        body = await call.body()
-        if self._mail.sandbox is not None:
-            try:
-                self._mail.sandbox.troubles.set_chaos(msgspec.json.decode(body or b"{}", type=Chaos))
-            except ValueError as error:
-                raise _RefusedError(400, str(error)) from error
+        self._troubles.set_chaos(msgspec.json.decode(await call.body() or b"{}", type=Chaos))
         return await self._chaos(call)
 
     async def _behaviours(self, call: _Call) -> web.Response:
-        if self._mail.sandbox is None:
-            raise _RefusedError(404, "behaviours are for the sandbox alone")
-        return _json(self._mail.sandbox.troubles.behaviours)
+        return _json(self._troubles.behaviours)
 
     async def _set_behaviours(self, call: _Call) -> web.Response:
-        body = await call.body()
-        if self._mail.sandbox is not None:
-            try:
-                self._mail.sandbox.troubles.set_behaviours(msgspec.json.decode(body, type=dict[str, str]))
-            except ValueError as error:
-                raise _RefusedError(400, str(error)) from error
+        self._troubles.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
         return await self._behaviours(call)
 
 

@@ -30,6 +30,10 @@ class Chaos(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     authentication: Trigger = Trigger(error_code=535)
 
 
+class TroubleError(Exception):
+    """The sandbox cannot make this trouble; the text says why."""
+
+
 class Troubles:
     """`is_known` says whether a behaviour of that name exists."""
 
@@ -41,18 +45,20 @@ class Troubles:
         """Names of behaviours by address in lower case; the sink looks at this very mapping."""
 
     def set_chaos(self, chaos: Chaos) -> None:
-        """Raises ValueError."""
+        """Raises TroubleError."""
         if chaos.authentication.probability:
-            raise ValueError("Authentication: the sandbox has no log-in that could be refused")
+            raise TroubleError("Authentication: the sandbox has no log-in that could be refused")
         self.chaos = chaos
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
-        """These and no others. Raises ValueError."""
+        """These and no others. Raises TroubleError."""
         if len(wanted) > MAX_BEHAVIOURS:
-            raise ValueError(f"at most {MAX_BEHAVIOURS} addresses have a behaviour")
+            raise TroubleError(f"at most {MAX_BEHAVIOURS} addresses have a behaviour")
         for address, name in wanted.items():
             if not self._is_known(name):
-                raise ValueError(f"{address}: there is no behaviour {name}; the sandbox prints what there is")
+                raise TroubleError(
+                    f"{address}: there is no behaviour {name}; the sandbox prints what there is"
+                )
         self.behaviours.clear()
         self.behaviours.update((address.lower(), name) for address, name in wanted.items())
 

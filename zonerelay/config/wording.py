@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable
 
@@ -24,5 +23,7 @@ def in_words(words: Iterable[str], joiner: str = "and") -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?` with the nearest known word, or nothing when none is near."""
+    import difflib  # noqa: PLC0415 - only with a mistake
+
     nearest = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f"; did you mean {nearest[0]}?" if nearest else ""

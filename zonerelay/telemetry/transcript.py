@@ -24,19 +24,19 @@ MAX_SHOWN = 1000
 ROOM = 10_000
 """Lines that wait for the reader."""
 
-_COMMAND = re.compile(
-    rb"(?:(?:EHLO|HELO|LHLO) +\S+|(?:MAIL FROM|RCPT TO): *(?:<[^>\r\n]*>|\S*)(?: +[A-Z0-9-]+(?:=\S*)?)*"
-    rb"|BDAT +\d+(?: +LAST)?|DATA|RSET|QUIT|STARTTLS|NOOP|HELP)[ \t]*",
-    re.IGNORECASE,
+# Compiled with the first use, as most relays have no transcript.
+_COMMAND = (
+    rb"(?i)(?:(?:EHLO|HELO|LHLO) +\S+|(?:MAIL FROM|RCPT TO): *(?:<[^>\r\n]*>|\S*)(?: +[A-Z0-9-]+(?:=\S*)?)*"
+    rb"|BDAT +\d+(?: +LAST)?|DATA|RSET|QUIT|STARTTLS|NOOP|HELP)[ \t]*"
 )
-_XCLIENT = re.compile(rb"(?i)(XCLIENT|XFORWARD)((?: (?:NAME|ADDR|PORT|PROTO|HELO|DEST[A-Z]+|LOGIN)=[^\s]*)*)")
-_LOGIN = re.compile(rb"(?i)(?<= LOGIN=)\S+")
-_AUTH = re.compile(
+_XCLIENT = rb"(?i)(XCLIENT|XFORWARD)((?: (?:NAME|ADDR|PORT|PROTO|HELO|DEST[A-Z]+|LOGIN)=[^\s]*)*)"
+_LOGIN = rb"(?i)(?<= LOGIN=)\S+"
+_AUTH = (
     rb"(?i)(AUTH (?:PLAIN|LOGIN|XOAUTH2|OAUTHBEARER|CRAM-MD5|DIGEST-MD5|SCRAM-SHA-\d+(?:-PLUS)?|NTLM|GSSAPI"
     rb"|EXTERNAL))(?: |$)"
 )
 """Of known mechanisms only: a client may send a secret at the wrong place."""
-_CHUNK = re.compile(rb"(?i)BDAT +(\d+)")
+_CHUNK = rb"(?i)BDAT +(\d+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +168,15 @@ class Record:
     def command(self, line: bytes, *, secret: bool = False) -> None:
         """A line of the client's, without its end. `secret`: it answers a challenge of AUTH."""
         self._data = line.strip().upper() == b"DATA"
-        found = None if secret else _AUTH.match(line)
+        found = None if secret else re.match(_AUTH, line)
         self._secret = secret or found is not None
         if found is not None:
             left = len(line) - found.end()
             said = found[1].decode() + (f" ({left} octets not shown)" if left > 0 else "")
-        elif not secret and _COMMAND.fullmatch(line):
+        elif not secret and re.fullmatch(_COMMAND, line):
             said = _shown(line)
-        elif not secret and _XCLIENT.fullmatch(line):
-            said = _shown(_LOGIN.sub(b"(not shown)", line))
+        elif not secret and re.fullmatch(_XCLIENT, line):
+            said = _shown(re.sub(_LOGIN, b"(not shown)", line))
         else:
             said = f"({len(line)} octets not shown)"
         self._put("received" if self._side == "inbound" else "sent", said)
@@ -193,7 +193,7 @@ class Record:
                 continue
             line, _, octets = octets.partition(b"\r\n")
             self.command(line)
-            if chunk := _CHUNK.match(line):
+            if chunk := re.match(_CHUNK, line):
                 self._rest = int(chunk[1])
 
     def replies(self, octets: bytes) -> None:

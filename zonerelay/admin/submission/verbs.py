@@ -242,7 +242,8 @@ async def _hand_over(call: Call, origin: Origin, sending: Sending, pieces: Async
         people = list(sending.recipients)
         reply, replies = await worker.envelope(sending.sender, people, sending.parameters)
         if not reply.good:
-            raise reply.problem([("/envelope/from" if sending.draft is None else "/from", reply.words)])
+            # What time helps against is no fault of a field.
+            raise reply.problem([("/from", reply.words)] if reply.code >= 500 else [])
         refused = [(each, one) for each, one in zip(people, replies, strict=True) if not one.good]
         if refused and (not sending.partial or len(refused) == len(people)):
             raise _refusal(sending, refused)

@@ -4,7 +4,8 @@
 makes a stolen file expensive to search, and the two threads that check passwords hold 38 MiB at most.
 Hashes with other parameters are read too, within bounds: a line in a file must not take the machine's memory.
 
-`matches` blocks for as long as the hash takes and gives up the GIL meanwhile: call it in a thread.
+`matches` blocks for as long as the hash takes and gives up the GIL meanwhile: call it in a thread. The
+library is loaded with the first password: most relays know their clients by address.
 """
 
 from __future__ import annotations
@@ -13,10 +14,6 @@ import binascii
 import re
 from collections import Counter
 from collections.abc import Iterable
-
-from argon2 import PasswordHasher
-from argon2.exceptions import VerifyMismatchError
-from argon2.low_level import Type, verify_secret
 
 MEMORY = 19 * 1024
 """KiB."""
@@ -37,11 +34,16 @@ _PHC = re.compile(
 
 def make_hash(password: str) -> str:
     """A new salt each time, so equal passwords do not look equal."""
+    from argon2 import PasswordHasher  # noqa: PLC0415
+
     return PasswordHasher(time_cost=PASSES, memory_cost=MEMORY, parallelism=LANES).hash(password)
 
 
 def matches(hashed: str, password: str) -> bool:
     """Raises argon2's VerificationError when it cannot say, for want of memory for example."""
+    from argon2.exceptions import VerifyMismatchError  # noqa: PLC0415
+    from argon2.low_level import Type, verify_secret  # noqa: PLC0415
+
     try:
         return verify_secret(hashed.encode("ascii"), password.encode(), Type.ID)
     except VerifyMismatchError:

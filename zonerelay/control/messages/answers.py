@@ -15,6 +15,7 @@ import msgspec
 
 from zonerelay.control.messages.requests import VERSION, Request
 from zonerelay.model.priority import Priority, queue_of
+from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -259,26 +260,11 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
         return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
 
 
-class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
+class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
     """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
     it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
     """
 
-    id: str
-    effect: str
-    reason: str
-    who: str
-    since: float
-    until: float | None = None
-    zone: str | None = None
-    destination: str | None = None
-    domain: str | None = None
-    sender: str | None = None
-    user: str | None = None
-    recipient: str | None = None
-    everything: bool = False
-    refuse: bool = False
-    stop_clock: bool = False
     held: int = 0
     refused: int = 0
 

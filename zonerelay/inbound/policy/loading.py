@@ -6,7 +6,6 @@ handle_DATA: a class that needs no arguments, or an object. aiosmtpd is imported
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -132,5 +131,7 @@ def _instead(wrong: str) -> str:
         and value is not Policy
         and (issubclass(value, Policy) or any(_HOOK.fullmatch(method) for method in dir(value)))
     ]
+    import difflib  # noqa: PLC0415 - only with a mistake
+
     close = difflib.get_close_matches(name, policies, 1) or policies[:1]
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -15,17 +15,17 @@ CLASSES = (
     "mailbox full", "too much", "temporary", "permanent",
 )  # fmt: skip
 
-_SAID = re.compile(r"refused us at .{1,20}: ([2-5]\d\d) ")
+_SAID = r"refused us at .{1,20}: ([2-5]\d\d) "
 """In a reply of ours, when a host refused to talk (`delivery/connection/session.py`)."""
 _OURS = {"1": "no answer", "2": "no answer", "3": "dns", "4": "dns"}
 """Of our own replies with the subject 4 (RFC 3463 3.5), by detail."""
-_GREYLISTED = re.compile(r"gr[ea]y-?list|try again later.{0,40}\bgr[ea]y", re.IGNORECASE)
-_TOO_MUCH = re.compile(r"too (?:many|much|fast)|\brate\b|throttl|limit", re.IGNORECASE)
+_GREYLISTED = r"(?i)gr[ea]y-?list|try again later.{0,40}\bgr[ea]y"
+_TOO_MUCH = r"(?i)too (?:many|much|fast)|\brate\b|throttl|limit"
 
 
 def class_of(reply: Reply, *, local: bool) -> str:
     """One of `CLASSES`. `local`: the reply is ours, not a peer's."""
-    if local and (said := _SAID.search(reply.text)):
+    if local and (said := re.search(_SAID, reply.text)):
         reply, local = Reply(int(said[1]), reply.detail, reply.text), False
     if reply.is_positive:
         return "accepted"
@@ -48,6 +48,6 @@ def _peers(reply: Reply) -> str:
         return "mailbox full"
     if reply.is_permanent:
         return "permanent"
-    if _GREYLISTED.search(reply.text):
+    if re.search(_GREYLISTED, reply.text):
         return "greylisted"
-    return "too much" if _TOO_MUCH.search(reply.text) else "temporary"
+    return "too much" if re.search(_TOO_MUCH, reply.text) else "temporary"
