@@ -206,7 +206,7 @@ class HttpServer:
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
     """Of the API, of captured mail, and of the page if it is on."""
-    api, mailpit = _Later(lambda: _api(operators)), _Later(lambda: _mailpit(operators))
+    api, mailpit = _Later(lambda: _api(operators)).serve, _Later(lambda: _mailpit(operators)).serve
     some = [
         *(web.route("*", path, api) for path in ("/v1/{path:.*}", "/send", "/send-raw")),
         web.route("*", "/api/v1/{path:.*}", mailpit),
@@ -224,12 +224,12 @@ class _Later:
 
     def __init__(self, load: Callable[[], Handler]) -> None:
         self._load = load
-        self._serve: Handler | None = None
+        self._loaded: Handler | None = None
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
-        if self._serve is None:
-            self._serve = await asyncio.to_thread(self._load)
-        return await self._serve(request)
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        if self._loaded is None:
+            self._loaded = await asyncio.to_thread(self._load)
+        return await self._loaded(request)
 
 
 def _api(operators: Operators) -> Handler:
