@@ -72,9 +72,11 @@ lock: $(STAMP)  ## the newest packages that pyproject.toml allows, with their ha
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'
 	@echo 'setuptools>=77' | $(BIN)/uv pip compile $(COMPILE) --output-file locks/build.lock -
 	@$(BIN)/uv pip compile $(COMPILE) --output-file locks/base.lock pyproject.toml
+	@# What base.lock has for some versions of Python only, such as typing-extensions, is in dev.lock for the others.
 	@for extra in redis postgres s3 dev; do \
 	  $(BIN)/uv pip compile $(COMPILE) --extra $$extra --constraint locks/base.lock --output-file locks/$$extra.lock \
-	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' locks/base.lock) pyproject.toml || exit 1; \
+	    $$(grep -v "$$(test $$extra = dev && echo ';' || echo '^$$')" locks/base.lock | sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p') \
+	    pyproject.toml || exit 1; \
 	done
 
 pin:  ## the image is built from the base image of now, named by its digest; needs Docker and its registry

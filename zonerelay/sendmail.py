@@ -38,6 +38,8 @@ _REFUSED = {
     "-q": "the relay tries what waits by itself; to try it now: zonerelay queue retry --all",
 }
 _FIELD = re.compile(rb"[!-9;-~]+[ \t]*:.*\n(?:[ \t].*\n)*")
+_ADDRESS = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^,])+')
+"""An argument has several with commas between them, as cron writes what MAILTO says."""
 _WISHES = {"-R": "RET", "-V": "ENVID", "-N": "NOTIFY"}
 """The parameters of RFC 3461; NOTIFY is one of each recipient."""
 
@@ -94,6 +96,7 @@ def _sendmail(words: Sequence[str]) -> int:
     sender = f"{_user()}@{domain}" if sender is None else _qualified(sender, domain)
     message = _read(sys.stdin.buffer, dots_end="-i" not in options and ("-o", "i") not in pairs)
     header, body = _split(message)
+    recipients = [each.strip() for word in recipients for each in _ADDRESS.findall(word)]
     if "-t" in options:
         recipients += _recipients(header)
         header = re.sub(rb"(?im)^Bcc[ \t]*:.*\n(?:[ \t].*\n)*", b"", header)

@@ -24,7 +24,7 @@ QUEUED = 10_000
 HOSTILE_SUBJECT = "<img src=x onerror=alert(1)><script>alert(2)</script> \x1b[31mred\x1b]0;title\x07"
 HOSTILE_SENDER = '"<script>alert(3)</script>"@example.org'
 BIDI = "\u202egpj.exe\u2066"
-PATIENCE = 20_000
+PATIENCE = 60_000
 """Milliseconds, which only a failure takes."""
 
 PAGES = (

@@ -172,7 +172,7 @@ async def test_users_of_the_machine_have_aliases(tmp_path: Path, sink: Sink) -> 
     )
     tables = {"sendmail": {"aliases": str(aliases)}}
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables=tables) as relay:
-        assert await asyncio.to_thread(sendmail, relay.config, "root", "x@y.example") == (OK, "")
+        assert await asyncio.to_thread(sendmail, relay.config, "root,x@y.example") == (OK, "")
         async with asyncio.timeout(20):
             while sum(len(each.recipients) for each in sink.messages) < 4:
                 await asyncio.sleep(0.02)

@@ -93,6 +93,7 @@ class Writer:
         from zonerelay.model.envelope import Message
 
         told.pop("once", None)
+        told.pop("beside", None)
         return Message(envelope=self._envelope, size=self._size, chunks=1, **told)
 
 

@@ -42,7 +42,7 @@ async def test_connections_of_one_client_are_limited() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"EHLO x\r\n", b"NOO"])
 async def test_idle_client_is_told_and_closed(said: bytes) -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.1)
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.5)
     async with listening(settings) as house, await house.connect() as talk:
         talk.send(said)
         rest = await talk.closed()
@@ -73,7 +73,7 @@ async def test_commands_in_time_keep_the_connection() -> None:
 
 
 async def test_idling_inside_data() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.1)
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.5)
     async with listening(settings) as house, await house.connect() as talk:
         await talk.begin()
         talk.send(b"Subject: x\r\n")

@@ -33,6 +33,7 @@ from zonerelay.control.messages.requests import (
     Resume,
     Selectors,
     Suspend,
+    Undo,
 )
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.process.setup import StartError
@@ -164,6 +165,17 @@ async def test_a_resumed_sender_gets_what_the_order_held_and_no_more(tmp_path: P
         assert [each["reason"] for each in running.log.named("order-ended")] == ["another reason"]
         await running.ask(QueueChange(action="release", everything=True), Changed)
         await running.until_empty()
+
+
+async def test_an_order_is_an_act_that_can_be_undone(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        given = await suspend(running, sender="s@x.example")
+        await send(running, "x@hop.example", sender="s@x.example")
+        await running.until_logged("held")
+        undone = await running.ask(Undo(undoes=given.order.id), Changed)
+        assert (undone.changed, undone.note) == (1, "the order is over")
+        await running.until_empty()
+        assert stage.delivered() == ["x@hop.example"]
 
 
 async def test_an_order_ends_by_itself_also_while_the_relay_is_down(tmp_path: Path) -> None:

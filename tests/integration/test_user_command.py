@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.toml import toml_document
 from zonerelay.cli.main import main
+from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 
@@ -290,3 +291,58 @@ def test_two_commands_for_one_name_make_one_user(shell: Shell) -> None:
     outputs = [(process.communicate(timeout=60)[0].decode(), process.returncode) for process in processes]
     [winner] = [out.strip() for out, status in outputs if status == 0]
     assert shell.knows("app", winner)
+
+
+def test_guard_rails_are_set_shown_and_taken_back(shell: Shell) -> None:
+    shell.user("add", "app", "--generate")
+    mode = shell.file.stat().st_mode
+    set_keys = ("senders=example.com", "priority=bulk", "octets_per_day=5MB", "networks=::1,10.0.0.0/8")
+    ran = shell.user("set", "app", *set_keys)
+    assert (ran.status, ran.out) == (0, "")
+    assert "It counts from the next message." in ran.err
+    assert rails.file_beside(shell.file).stat().st_mode == mode
+    shown = json.loads(shell.user("show", "app", "--json").out)
+    assert shown == {
+        "name": "app",
+        "senders": ["example.com"],
+        "priority": "bulk",
+        "passwords": 1,
+        "rails": {"networks": ["::1/128", "10.0.0.0/8"], "octets_per_day": "5 MB"},
+        "usage": {},
+        "usage_unknown": "",
+    }
+    assert shell.user("disable", "app").status == 0
+    table = shell.user("show", "app").out
+    assert ["disabled", "true"] in [line.split() for line in table.splitlines()]
+    assert max(map(len, table.splitlines())) <= 80
+    for wrong, said in (("mod=copy", "did you mean mode?"), ("mode=copy", "needs a mailbox")):
+        ran = shell.user("set", "app", "senders=", wrong)
+        assert ran.status == 2
+        assert f"{said}" in ran.err
+        assert "nothing was changed" in ran.err
+    assert shell.senders() == {"app": ("example.com",)}
+    assert shell.user("set", "nobody", "zones=bulk").status == 1
+    assert shell.user("enable", "app").status == 0
+    assert "disabled" not in shell.user("show", "app").out
+    shell.user("remove", "app")
+    shell.user("add", "app", "--generate")
+    assert json.loads(shell.user("show", "app", "--json").out)["rails"] == {}
+
+
+def test_a_rotation_has_two_passwords_until_it_is_finished(shell: Shell) -> None:
+    first = shell.user("add", "app", "--generate").out.strip()
+    line = shell.file.read_text()
+    second = shell.user("rotate", "app", "--generate").out.strip()
+    assert shell.file.read_text() == line, "an older release goes on"
+    assert json.loads(shell.user("show", "app", "--json").out)["passwords"] == 2
+    assert "argon2" not in shell.user("show", "app").out
+    ran = shell.user("rotate", "app", "--generate")
+    assert (ran.status, ran.out) == (1, "")
+    assert shell.user("rotate", "app", "--finish").status == 0
+    assert shell.knows("app", second)
+    assert not shell.knows("app", first)
+    assert shell.user("rotate", "app", "--finish").status == 1
+    shell.user("rotate", "app", "--generate")
+    third = shell.user("passwd", "app", "--generate").out.strip()
+    assert shell.knows("app", third)
+    assert json.loads(shell.user("show", "app", "--json").out)["passwords"] == 1

@@ -182,7 +182,7 @@ async def kept_in(spool: Spool) -> int:
     store: Any = spool.store
     if spool.settings.backend is Backend.POSTGRES:
         return int((await store._keeper.ask("SELECT count(*) FROM kept"))[0][0])
-    return len(await store._reservations._spool.page(""))
+    return len(await store._reservations._page(""))
 
 
 @pytest.mark.parametrize("store", ["s3"], indirect=True)

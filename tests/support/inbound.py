@@ -22,7 +22,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
-from zonerelay.store.contract import Kept, Once, QueueStore, check_kept
+from zonerelay.store.contract import Beside, Kept, Once, QueueStore, Submit, check_kept
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -58,6 +58,7 @@ class RememberingStore:
     def __init__(self) -> None:
         self.stored: list[Stored] = []
         self.kept: dict[str, Kept] = {}
+        self.beside: list[Submit] = []
         self.begun = 0
         self.aborted = 0
         self.sick: str | None = None
@@ -99,6 +100,7 @@ class _Writer:
         self,
         deliveries: Sequence[Delivery],
         *,
+        beside: Beside | None = None,
         once: Once | None = None,
         headers: Fields = (),
         eight_bit: bool = False,
@@ -123,6 +125,8 @@ class _Writer:
             body_hash=body_hash,
             trace=trace,
         )
+        if beside is not None:
+            self._store.beside += beside(message)
         self._store.stored.append(Stored(message, tuple(deliveries), bytes(self._body)))
         self._done = True
         return message

@@ -29,7 +29,7 @@ from tests.support.stories import call_as_witness
 from tests.support.toml import Table, toml_document
 
 PROGRAM = Path(sys.executable).with_name("zonerelay")
-START_TIMEOUT = 30.0
+START_TIMEOUT = 60.0
 STOP_TIMEOUT = 60.0
 LOG_TAIL = 4000
 

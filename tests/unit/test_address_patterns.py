@@ -102,10 +102,10 @@ def test_a_hundred_thousand_patterns_cost_no_more_than_one() -> None:
     patterns = AddressPatterns(many)
 
     def seconds(it: AddressPatterns) -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(2000):
             it.match("nobody@some.where.example")
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     few = AddressPatterns([many[0], many[30_000], many[60_000], many[90_000]])
     assert min(seconds(patterns) for _ in range(5)) < 5 * min(seconds(few) for _ in range(5))

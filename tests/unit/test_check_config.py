@@ -17,7 +17,7 @@ from tests.support.credentials import file_of, user
 from zonerelay.cli.setup import check_config
 from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
 
-QUOTA = "zonerelay.policies.quota:Quota"
+POLICY = "tests.bench.policies:Nothing"
 
 Check = Callable[[str], "Checked"]
 
@@ -65,25 +65,19 @@ def test_a_submission_listener_is_understood(tmp_path: Path, check: Check) -> No
     users.chmod(0o600)
     found = check(
         listener(*pair(tmp_path), 'require_tls = true\nauth = "required"\naddress = "0.0.0.0:587"')
-        + listener(*pair(tmp_path), f'allow_certificates = ["{"a" * 64}"]\npolicy = "{QUOTA}"')
-        + f'policy_file = "{quota_file(tmp_path)}"\n'
+        + listener(*pair(tmp_path), f'allow_certificates = ["{"a" * 64}"]\npolicy = "{POLICY}"')
+        + f'policy_file = "{users}"\n'
         + f'[auth]\ncredentials = "{users}"\n[[access]]\nuser = ["app"]\n'
     )
     assert (found.status, found.err) == (0, [])
     assert found.out[2:6] == [
         "  listener 0.0.0.0:587 with STARTTLS only from users, up to 50 MB",
         "  listener 127.0.0.1:2525 with STARTTLS from 127.0.0.0/8, ::1/128, 1 client certificate, "
-        f"up to 50 MB, asks {QUOTA}",
+        f"up to 50 MB, asks {POLICY}",
         f"  users in {users}",
         "  access 1 rule",
     ]
     assert found.notes == []
-
-
-def quota_file(directory: Path) -> Path:
-    file = directory / "quota.toml"
-    file.write_text("[default]\nrecipients_per_hour = 5\n")
-    return file
 
 
 @pytest.mark.parametrize(
@@ -262,9 +256,8 @@ def test_a_pattern_that_can_match_nothing_is_a_problem_where_it_stands(check: Ch
     ("text", "said"),
     [
         ('policy = "nowhere_at_all:X"', "listener[0].policy: there is no module 'nowhere_at_all': name the"),
-        ('policy = "zonerelay.policies.quota:Qouta"', "did you mean 'Quota'?"),
-        (f'policy = "{QUOTA}"', "cannot be used: policy_file has to name the file with the limits (line 3)"),
-        (f'policy = "{QUOTA}"\npolicy_file = "/none"', "listener[0].policy: zonerelay.policies.quota:Quota"),
+        ('policy = "tests.bench.policies:Nothin"', "did you mean 'Nothing'?"),
+        ('policy = "zonerelay.policies.quota:Quota"', "zonerelay user set NAME recipients_per_hour=500"),
     ],
 )
 def test_a_policy_is_made_as_at_a_start(text: str, said: str, check: Check) -> None:

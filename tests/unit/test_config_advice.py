@@ -93,11 +93,11 @@ def test_what_is_usual_needs_no_advice(reason: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[auth]\ncredentials = "/x"', "auth: not used: no listener has auth"),
+        ('[auth]\ncredentials = "/x"', "auth: only for mail over HTTP: no listener has auth"),
         (f'{USERS}[auth]\ncredentials = "x"', "auth.credentials: x is looked for in the directory"),
-        ('[[access]]\nuser = ["a"]', "access[0].user: never matches: no listener has auth"),
+        ('[[access]]\nuser = ["a"]', "access[0].user: only matches mail over HTTP: no listener has auth"),
         ('[[access]]\nsender = ["<>"]\naction = "accept"', "access[0].action: accept as the last rule"),
-        ('[[route]]\nuser = ["a"]', "route[0].user: never matches: no listener has auth"),
+        ('[[route]]\nuser = ["a"]', "route[0].user: only matches mail over HTTP: no listener has auth"),
         (
             f'[[route]]\ncertificate = ["{"ab" * 32}"]',
             "route[0].certificate: never matches: no listener",
@@ -105,7 +105,7 @@ def test_what_is_usual_needs_no_advice(reason: str, text: str) -> None:
         ('[[listener]]\nzone_header = "X-Z"', "listener[0].zone_header: X-Z is taken out of every message"),
         (
             '[[listener]]\nzone_header = "X-Z"\nzone_header_users = ["*"]',
-            "listener[0].zone_header_users: never matches: no user can log in",
+            "listener[0].zone_header_users: only matches mail over HTTP: no user can log in",
         ),
     ],
 )

@@ -19,7 +19,7 @@ PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name i
 """Not the change log: it may name what has gone."""
 TEXTS = [*PAGES, *(ROOT / "config").glob("*.toml"), *(ROOT / "systemd").iterdir(), ROOT / "Dockerfile"]
 
-_OTHERS_FILES = ("# /etc/zonerelay/quota.toml",)
+_OTHERS_FILES = ("# /etc/zonerelay/credentials.rails.toml",)
 """First lines of examples that are no configuration of the relay."""
 _FOLDERS = {path.name for path in (ROOT, ROOT / "zonerelay") for path in path.iterdir() if path.is_dir()}
 _FILES = {path.name for folder in ("zonerelay", "tests", "docs") for path in (ROOT / folder).rglob("*.*")}

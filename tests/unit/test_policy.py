@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from zonerelay.inbound.policy.api import (
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.message.header.edits import edit_header
 from zonerelay.model.reply import Reply
-from zonerelay.policies.quota import parse_limits
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
@@ -313,12 +311,6 @@ def test_the_page_names_every_step_and_field() -> None:
         fields = [each.name for each in dataclasses.fields(event) if each.compare and each.name != "client"]
         if event.step != "end_of_data":
             assert [name for name in fields if f"`{name}`" not in row] == []
-
-
-def test_the_pages_quota_file_is_right() -> None:
-    text = next(block for block in blocks("toml") if "[default]" in block)
-    default, users = parse_limits(tomllib.loads(text))
-    assert (default.recipients_per_hour, users["newsletter"].recipients_per_hour) == (500, 0)
 
 
 def test_the_pages_way_to_encode_a_value_is_accepted() -> None:

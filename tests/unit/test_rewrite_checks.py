@@ -94,7 +94,7 @@ def test_a_rule_that_is_never_reached_is_said(one: str, other: str, never: bool,
 
 def test_a_rule_for_users_where_nobody_can_log_in_is_said() -> None:
     (line,) = noted(f'{RULE}user = ["a"]')
-    assert line.startswith("rewrite[0].user: never matches: no listener has auth")
+    assert line.startswith("rewrite[0].user: only matches mail over HTTP: no listener has auth")
 
 
 def test_reports_that_cannot_come_in_are_said() -> None:

@@ -3,18 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import tarfile
+import zlib
 from pathlib import Path
+
+import msgspec
 
 from tests.upgrades import mail
 from tests.upgrades.engines import ENGINES, Records
 from zonerelay.cli.main import main
+from zonerelay.config.credentials import identities
+from zonerelay.history.database import CLEAR, Event, insert, open_for_writing
+from zonerelay.queue.operator.journal import Act, Entry, Journal, State
+from zonerelay.queue.orders.order import HOLD, SUSPEND, Order
 from zonerelay.routing.mta_sts.files import StsFiles
 from zonerelay.routing.mta_sts.policy_text import HeldPolicy, StsMode, StsPolicy
 from zonerelay.transfer.register import Register
 
 FILE = "backup.tar.gz"
+TOKEN = identities.Token(
+    name="shop", scope="submit", sha256="5e" * 32, created=mail.NOW, expires=4e9, user="app"
+)
+ACT = Act(id=mail.ACT, at=mail.NOW, verb="hold", who="root", what="sender held@example.org", reason="a look")
+ORDERS = [
+    Order(
+        id="1a2b3c4d",
+        effect=SUSPEND,
+        reason="a move",
+        who="root",
+        since=mail.NOW,
+        until=mail.NOW + 60,
+        zone="other",
+        ended=mail.NOW + 60,
+    ),
+    Order(
+        id="2a2b3c4d",
+        effect=SUSPEND,
+        reason="it is down",
+        who="root",
+        since=mail.NOW,
+        destination="mx.example.com",
+        hosts=("mx.example.com:25",),
+        stop_clock=True,
+    ),
+    Order(
+        id="3a2b3c4d",
+        effect=HOLD,
+        reason="it sends spam",
+        who="root",
+        since=mail.NOW,
+        sender="*@held.example",
+        user="app",
+        refuse=True,
+    ),
+]
+EVENTS: list[Event] = [
+    (
+        mail.NOW,
+        "accepted",
+        {"id": "18bcfe5680000100", "sender": "ready@example.org", "to": "one@example.net"},
+    ),
+    (mail.NOW + 1, "delivered", {"id": "18bcfe5680000100", "recipient": "one@example.net", "code": 250}),
+]
 
 
 def configured(home: Path) -> Path:
@@ -35,9 +88,35 @@ def make(home: Path) -> Path:
     register = Register(home)
     register.add([("a key", "recipient@example.net")])
     register.close()
+    identities.add(home / "identities.json", TOKEN)
+    (home / "orders").mkdir(mode=0o700)
+    (home / "orders" / "orders.json").write_bytes(msgspec.json.encode(ORDERS))
+    asyncio.run(_hold(home / "acts" / "00"))
+    _tell(home / "history" / "00.db")
     target = home / "backup"
     assert main(["spool", "backup", str(target), "--config", str(config)]) == 0
     return target
+
+
+def held() -> Entry:
+    """What the act has noted."""
+    (delivery,) = mail.queue()[2].deliveries
+    before = State.of(delivery)
+    return Entry(delivery.key, before, before._replace(held=True, act=ACT.id))
+
+
+async def _hold(directory: Path) -> None:
+    journal = Journal(directory, mail.clock())
+    await journal.begin(ACT)
+    assert await journal.note(ACT.id, [held()])
+    await journal.finish(msgspec.structs.replace(ACT, matched=1, changed=1))
+
+
+def _tell(file: Path) -> None:
+    with contextlib.closing(open_for_writing(file)) as database:
+        insert(database, 1, EVENTS)
+        database.execute("INSERT INTO run VALUES (?, ?, 1, ?)", (mail.NOW, mail.NOW + 1, CLEAR))
+        database.execute("INSERT INTO gap VALUES (?, ?, ?)", (mail.NOW - 9, mail.NOW, "the relay was off"))
 
 
 def records(backup: Path) -> Records:
@@ -50,13 +129,20 @@ def records(backup: Path) -> Records:
                 for member in tar:
                     file = tar.extractfile(member)
                     found[f"{name} {member.name}"] = "" if file is None else _still(member.name, file.read())
+        elif path.suffix == ".db":
+            # The octets of the file depend on the release of SQLite.
+            with contextlib.closing(sqlite3.connect(path)) as database:
+                found[name] = "\n".join(database.iterdump())
         elif path.is_file():
             found[name] = _still(name, path.read_bytes())
     return found
 
 
 def _still(name: str, raw: bytes) -> str:
-    if not name.endswith(".json"):
+    if name.endswith(".log"):
+        # A length and a checksum, and what the release of zlib makes of the rest.
+        return zlib.decompress(raw[8:]).decode("latin-1")
+    if not name.endswith(".json") or name.startswith("home/"):
         return raw.decode("latin-1")
     sheet = json.loads(raw)
     for member in ("zonerelay", "made", "hostname"):

@@ -17,6 +17,8 @@ GIVEN = {
     "dkim.key_file": '"/etc/zonerelay/dkim.key"',
     "rewrite.address": '["old.example"]',
     "rewrite.to": '"@example.com"',
+    "webhook.url": '"https://app.example.com/mail-events"',
+    "webhook.secret": '"/etc/zonerelay/hook.secret"',
 }
 """What has no default that is a use of the table."""
 

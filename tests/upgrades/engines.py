@@ -181,7 +181,8 @@ class Redis(_Writing):
                 key = spool.redis.prefix + name
                 match value:
                     case str():
-                        server.set(key, _octets(value))
+                        # What is not to last has an end, which the fixture does not tell.
+                        server.set(key, _octets(value), ex=86400 if name.startswith("once:") else None)
                     case list():
                         server.sadd(key, *map(_octets, value))
                     case {"scores": scores}:

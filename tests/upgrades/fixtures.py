@@ -23,10 +23,10 @@ CONFIGURATION = "zonerelay.toml"
 
 def names() -> list[str]:
     """The oldest first: revisions, whose names are no numbers, were before every release."""
-    return sorted((path.name for path in DIRECTORY.iterdir() if path.is_dir()), key=_age)
+    return sorted((path.name for path in DIRECTORY.iterdir() if path.is_dir()), key=age)
 
 
-def _age(name: str) -> tuple[int, ...]:
+def age(name: str) -> tuple[int, ...]:
     return tuple(map(int, name.split("."))) if re.fullmatch(r"\d+\.\d+\.\d+", name) else ()
 
 

@@ -6,6 +6,7 @@ Every member of a message and of a delivery has two values at least in it, so a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,11 +21,20 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.store.contract import BodyFacts, Finish, Postpone, Store, Submit
+from zonerelay.store.contract import BodyFacts, Finish, Kept, NotKeptError, Postpone, Store, Submit
 
 NOW = 1_700_000_000.0
 Expected = dict[str, dict[str, Any]]
 """By the id of each message: it, its open deliveries and the SHA-256 of its body, as JSON has them."""
+ACT = "0a1b2c3d"
+"""The id of the operator's act that has held mail."""
+KEYS = [
+    (f"{number:032x}", Kept(MessageId(f"{int(NOW * 1000):011x}{number:03x}00"), f"{number:x}" * 32, 4e9))
+    for number in (1, 255)
+]
+"""Idempotency keys by their identities: of a message in the queue, and of one that has left. They are valid
+until 2096, because Redis goes by its own clock.
+"""
 FULL = "full.example"
 """A claim passes this domain over."""
 HEAD = b"Received: from app.example.org\r\nFrom: <app@example.org>\r\nSubject: a fixture\r\n\r\n"
@@ -63,7 +73,9 @@ def queue() -> list[Mail]:
                 "no-address@example.invalid": {"next_attempt": NOW + 60, "last": OURS, "warned": True},
             },
         ),
-        _mail(3, "held@example.org", "held@example.net", after={"held@example.net": {"held": True}}),
+        _mail(
+            3, "held@example.org", "held@example.net", after={"held@example.net": {"held": True, "act": ACT}}
+        ),
         _mail(
             4,
             "partly@example.org",
@@ -201,6 +213,8 @@ async def write_queue(store: Store) -> Expected:
                 changes.append(Finish(delivery) if after is None else Postpone(after))
         await store.settle(changes)
         store.release({delivery.key for delivery in claimed} - {change.delivery.key for change in changes})
+    with contextlib.suppress(NotKeptError):  # S3
+        await store.keep_keys(KEYS)
     own = report()
     await store.settle([own])
     messages[own.message.id], bodies[own.message.id] = own.message, own.body

@@ -14,7 +14,7 @@ from tests.upgrades import fixtures, mail
 from tests.upgrades.engines import ENGINES
 from zonerelay.config.settings import PostgresSettings, RedisSettings, S3Settings, Settings
 from zonerelay.store.check import Examination, Findings
-from zonerelay.store.contract import Finish, Store
+from zonerelay.store.contract import Finish, KeptKeys, Store
 from zonerelay.store.offline import check_spool
 
 CHECKED = tuple(name for name in ENGINES if name != "shelf")
@@ -51,6 +51,9 @@ async def test_every_message_is_as_it_was_written_and_leaves(fixture: tuple[str,
         before = sum(len(each["deliveries"]) for each in expected.values())
         assert sum(counts.total for counts in spool.store.counts().values()) == before
         assert (spool.store.last_message_id() or "") >= max(expected)
+        if fixtures.age(fixture[0]) >= (0, 2, 0) and fixture[1] != "s3":
+            kept = {identity: (each.message_id, each.digest) for identity, each in await _keys(spool.store)}
+            assert kept == {identity: (each.message_id, each.digest) for identity, each in mail.KEYS}
     # What a crash right after the upgrade would find is the same.
     async with spool:
         assert await mail.read_queue(spool.store) == found
@@ -58,6 +61,11 @@ async def test_every_message_is_as_it_was_written_and_leaves(fixture: tuple[str,
         assert await spool.store.zones() == set()
         assert await mail.read_queue(spool.store) == {}
     assert spool.damage == []
+
+
+async def _keys(store: Store) -> KeptKeys:
+    keys, cursor = await store.kept_keys()
+    return keys if not cursor else [*keys, *(await store.kept_keys(cursor))[0]]
 
 
 async def _sent(store: Store) -> int:

@@ -205,20 +205,25 @@ class HttpServer:
 
 
 def _routes(operators: Operators) -> Sequence[web.RouteDef]:
-    """Of the API, and of the page if it is on."""
-    api = web.route("*", "/v1/{path:.*}", _Api(operators))
+    """Of the API, of captured mail, and of the page if it is on."""
+    api, mailpit = _Later(lambda: _api(operators)), _Later(lambda: _mailpit(operators))
+    some = [
+        *(web.route("*", path, api) for path in ("/v1/{path:.*}", "/send", "/send-raw")),
+        web.route("*", "/api/v1/{path:.*}", mailpit),
+        web.route("*", "/view/{path:.*}", mailpit),
+    ]
     if not operators.settings().admin.page:
-        return [api]
+        return some
     from zonerelay.admin.page.page import PageRoutes  # noqa: PLC0415 - most relays have none
 
-    return [api, *PageRoutes(operators).routes()]
+    return [*some, *PageRoutes(operators).routes()]
 
 
-class _Api:
-    """The API, loaded with the first request to it: a relay that is only scraped has no use for it."""
+class _Later:
+    """A part that is loaded with the first request to it: a relay that is only scraped has no use for it."""
 
-    def __init__(self, operators: Operators) -> None:
-        self._operators = operators
+    def __init__(self, load: Callable[[], Handler]) -> None:
+        self._load = load
         self._serve: Handler | None = None
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
@@ -226,10 +231,17 @@ class _Api:
             self._serve = await asyncio.to_thread(self._load)
         return await self._serve(request)
 
-    def _load(self) -> Handler:
-        from zonerelay.admin.api.routes import Api  # noqa: PLC0415
 
-        return Api(self._operators).serve
+def _api(operators: Operators) -> Handler:
+    from zonerelay.admin.api.routes import Api  # noqa: PLC0415
+
+    return Api(operators).serve
+
+
+def _mailpit(operators: Operators) -> Handler:
+    from zonerelay.admin.mailpit import Mailpit  # noqa: PLC0415
+
+    return Mailpit(operators).serve
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:

@@ -1,17 +1,25 @@
-"""What the API and the page answer from: the relay's handler, the identities, the settings in force."""
+"""What the API and the page answer from: the relay's handler, the identities, the settings in force, the
+workers that take mail.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, identities_file
+from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import Settings
 from zonerelay.control.asking import Asking
 from zonerelay.control.socket.server import Handler
 from zonerelay.model.clock import Clock
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 MAX_STREAMS = 16
 """Event streams at once; they are among the connections of operators and leave the most for requests."""
@@ -44,7 +52,9 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log."""
+    """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log;
+    `workers` are the sockets on which mail can be handed in now.
+    """
 
     asking: Asking
     identities: Identities
@@ -53,11 +63,25 @@ class Operators:
     trouble: Trouble
     audit: Audit
     clock: Clock
+    workers: Callable[[], Sequence[Path]]
     streams: Streams = field(default_factory=Streams)
+    sandbox: Sandbox | None = None
+
+    @property
+    def captures(self) -> bool:
+        """Mail is captured here."""
+        return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
 
 
 def build_operators(
-    handler: Handler, settings: Callable[[], Settings], *, trouble: Trouble, audit: Audit, clock: Clock
+    handler: Handler,
+    settings: Callable[[], Settings],
+    *,
+    trouble: Trouble,
+    audit: Audit,
+    clock: Clock,
+    workers: Callable[[], Sequence[Path]],
+    sandbox: Sandbox | None = None,
 ) -> Operators:
     start = settings()
     identities = Identities(
@@ -71,4 +95,6 @@ def build_operators(
         trouble=trouble,
         audit=audit,
         clock=clock,
+        workers=workers,
+        sandbox=sandbox,
     )

@@ -10,22 +10,27 @@ import argparse
 import ipaddress
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, time, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zonerelay import __version__
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
 
 if TYPE_CHECKING:
+    import msgspec
+
     from zonerelay.control.messages.requests import Filter
 
     # argparse has no public name for what add_subparsers returns.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+R = TypeVar("R", bound="msgspec.Struct")
 
 DEFAULT_ROWS = 1000
 DEFAULT_FOUND = 100
@@ -129,9 +134,18 @@ def build(*, relay_alone: bool = False) -> argparse.ArgumentParser:
     _webhook(commands)
     _spool(commands)
     commands.add_parser("sendmail", help="hand in mail as sendmail(1) does", add_help=False)
-    commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
+    _sandbox(commands)
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _sandbox(commands: Commands) -> None:
+    text = "relay and scriptable sink on loopback: watch mail flow, and look at what was sent"
+    sandbox = commands.add_parser("sandbox", help=text, description=f"{text.capitalize()}.")
+    sandbox.add_argument(
+        "--release-to", metavar="ADDRESS", type=_smtp_address,
+        help='let captured mail be released to this SMTP server, such as 127.0.0.1:25 (never, without)',
+    )  # fmt: skip
 
 
 def _command(commands: Commands, name: str, help_text: str) -> argparse.ArgumentParser:
@@ -142,13 +156,25 @@ def _command(commands: Commands, name: str, help_text: str) -> argparse.Argument
     return parser
 
 
+def _verbs(commands: Commands, name: str, help_text: str) -> Commands:
+    parser = commands.add_parser(name, help=help_text)
+    return parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+
+def _reason(parser: argparse.ArgumentParser, told: str = "for the log") -> None:
+    parser.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help=told)
+
+
+def _id(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+
+
 def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for scripts; see docs/operating.md")
 
 
 def _queue(commands: Commands) -> None:
-    queue = commands.add_parser("queue", help="look at the queue and change it")
-    verbs = queue.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "queue", "look at the queue and change it")
     listing = _command(verbs, "list", "list deliveries, oldest message first")
     _filters(listing)
     listing.add_argument(
@@ -173,10 +199,10 @@ def _queue(commands: Commands) -> None:
         ("trace", "one message: what happened to it so far and what comes next"),
     ):
         one = _command(verbs, name, help_text)
-        one.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+        _id(one)
         _json(one)
     cat = _command(verbs, "cat", "one message: its header and body, on standard output; the log tells of it")
-    cat.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+    _id(cat)
     cat.add_argument("--as-sent", action="store_true", help="with what its zone changes in it, and signed")
     cat.add_argument("--zone", help="with --as-sent, for a message that is in several zones")
     _json(cat)
@@ -199,7 +225,7 @@ def _change(verbs: Commands, name: str, help_text: str) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask, which scripts need")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     told = "told to the senders in the report, and in the log" if name == "bounce" else "for the log"
-    parser.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help=told)
+    _reason(parser, told)
     _json(parser)
 
 
@@ -210,7 +236,7 @@ def _acts(commands: Commands) -> None:
     undo = _command(commands, "undo", "revert what an act of the last 24 hours has changed, and only that")
     undo.add_argument("act", nargs="?", metavar="ID", help="the id of the act, which its command printed")
     undo.add_argument("--list", action="store_true", help="as zonerelay acts")
-    undo.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for the log")
+    _reason(undo)
     undo.add_argument("--limit", type=_count, default=100, help=argparse.SUPPRESS)
     _json(undo)
 
@@ -223,9 +249,11 @@ def _filters(parser: argparse.ArgumentParser, zone: str = "--zone") -> None:
     group.add_argument(zone, dest="zone", metavar="ZONE")
     group.add_argument("--priority", choices=[each.value for each in Priority])
     group.add_argument("--state", choices=[state.value for state in DeliveryState])
-    group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
-    group.add_argument("--younger-than", type=_age, metavar="AGE")
-    group.add_argument("--reply", metavar="TEXT", help="the last reply contains this text")
+    group.add_argument(
+        "--older-than", dest="min_age", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d"
+    )
+    group.add_argument("--younger-than", dest="max_age", type=_age, metavar="AGE")
+    group.add_argument("--reply", dest="reply_text", metavar="TEXT", help="the last reply contains this text")
 
 
 def _orders(commands: Commands) -> None:
@@ -235,7 +263,7 @@ def _orders(commands: Commands) -> None:
     suspend.add_argument("--for", dest="seconds", type=_age, metavar="AGE", help="ends by itself, e.g. 2h")
     suspend.add_argument("--refuse", action="store_true", help="clients get 421 instead: they try again")
     suspend.add_argument("--stop-clock", action="store_true", help="the mail gets no older meanwhile")
-    suspend.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for other operators")
+    _reason(suspend, "for other operators")
     suspend.add_argument("--list", action="store_true", help="show the orders in force")
     _json(suspend)
     resume = _command(commands, "resume", "end orders, and let go what they held")
@@ -243,7 +271,7 @@ def _orders(commands: Commands) -> None:
         "order", nargs="?", default="", metavar="ORDER", help="id, as suspend --list shows it"
     )
     _selectors(resume)
-    resume.add_argument("--reason", type=_one_line, default="", metavar="TEXT", help="for the log")
+    _reason(resume)
     _json(resume)
 
 
@@ -259,9 +287,7 @@ def _selectors(parser: argparse.ArgumentParser) -> None:
 
 
 def _configuration(commands: Commands) -> None:
-    verbs = commands.add_parser("config", help="the configuration, with its defaults").add_subparsers(
-        dest="verb", required=True, metavar="VERB"
-    )
+    verbs = _verbs(commands, "config", "the configuration, with its defaults")
     show = _command(verbs, "show", "print every option as it is in force, in a form that can be read back")
     which = show.add_mutually_exclusive_group()
     which.add_argument("--changed", action="store_true", help="only what differs from the defaults")
@@ -270,8 +296,7 @@ def _configuration(commands: Commands) -> None:
 
 
 def _log(commands: Commands) -> None:
-    log = commands.add_parser("log", help="what became of mail: the history")
-    verbs = log.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "log", "what became of mail: the history")
     find = _command(verbs, "find", "find what became of mail, the newest last; everything given must match")
     find.add_argument(
         "value",
@@ -296,7 +321,7 @@ def _log(commands: Commands) -> None:
     )
     _json(find)
     show = _command(verbs, "show", "everything that is known of one message, as a time line")
-    show.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+    _id(show)
     _json(show)
     forget = _command(verbs, "forget", "write over an address wherever the history has it")
     forget.add_argument("address", metavar="ADDRESS")
@@ -350,7 +375,8 @@ def _live(commands: Commands) -> None:
         ("event", "NAMES", "events of these names, with commas between: deferred,bounced"),
         ("id", "ID", "about one message"),
     ):
-        tail.add_argument(f"--{name}", dest=f"tail_{name}", default="", metavar=metavar, help=what)
+        field = {"from": "sender", "to": "recipient", "id": "message_id"}.get(name, name)
+        tail.add_argument(f"--{name}", dest=field, default="", metavar=metavar, help=what)
     _json(tail)
     transcript = _command(commands, "transcript", "what a client or a host and the relay say, as they say it")
     subject = transcript.add_mutually_exclusive_group(required=True)
@@ -360,12 +386,15 @@ def _live(commands: Commands) -> None:
     subject.add_argument(
         "--domain", default="", metavar="DOMAIN", help="connections to a domain, an MX host or a next hop"
     )
-    subject.add_argument("--id", type=_message_id, metavar="ID", help="attempts of one message")
+    subject.add_argument(
+        "--id", dest="message_id", type=_message_id, metavar="ID", help="attempts of one message"
+    )
     transcript.add_argument(
         "--for", dest="seconds", type=_age, default=300.0, metavar="TIME", help="ends after it (default: 5m)"
     )
     transcript.add_argument(
         "--size",
+        dest="octets",
         type=_size,
         default=10_000_000,
         metavar="SIZE",
@@ -379,13 +408,17 @@ def _live(commands: Commands) -> None:
 
 
 def _user(commands: Commands) -> None:
-    user = commands.add_parser("user", help="who may log in (SMTP AUTH): the credentials file")
-    verbs = user.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "user", "who may log in (SMTP AUTH): the credentials file")
     for name, help_text in (
         ("add", "add a user; asks for the password"),
         ("passwd", "change the password of a user"),
         ("list", "list the users and the senders they may use"),
         ("remove", "remove a user"),
+        ("show", "show a user, its guard rails and what it has used of its quotas"),
+        ("set", "set senders, priority and guard rails: KEY=VALUE, or KEY= for none"),
+        ("disable", "refuse the log-ins and the mail of a user"),
+        ("enable", "end that"),
+        ("rotate", "add a second password, valid beside the old one; --finish ends the old one"),
     ):
         verb = _command(verbs, name, help_text)
         verb.add_argument(
@@ -410,15 +443,26 @@ def _user(commands: Commands) -> None:
                 choices=[each.value for each in Priority],
                 help="of the user's mail; without it the listener's",
             )
-        if name != "remove":
+        if name == "show":
+            _json(verb)
+        if name == "set":
+            verb.add_argument(
+                "assignment",
+                nargs="+",
+                metavar="KEY=VALUE",
+                help="such as recipients=example.com,*.example.com or messages_per_hour=500; "
+                "docs/users.md has all keys",
+            )
+        if name == "rotate":
+            verb.add_argument("--finish", action="store_true", help="end the old password")
+        if name in ("add", "passwd", "rotate"):
             source = verb.add_mutually_exclusive_group()
             source.add_argument("--password-stdin", action="store_true", help="read it from standard input")
             source.add_argument("--generate", action="store_true", help="make a random one and print it once")
 
 
 def _token(commands: Commands) -> None:
-    token = commands.add_parser("token", help="who may use the HTTP API and the page: bearer tokens")
-    verbs = token.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "token", "who may use the HTTP API and the page: bearer tokens")
     add = _command(verbs, "add", "make a token and print it, once")
     add.add_argument("name", type=_token_name, metavar="NAME", help="whose it is, for the log")
     add.add_argument(
@@ -438,8 +482,7 @@ def _token(commands: Commands) -> None:
 
 
 def _certificates(commands: Commands) -> None:
-    certificates = commands.add_parser("cert", help="certificates for listeners")
-    verbs = certificates.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "cert", "certificates for listeners")
     signed = _command(verbs, "self-signed", "make a key and a certificate for a first start")
     signed.add_argument(
         "--name",
@@ -454,7 +497,7 @@ def _certificates(commands: Commands) -> None:
     signed.add_argument("--key", type=Path, metavar="FILE", help="instead of --out, with --certificate")
     signed.add_argument(
         "--days",
-        type=_days,
+        type=_number(1, MAX_DAYS, " of days"),
         default=DEFAULT_DAYS,
         metavar="N",
         help="days until it expires (default: %(default)s)",
@@ -464,8 +507,7 @@ def _certificates(commands: Commands) -> None:
 
 
 def _dkim(commands: Commands) -> None:
-    dkim = commands.add_parser("dkim", help="keys that sign mail")
-    verbs = dkim.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "dkim", "keys that sign mail")
     new = verbs.add_parser(
         "new",
         help="make a key; print its DNS record and its lines for the configuration",
@@ -488,8 +530,7 @@ def _dkim(commands: Commands) -> None:
 
 
 def _outbox(commands: Commands) -> None:
-    outbox = commands.add_parser("outbox", help="mail that applications insert into a table")
-    verbs = outbox.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "outbox", "mail that applications insert into a table")
     _json(_command(verbs, "status", "how many rows there are of each status, as the database says"))
     _command(verbs, "schema", "print the SQL that makes the tables, and the rights that roles need")
     encrypt = _command(verbs, "encrypt-password", "encrypt the password of a mailbox; asks for it")
@@ -499,8 +540,7 @@ def _outbox(commands: Commands) -> None:
 
 
 def _webhook(commands: Commands) -> None:
-    webhook = commands.add_parser("webhook", help="endpoints that are told what becomes of mail")
-    verbs = webhook.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "webhook", "endpoints that are told what becomes of mail")
     _json(_command(verbs, "list", "each webhook: whether it takes events, and how many wait"))
     test = _command(verbs, "test", "post an event webhook.test now, and print the answer")
     replay = _command(verbs, "replay", "try now what waits, also where the endpoint wanted no more events")
@@ -513,8 +553,7 @@ def _webhook(commands: Commands) -> None:
 
 
 def _spool(commands: Commands) -> None:
-    spool = commands.add_parser("spool", help="the spool itself")
-    verbs = spool.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = _verbs(commands, "spool", "the spool itself")
     acknowledge = _command(verbs, "acknowledge", "a loss of the spool has been dealt with: tell it no more")
     acknowledge.add_argument("loss", metavar="ID", help="as `zonerelay status` shows it")
     _json(acknowledge)
@@ -561,28 +600,33 @@ def _spool(commands: Commands) -> None:
     _json(taking)
 
 
+def given(arguments: argparse.Namespace, request: type[R], **more: object) -> R:
+    """A request with the options that are named as its fields, as far as they are given, and with `more`."""
+    found = {name: getattr(arguments, name, None) for name in request.__struct_fields__}
+    return request(**{**{name: value for name, value in found.items() if value is not None}, **more})
+
+
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
     """The filter options as the control protocol has them."""
     from zonerelay.control.messages.requests import Filter
 
-    return Filter(
-        sender=arguments.sender,
-        recipient=arguments.recipient,
-        domain=arguments.domain,
-        zone=arguments.zone,
-        priority=arguments.priority,
-        state=arguments.state,
-        min_age=arguments.older_than,
-        max_age=arguments.younger_than,
-        reply_text=arguments.reply,
-        message_id=message_id,
-    )
+    return given(arguments, Filter, message_id=message_id)
 
 
 def _token_name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", text) and text != "token_file":
         return text
     raise argparse.ArgumentTypeError("a name has letters, digits and . _ @ -, 64 at most")
+
+
+def _smtp_address(text: str) -> str:
+    try:
+        address = parse_listen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if address.is_unix:
+        raise argparse.ArgumentTypeError("mail is released over TCP, as to 127.0.0.1:25")
+    return text
 
 
 def _age(text: str) -> float:
@@ -644,18 +688,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _number(least: int, most: int, of: str = "") -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number{of} from {least} to {most}")
+        return int(text)
+
+    return number
+
+
 def _worker(text: str) -> int:
     from zonerelay.config.settings import MAX_WORKERS
 
-    if not (text.isascii() and text.isdigit() and int(text) < MAX_WORKERS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_WORKERS - 1}")
-    return int(text)
-
-
-def _days(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_DAYS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {MAX_DAYS}")
-    return int(text)
+    return _number(0, MAX_WORKERS - 1)(text)
 
 
 def _message_id(text: str) -> str:

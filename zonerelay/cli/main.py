@@ -100,7 +100,7 @@ def _run(arguments: Namespace) -> int:
         case "sandbox":
             from zonerelay.sandbox.run import main as sandbox
 
-            return sandbox()
+            return sandbox(arguments.release_to or "")
         case "version":
             print(f"zonerelay {__version__}")
             return OK

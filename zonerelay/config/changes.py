@@ -7,20 +7,9 @@ from dataclasses import replace
 from zonerelay.config.settings import Settings
 
 RESTART = (
-    "hostname",
-    "workers",
-    "spool",
-    "redis",
-    "postgres",
-    "s3",
-    "outbox",
-    "sendmail",
-    "delivery",
-    "dns",
-    "log",
-    "history",
-    "admin",
-)
+    "hostname", "workers", "spool", "redis", "postgres", "s3", "outbox", "capture", "sendmail", "delivery",
+    "dns", "log", "history", "admin",
+)  # fmt: skip
 """What sockets, threads and files were opened with. Everything else changes live."""
 NEXT_START = ("spool", "admin", "log")
 """Of these, what stays as it was although workers are replaced: the supervisor's own, and where mail is."""

@@ -35,6 +35,7 @@ from zonerelay.config.tables.outbound.route import check_route_zones, check_rout
 from zonerelay.config.tables.outbound.source import check_sources, source_advice
 from zonerelay.config.tables.outbound.srs import check_srs, srs_advice, try_srs
 from zonerelay.config.tables.outbound.zone import check_zone_names, check_zones, zone_advice
+from zonerelay.config.tables.store.capture import check_capture
 from zonerelay.config.tables.store.outbox import check_outbox, outbox_advice
 from zonerelay.config.tables.store.postgres import check_postgres, postgres_advice
 from zonerelay.config.tables.store.redis import check_redis, redis_advice
@@ -49,6 +50,7 @@ def check(settings: Settings, report: Report) -> Settings:
     trusts_dns = settings.dns.trust_ad or not report.sound("dns", "trust_ad")
     check_spool(settings.spool, report)
     check_postgres(settings.postgres, report)
+    check_capture(settings.capture, report)
     check_outbox(settings.outbox, zones, report)
     check_listeners(listeners, report, takes_reports=bool(settings.srs.domain))
     _check_keys(settings, report)

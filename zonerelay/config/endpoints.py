@@ -2,6 +2,7 @@
 
     listener, admin   "127.0.0.1:2525"   "[::]:25"   "unix:/run/zonerelay/smtp.sock"
     next hop          "host" (its MX)   "[host]:587" (no MX)   "192.0.2.1:25"   "[2001:db8::1]:25"
+                      "capture:"
     name server       "192.0.2.53"   "[2001:db8::53]:5353"
 
 Parsers raise ValueError with a text that says what to write instead. Nothing here resolves a name.
@@ -56,6 +57,11 @@ class NextHopKind(enum.StrEnum):
     MX = "mx"
     HOST = "host"
     ADDRESS = "address"
+    CAPTURE = "capture"
+
+
+CAPTURE = "capture:"
+"""The next hop of mail that is kept to be looked at instead of being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,8 @@ def parse_listen(text: str) -> ListenAddress:
 
 
 def parse_next_hop(text: str) -> NextHop:
+    if text == CAPTURE:
+        return NextHop(NextHopKind.CAPTURE, text.rstrip(":"))
     host, port = _split(text)
     number = None if port is None else _port(port, least=1)
     address = _address(host)

@@ -117,12 +117,12 @@ def settings_in(document: dict[str, object], report: Report) -> Settings:
         if name in document
     }
     options = {name: value for name, value in document.items() if name not in TABLES}
-    return dataclasses.replace(_read_options(Settings, options, (), report), **tables)
+    return dataclasses.replace(read_options(Settings, options, (), report), **tables)
 
 
 def _single(name: str, value: object, report: Report) -> DataclassInstance:
     if isinstance(value, dict):
-        return _read_options(TABLES[name], value, (name,), report)
+        return read_options(TABLES[name], value, (name,), report)
     several = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     hint = "there is only one: write it in single brackets" if several else "expected a table"
     report.refuse((name,), f"{hint}, [{name}]")
@@ -133,10 +133,11 @@ def _repeated(name: str, value: object, report: Report) -> tuple[DataclassInstan
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         report.refuse((name,), f"there may be several: write it in double brackets, [[{name}]]")
         return ()
-    return tuple(_read_options(TABLES[name], item, (name, at), report) for at, item in enumerate(value))
+    return tuple(read_options(TABLES[name], item, (name, at), report) for at, item in enumerate(value))
 
 
-def _read_options(owner: type[Table], table: dict[str, object], path: KeyPath, report: Report) -> Table:
+def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, report: Report) -> Table:
+    """The options of one table; what is wrong with them is in the report."""
     options = options_of(owner)
     for key in [key for key in table if key not in options]:
         report.refuse((*path, key), _unknown_key(key, path, options))

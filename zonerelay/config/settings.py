@@ -63,6 +63,7 @@ from zonerelay.config.tables.outbound.route import RouteSettings
 from zonerelay.config.tables.outbound.source import SourceSettings
 from zonerelay.config.tables.outbound.srs import NOTE, SrsSettings, note_upgrade, srs_secrets, upgraded_at
 from zonerelay.config.tables.outbound.zone import DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
+from zonerelay.config.tables.store.capture import CaptureSettings
 from zonerelay.config.tables.store.outbox import OutboxSettings
 from zonerelay.config.tables.store.postgres import PostgresSettings
 from zonerelay.config.tables.store.redis import RedisSettings
@@ -105,6 +106,7 @@ class Settings:
     postgres: PostgresSettings = table(PostgresSettings)
     s3: S3Settings = table(S3Settings)
     outbox: OutboxSettings = table(OutboxSettings)
+    capture: CaptureSettings = table(CaptureSettings)
     listener: tuple[ListenerSettings, ...] = tables(ListenerSettings, ListenerSettings())
     sendmail: SendmailSettings = table(SendmailSettings)
     auth: AuthSettings = table(AuthSettings)

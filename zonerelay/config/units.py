@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from zonerelay.config.wording import quoted
 
@@ -100,6 +101,28 @@ def format_duration(seconds: float) -> str:
         if count and abs(count * length - seconds) < 1e-9:
             return f"{count}{unit}"
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units: `3s`, `12m`, `3h20m`, `2d4h`. Good enough to decide by."""
+    left = max(int(seconds), 0)
+    units = [(name, int(length)) for name, length in _SECONDS.items() if length >= 1]
+    for (name, length), (next_name, next_length) in pairwise(units):
+        if left >= length:
+            rest = left % length // next_length
+            # Seconds beside minutes would change while one reads them.
+            return f"{left // length}{name}" + (f"{rest}{next_name}" if rest and next_name != "s" else "")
+    return f"{left}s"
+
+
+def rough_size(octets: int) -> str:
+    """`812 B`, `4.1 KB`, `20 MB`: rounded, unlike the sizes in a configuration."""
+    value = float(octets)
+    for unit in ("B", "KB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GB"
 
 
 def format_size(octets: int) -> str:

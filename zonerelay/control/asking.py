@@ -101,16 +101,24 @@ class Asking:
                 work.cancel()
                 await asyncio.wait({work})
 
-    async def one(self, request: Request, answer: type[F], caller: str) -> F:
-        """Returns the one frame that answers a simple request. Raises ControlError."""
-        found: F | None = None
+    async def all(self, request: Request, answer: type[F], caller: str) -> tuple[tuple[F, ...], End]:
+        """Returns the frames of one kind, few enough to be in memory, and the end. Raises ControlError."""
+        found: list[F] = []
+        end = End()
         async with aclosing(self.frames(request, caller)) as frames:
             async for frame in frames:
                 if isinstance(frame, answer):
-                    found = frame
-        if found is None:
+                    found.append(frame)
+                elif isinstance(frame, End):
+                    end = frame
+        return tuple(found), end
+
+    async def one(self, request: Request, answer: type[F], caller: str) -> F:
+        """Returns the one frame that answers a simple request. Raises ControlError."""
+        found, _ = await self.all(request, answer, caller)
+        if not found:
             raise UnexpectedError(f"the answer holds no {answer.__name__}")
-        return found
+        return found[-1]
 
     async def close(self) -> None:
         for work in self._running:

@@ -16,51 +16,7 @@ from zonerelay import __version__
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer
-from zonerelay.control.messages.answers import (
-    Acknowledged,
-    Address,
-    Count,
-    DeliveryRow,
-    End,
-    Families,
-    MessageDetail,
-    Pong,
-    Reasons,
-    RelayStatus,
-    Summary,
-    SummaryRow,
-    TraceStep,
-    WebhookReplayed,
-    WebhookRow,
-    WebhookTested,
-)
-from zonerelay.control.messages.requests import (
-    Acts,
-    Explain,
-    Orders,
-    PartMetrics,
-    PartReadiness,
-    Ping,
-    QueueCat,
-    QueueChange,
-    QueueCount,
-    QueueList,
-    QueueShow,
-    QueueSummary,
-    QueueTrace,
-    Request,
-    Resolve,
-    Resume,
-    SpoolAcknowledge,
-    Status,
-    Suspend,
-    Tail,
-    Transcript,
-    Undo,
-    WebhookList,
-    WebhookReplay,
-    WebhookTest,
-)
+from zonerelay.control.messages import answers, requests
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
@@ -94,7 +50,7 @@ class ControlHandler:
         self,
         operations: Operations,
         *,
-        status: Callable[[], Awaitable[RelayStatus]],
+        status: Callable[[], Awaitable[answers.RelayStatus]],
         explainer: Explainer,
         orders: OrderAnswers,
         redactor: Redactor,
@@ -117,71 +73,84 @@ class ControlHandler:
         self._orders = orders
         self._redactor = redactor
 
-    async def handle(self, request: Request, answer: Answer) -> End:
+    async def handle(self, request: requests.Request, answer: Answer) -> answers.End:
         try:
-            if isinstance(request, WebhookList | WebhookTest | WebhookReplay):
-                return await self._webhook(request, answer)
             return await self._handle(request, answer)
         except MessageNotFoundError as error:
             raise NotFoundError(str(error)) from error
         except StoreError as error:
             raise ControlError(f"the spool: {error}") from error
 
-    async def _handle(self, request: Request, answer: Answer) -> End:
+    async def _handle(self, request: requests.Request, answer: Answer) -> answers.End:  # noqa: PLR0912 - a case for each
         match request:
-            case QueueList():
+            case requests.QueueList():
                 return await self._list(request, answer)
-            case QueueCount():
-                await self._count(request, answer)
-            case QueueChange() | Undo() | Acts():
-                await self._act(request, answer)
-            case QueueShow() | QueueTrace() | QueueCat() | Explain():
-                await self._one(request, answer)
-            case QueueSummary():
-                await answer.send(await self._summary(request, answer))
-                return End(missing=self._operations.left_out())
-            case Suspend() | Resume() | Orders():
-                await answer.send(await self._orders.answer(request, answer.caller))
-            case Resolve():
+            case requests.Resolve():
                 return await self._resolve(request, answer)
-            case Tail() | Transcript():
+            case requests.Tail() | requests.Transcript():
                 return await self._streams.answer(request, answer)
-            case Status() | SpoolAcknowledge():
-                await answer.send(await self._answer(request))
-            case PartMetrics() if self._part is not None:
+            case requests.QueueCount():
+                await self._count(request, answer)
+            case requests.QueueSummary():
+                await answer.send(await self._summary(request, answer))
+                return answers.End(missing=self._operations.left_out())
+            case requests.QueueChange():
+                await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
+            case requests.Undo():
+                who = request.who or answer.caller
+                ended = await self._orders.undo(request.undoes, request.reason, who)
+                await answer.send(ended or await self._acts.undo(request, who, answer))
+            case requests.Acts():
+                for row in await self._acts.rows(request):
+                    await answer.send(row)
+            case requests.Explain(message_id=""):
+                await answer.send(await self._explainer.explain(request))
+            case requests.Explain():
+                await self._explain_queued(request, answer)
+            case requests.QueueShow():
+                await self._show(request, answer)
+            case requests.QueueTrace():
+                await self._trace(request, answer)
+            case requests.QueueCat():
+                async with aclosing(self._bodies.frames(request, request.who or answer.caller)) as frames:
+                    async for frame in frames:
+                        await answer.send(frame)
+            case requests.Suspend() | requests.Resume() | requests.Orders():
+                await answer.send(await self._orders.answer(request, answer.caller))
+            case requests.WebhookList() | requests.WebhookTest() | requests.WebhookReplay():
+                await self._webhook(request, answer)
+            case requests.Status():
+                await answer.send(await self._status())
+            case requests.SpoolAcknowledge():
+                if not await self._acknowledge(request.loss):
+                    raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
+                await answer.send(answers.Acknowledged(loss=request.loss))
+            case requests.PartMetrics() if self._part is not None:
                 await answer.send(await self._part.metrics())
-            case PartReadiness() if self._part is not None:
+            case requests.PartReadiness() if self._part is not None:
                 await answer.send(await self._part.ready())
-            case Ping():
-                await answer.send(Pong(software=__version__, pid=os.getpid()))
-        return End()
+            case requests.Ping():
+                await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
+        return answers.End()
 
-    async def _webhook(self, request: WebhookList | WebhookTest | WebhookReplay, answer: Answer) -> End:
+    async def _webhook(
+        self, request: requests.WebhookList | requests.WebhookTest | requests.WebhookReplay, answer: Answer
+    ) -> None:
         webhooks = self._webhooks()
-        if isinstance(request, WebhookList):
-            for row in () if webhooks is None else webhooks.status():
-                await answer.send(WebhookRow(**row))
-            return End()
+        if isinstance(request, requests.WebhookList):
+            for row in () if webhooks is None else webhooks.couriers():
+                await answer.send(msgspec.convert(row, answers.WebhookRow, from_attributes=True))
+            return
         courier = None if webhooks is None else webhooks.courier(request.name)
         if webhooks is None or courier is None:
             raise NotFoundError(f"no [[webhook]] is named {request.name}")
-        if isinstance(request, WebhookTest):
+        if isinstance(request, requests.WebhookTest):
             ok, text = await webhooks.test(courier)
-            await answer.send(WebhookTested(ok=ok, text=text))
+            await answer.send(answers.WebhookTested(ok=ok, text=text))
         else:
-            await answer.send(WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
-        return End()
+            await answer.send(answers.WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
 
-    async def _answer(self, request: Status | SpoolAcknowledge) -> RelayStatus | Acknowledged:
-        match request:
-            case Status():
-                return await self._status()
-            case SpoolAcknowledge():
-                if not await self._acknowledge(request.loss):
-                    raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
-                return Acknowledged(loss=request.loss)
-
-    async def _list(self, request: QueueList, answer: Answer) -> End:
+    async def _list(self, request: requests.QueueList, answer: Answer) -> answers.End:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
@@ -190,68 +159,43 @@ class ControlHandler:
         async with aclosing(self._operations.select(wanted, limit, answer, after=after)) as found:
             async for delivery, message, state in found:
                 if request.limit and rows == request.limit:
-                    return End(count=rows, more=True)
+                    return answers.End(count=rows, more=True)
                 await answer.send(self._row(delivery, message, state))
                 rows += 1
-        return End(count=rows, missing=self._operations.left_out())
+        return answers.End(count=rows, missing=self._operations.left_out())
 
-    async def _count(self, request: QueueCount, answer: Answer) -> None:
+    async def _count(self, request: requests.QueueCount, answer: Answer) -> None:
         wanted = queue_filter(request.filter)
         async with aclosing(self._operations.select(wanted, request.sample)) as found:
             async for delivery, message, state in found:
                 await answer.send(self._row(delivery, message, state))
-        await answer.send(Count(matched=await self._operations.count(wanted, answer)))
+        await answer.send(answers.Count(matched=await self._operations.count(wanted, answer)))
 
-    async def _act(self, request: QueueChange | Undo | Acts, answer: Answer) -> None:
-        match request:
-            case QueueChange():
-                await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
-            case Undo():
-                await answer.send(await self._acts.undo(request, request.who or answer.caller, answer))
-            case Acts():
-                for row in await self._acts.rows(request):
-                    await answer.send(row)
-
-    async def _summary(self, request: QueueSummary, answer: Answer) -> Summary:
+    async def _summary(self, request: requests.QueueSummary, answer: Answer) -> answers.Summary:
         tally = await self._operations.summary(
             queue_filter(request.filter), request.by, exact=request.exact, progress=answer
         )
         return summary(request.by, tally)
 
-    async def _one(self, request: QueueShow | QueueTrace | QueueCat | Explain, answer: Answer) -> None:
-        match request:
-            case Explain(message_id=""):
-                await answer.send(await self._explainer.explain(request))
-            case Explain():
-                await self._explain_queued(request, answer)
-            case QueueShow():
-                await self._show(request, answer)
-            case QueueTrace():
-                await self._trace(request, answer)
-            case QueueCat():
-                async with aclosing(self._bodies.frames(request, request.who or answer.caller)) as frames:
-                    async for frame in frames:
-                        await answer.send(frame)
-
-    async def _show(self, request: QueueShow, answer: Answer) -> None:
+    async def _show(self, request: requests.QueueShow, answer: Answer) -> None:
         message, rows = await self._rows_of(request.message_id)
         detail = message_detail(message, rows)
         await answer.send(msgspec.structs.replace(detail, orders=self._orders.named_in(rows)))
 
-    def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:
+    def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
         row = delivery_row(delivery, message, state)
         order = self._orders.of(delivery, message)
         return msgspec.structs.replace(row, order=order) if order else row
 
-    async def _rows_of(self, message_id: str) -> tuple[Message, list[DeliveryRow]]:
+    async def _rows_of(self, message_id: str) -> tuple[Message, list[answers.DeliveryRow]]:
         shown = await self._operations.show(MessageId(message_id))
         rows = (self._row(delivery, shown.message, state) for delivery, state in shown.deliveries)
         return shown.message, [self._explainer.compared(shown.message, row) for row in rows]
 
-    async def _explain_queued(self, request: Explain, answer: Answer) -> None:
+    async def _explain_queued(self, request: requests.Explain, answer: Answer) -> None:
         message, rows = await self._rows_of(request.message_id)
         wanted = request.address.strip("<> ").lower()
-        told: dict[tuple[str, str], DeliveryRow] = {}
+        told: dict[tuple[str, str], answers.DeliveryRow] = {}
         for row in rows:
             if not wanted or row.recipient.lower() == wanted:
                 told.setdefault((row.zone, row.domain), row)
@@ -261,13 +205,13 @@ class ControlHandler:
         for row in list(told.values())[:MAX_EXPLAINED]:
             await answer.send(await self._explainer.explain_queued(message, row))
 
-    async def _trace(self, request: QueueTrace, answer: Answer) -> None:
+    async def _trace(self, request: requests.QueueTrace, answer: Answer) -> None:
         for step in await self._operations.trace(MessageId(request.message_id)):
             await answer.send(
-                TraceStep(at=step.at, event=step.event, recipient=step.recipient, text=step.text)
+                answers.TraceStep(at=step.at, event=step.event, recipient=step.recipient, text=step.text)
             )
 
-    async def _resolve(self, request: Resolve, answer: Answer) -> End:
+    async def _resolve(self, request: requests.Resolve, answer: Answer) -> answers.End:
         """Every address once, with one message that has it."""
         matches, seen = self._redactor.matches, set[str]()
         async with aclosing(self._operations.select(QueueFilter(), None, answer)) as found:
@@ -279,16 +223,18 @@ class ControlHandler:
                     if mailbox in seen or not matches(request.pseudonym, mailbox):
                         continue
                     if len(seen) == MAX_RESOLVED:
-                        return End(count=len(seen), more=True)
+                        return answers.End(count=len(seen), more=True)
                     seen.add(mailbox)
-                    await answer.send(Address(address=mailbox, role=role, message_id=delivery.message_id))
-        return End(count=len(seen), missing=self._operations.left_out())
+                    await answer.send(
+                        answers.Address(address=mailbox, role=role, message_id=delivery.message_id)
+                    )
+        return answers.End(count=len(seen), missing=self._operations.left_out())
 
 
-def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryRow:
+def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
     """`message` is `None` when it could not be read: sender and size are then unknown."""
     last = delivery.last
-    return DeliveryRow(
+    return answers.DeliveryRow(
         message_id=delivery.message_id,
         zone=delivery.zone,
         priority=delivery.priority.value,
@@ -308,10 +254,12 @@ def delivery_row(delivery: Delivery, message: Message | None, state: DeliverySta
     )
 
 
-def summary(by: str, tally: Tally) -> Summary:
-    rows = [SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in tally.counts.items()]
-    other = SummaryRow(key="other", total=sum(tally.other), ages=tuple(tally.other))
-    return Summary(
+def summary(by: str, tally: Tally) -> answers.Summary:
+    rows = [
+        answers.SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in tally.counts.items()
+    ]
+    other = answers.SummaryRow(key="other", total=sum(tally.other), ages=tuple(tally.other))
+    return answers.Summary(
         by=by,
         minutes=BOUNDS,
         rows=tuple(sorted(rows, key=lambda row: (-row.total, row.key))),
@@ -320,10 +268,10 @@ def summary(by: str, tally: Tally) -> Summary:
     )
 
 
-def message_detail(message: Message, rows: Iterable[DeliveryRow]) -> MessageDetail:
+def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> answers.MessageDetail:
     envelope = message.envelope
     origin = envelope.origin
-    return MessageDetail(
+    return answers.MessageDetail(
         message_id=message.id,
         created=envelope.created,
         sender=envelope.sender,
@@ -341,6 +289,7 @@ def message_detail(message: Message, rows: Iterable[DeliveryRow]) -> MessageDeta
         recipients_accepted=len(envelope.recipients),
         headers=message.headers,
         deliveries=tuple(rows),
+        recipients=tuple(each.address for each in envelope.recipients),
     )
 
 
@@ -360,9 +309,9 @@ class PartAnswers:
         self._families = families
         self._reasons = reasons
 
-    async def metrics(self) -> Families:
+    async def metrics(self) -> answers.Families:
         await self._refresh()
-        return Families(families=self._families())
+        return answers.Families(families=self._families())
 
-    async def ready(self) -> Reasons:
-        return Reasons(reasons=tuple(await self._reasons()))
+    async def ready(self) -> answers.Reasons:
+        return answers.Reasons(reasons=tuple(await self._reasons()))

@@ -15,7 +15,14 @@ from itertools import filterfalse
 import msgspec
 
 from zonerelay.config.wording import did_you_mean, in_words
-from zonerelay.control.messages.answers import DeliveryRow, OrderGiven, OrderRow, OrdersEnded, OrdersInForce
+from zonerelay.control.messages.answers import (
+    Changed,
+    DeliveryRow,
+    OrderGiven,
+    OrderRow,
+    OrdersEnded,
+    OrdersInForce,
+)
 from zonerelay.control.messages.requests import Orders as OrdersRequest
 from zonerelay.control.messages.requests import Resume, Selectors, Suspend
 from zonerelay.control.socket.errors import ControlError
@@ -72,6 +79,22 @@ class OrderAnswers:
                     return OrdersInForce(orders=self.rows())
         except OrdersError as error:
             raise ControlError(str(error)) from error
+
+    async def undo(self, order_id: str, reason: str, who: str) -> Changed | None:
+        """Ends the order that has this id; `None`: there is none. Raises ControlError and StoreError."""
+        if all(order.id != order_id for order in self._orders.table.orders):
+            return None
+        ended = await self.answer(Resume(id=order_id, reason=reason), who)
+        assert isinstance(ended, OrdersEnded)
+        held = ended.released
+        return Changed(
+            action="undo",
+            matched=held,
+            changed=held,
+            busy=0,
+            undoes=order_id,
+            note="the order is over",
+        )
 
     def rows(self) -> tuple[OrderRow, ...]:
         """Those in force, the newest first."""

@@ -79,28 +79,14 @@ class Figures:
 
 
 TOTALS = (
-    "messages accepted",
-    "recipients accepted",
-    "octets accepted",
-    "delivered",
-    "attempts deferred",
-    "bounced",
-    "expired",
-    "refused",
-    "reports to senders",
-    "dropped by operators",
-)
+    "messages accepted", "recipients accepted", "octets accepted", "delivered", "attempts deferred",
+    "bounced", "expired", "refused", "reports to senders", "dropped by operators",
+)  # fmt: skip
 LISTS = (
-    "Delivered, by destination",
-    "Accepted, by sender",
-    "Deferred, by destination",
-    "Deferred, by reply",
-    "Bounced, by destination",
-    "Bounced, by reply",
-    "Expired, by destination",
-    "Expired, by reply",
+    "Delivered, by destination", "Accepted, by sender", "Deferred, by destination", "Deferred, by reply",
+    "Bounced, by destination", "Bounced, by reply", "Expired, by destination", "Expired, by reply",
     "Refused, by reason",
-)
+)  # fmt: skip
 
 
 def report(settings: Settings, hostname: str, since: float, until: float) -> str:

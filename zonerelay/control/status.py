@@ -21,7 +21,7 @@ from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
-from zonerelay.control.messages.answers import OrderRow, RelayStatus, ZoneStatus
+from zonerelay.control.messages.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import zone_label
@@ -49,6 +49,8 @@ class Surface:
     """When the configuration in force was taken up (Unix time)."""
     refused: float | None
     """When a reload was refused since then."""
+    quotas: Sequence[tuple[str, str, int, int]] = ()
+    """Users, with the quotas that are nearly used up, what is used of them, and what they are."""
     history: History | None = None
 
 
@@ -182,6 +184,10 @@ class StatusBoard:
             taken_up=surface.taken_up,
             refused=surface.refused,
             orders=self.orders(),
+            quotas=tuple(
+                QuotaStatus(user=user, quota=quota, used=used, most=most)
+                for user, quota, used, most in surface.quotas
+            ),
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:

@@ -33,6 +33,7 @@ class Reason(enum.StrEnum):
     PIPELINING = "pipelining"
     POLICY = "policy"
     PROXY = "proxy"
+    QUOTA = "quota"
     RECIPIENTS = "recipients"
     RELAY = "relay"
     SENDER = "sender"
@@ -52,3 +53,4 @@ class Reason(enum.StrEnum):
     TRANSACTION_TIME = "transaction-timeout"
     TROUBLE = "trouble"
     UNKNOWN_COMMAND = "unknown-command"
+    USER = "user"

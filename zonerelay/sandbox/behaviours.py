@@ -64,9 +64,16 @@ _LATER_AT: dict[str, Callable[[str], Behaviour]] = {
 _USUAL = Behaviour()
 
 
+def is_behaviour(name: str) -> bool:
+    """Whether a local part asks for anything but the usual."""
+    return behaviour_of(name) != _USUAL
+
+
 def behaviour_of(recipient: str) -> Behaviour:
-    """Returns the behaviour for a recipient; a `+suffix` of the local part only makes addresses different."""
-    local = recipient.rpartition("@")[0].partition("+")[0].lower()
+    """Returns the behaviour for a recipient, or for a local part alone; a `+suffix` of the local part only
+    makes addresses different.
+    """
+    local = (recipient.rpartition("@")[0] or recipient).partition("+")[0].lower()
     if local in _FIXED:
         return Behaviour(rcpt=_FIXED[local])
     if match := _REPLY.match(local):

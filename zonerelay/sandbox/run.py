@@ -28,6 +28,7 @@ from zonerelay.config.credentials.identities import add, identities_file, make_t
 from zonerelay.config.settings import (
     AdminSettings,
     BounceSettings,
+    CaptureSettings,
     ListenerSettings,
     RetrySettings,
     Settings,
@@ -37,8 +38,8 @@ from zonerelay.config.settings import (
 from zonerelay.model.clock import SystemClock
 from zonerelay.sandbox import DIRECTORY
 from zonerelay.sandbox.behaviours import ADDRESSES
+from zonerelay.sandbox.captured import CHAOS, CapturingSink, build
 from zonerelay.sandbox.journey import Journey
-from zonerelay.sandbox.sink import Sink
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.worker import StartError, Worker
 
@@ -48,22 +49,24 @@ _HTTP_PORT = 8025
 _FIRST_MAIL = ("someone@example.com", "reject-550@example.com", "greylist@example.com")
 
 
-def main() -> int:
+def main(release_to: str) -> int:
+    """`release_to` is the address that captured mail may be released to, "" for none."""
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix=DIRECTORY) as directory:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_play(console, Path(directory)))
+                return runner.run(_play(console, Path(directory), release_to))
         except StartError as error:
             print(f"zonerelay sandbox: {error}", file=sys.stderr)
             return 1
 
 
-async def _play(console: Console, directory: Path) -> int:
+async def _play(console: Console, directory: Path, release_to: str) -> int:
     clock = SystemClock()
-    sink = Sink()
+    settings = _settings(directory, release_to)
+    sandbox, sink = build(settings, clock)
     await sink.start()
-    settings = _settings(directory, sink.port)
+    settings = replace(settings, zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink.port}"),))
     worker = Worker(
         settings,
         hostname="sandbox.zonerelay.test",
@@ -71,6 +74,7 @@ async def _play(console: Console, directory: Path) -> int:
         redactor=Redactor(b"", enabled=False),
         clock=clock,
         randomness=random.Random(),
+        sandbox=sandbox,
     )
     try:
         await worker.start()
@@ -83,14 +87,15 @@ async def _play(console: Console, directory: Path) -> int:
         await worker.stop()
     finally:
         await sink.close()
+        sandbox.capture.close()
     return 0
 
 
-def _settings(directory: Path, sink_port: int) -> Settings:
+def _settings(directory: Path, release_to: str) -> Settings:
     return Settings(
         spool=SpoolSettings(path=directory / "spool", min_free_space=0),
-        listener=(ListenerSettings(address=f"{_LOOPBACK}:{_free(_SMTP_PORT)}"),),
-        zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink_port}"),),
+        listener=(ListenerSettings(address=f"{_LOOPBACK}:{_free(_SMTP_PORT)}", policy=CHAOS),),
+        capture=CaptureSettings(release_to=release_to),
         retry=RetrySettings(schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0),
         bounce=replace(BounceSettings(), delay_warning=30.0),
         admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
@@ -129,13 +134,13 @@ def _introduce(console: Console, worker: Worker, page: str) -> None:
     console.print("\nThree messages to begin with:\n")
 
 
-def _pinned(console: Console, worker: Worker, sink: Sink, page: str) -> Live:
+def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
     """What a person needs while mail flows stays below it; in a file it comes at the end."""
     smtp = worker.addresses()[0]
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",
         f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
-        f"sink {_LOOPBACK}:{sink.port}; metrics http://{_LOOPBACK}:{worker.http_port}/metrics",
+        f"Mailpit's API and /metrics at http://{_LOOPBACK}:{worker.http_port}; sink {_LOOPBACK}:{sink.port}",
         page,
     )
     return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)

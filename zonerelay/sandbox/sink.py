@@ -11,7 +11,7 @@ that leaves, stalls or breaks TLS ends its own connection and nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from zonerelay.sandbox.conversation import READ_SIZE, Conversation, Manners, Received, Script
 
@@ -40,6 +40,7 @@ class Sink:
         self.open_peak = 0
         self.script = script
         self.greylisted: set[tuple[str, str]] = set()
+        self.behaviours: Mapping[str, str] = {}
         self._on_message = on_message
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()

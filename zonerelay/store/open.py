@@ -97,17 +97,20 @@ def open_limits(settings: Settings, holder: str, environment: Mapping[str, str])
 
     `None` for the stores of one relay, and for S3, which cannot carry them.
     """
-    shelf: shared_limits.BookStore
+    shelf = open_books(settings, environment)
+    return None if shelf is None else shared_limits.SharedAuthority(shelf, holder)
+
+
+def open_books(settings: Settings, environment: Mapping[str, str]) -> shared_limits.BookStore | None:
+    """The store of what all relays on a shared store count together, or `None`. Raises StoreOpenError."""
     if settings.spool.backend is Backend.REDIS:
         from zonerelay.store.redis.limits import RedisShelf
         from zonerelay.store.redis.open import server_of
 
-        shelf = RedisShelf(server_of(settings.redis, environment))
-    elif settings.spool.backend is Backend.POSTGRES:
+        return RedisShelf(server_of(settings.redis, environment))
+    if settings.spool.backend is Backend.POSTGRES:
         from zonerelay.store.postgres.limits import PostgresShelf
         from zonerelay.store.postgres.open import access_of
 
-        shelf = PostgresShelf(access_of(settings.postgres, environment))
-    else:
-        return None
-    return shared_limits.SharedAuthority(shelf, holder)
+        return PostgresShelf(access_of(settings.postgres, environment))
+    return None

@@ -191,6 +191,7 @@ class Supervisor:
             trouble=self._trouble,
             audit=lambda fields: self._log.emit(*http_request(fields, self._redactor)),
             clock=self._clock,
+            workers=self._state.submission,
         )
         admin = AdminServer(
             self.settings.admin,

@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from zonerelay.config.settings import WebhookSettings
 from zonerelay.model.clock import Clock
@@ -120,6 +119,14 @@ class WebhookCourier:
     @property
     def name(self) -> str:
         return self.settings.name
+
+    @property
+    def url(self) -> str:
+        return self.settings.url
+
+    @property
+    def state(self) -> str:
+        return "disabled (410)" if self.is_disabled else "failing" if self.problem else "ok"
 
     @property
     def oldest(self) -> float | None:
@@ -366,15 +373,3 @@ class WebhookCourier:
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._random.uniform(0.8, 1.2)
-
-    def status(self) -> dict[str, Any]:  # Any: the members of an answer, of every type
-        state = "disabled (410)" if self.is_disabled else "failing" if self.problem else "ok"
-        return {
-            "name": self.name,
-            "url": self.settings.url,
-            "state": state,
-            "problem": self.problem,
-            "queued": self.queued,
-            "oldest": self.oldest,
-            "delivered": self.delivered,
-        }

@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -281,8 +280,8 @@ class Webhooks:
             if each.problem
         )
 
-    def status(self) -> list[dict[str, Any]]:  # Any: see `WebhookCourier.status`
-        return [courier.status() for courier in self._couriers.values()]
+    def couriers(self) -> list[WebhookCourier]:
+        return list(self._couriers.values())
 
     def courier(self, name: str) -> WebhookCourier | None:
         return self._couriers.get(name)

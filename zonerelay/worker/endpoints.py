@@ -12,7 +12,7 @@ from zonerelay.admin.http import AdminServer
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
@@ -20,6 +20,7 @@ from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
 
 if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
     from zonerelay.admin.operators import Operators
 
 
@@ -37,8 +38,10 @@ class Endpoints:
         clock: Clock,
         accepting: Callable[[], bool],
         draining: Callable[[], bool],
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._settings = settings
+        self._sandbox = sandbox
         self._identity = identity
         self._board = board
         self._events = events
@@ -75,6 +78,8 @@ class Endpoints:
                 trouble=self._events.trouble,
                 audit=self._events.requested,
                 clock=self._clock,
+                workers=lambda: (submission_socket_path(self._settings),),
+                sandbox=self._sandbox,
             )
             return self._operators
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from zonerelay.config.settings import Settings
 from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.limits.shared import BookStore
 from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.store.open import open_limits
+from zonerelay.store.open import open_books, open_limits
 from zonerelay.telemetry.events.subsystems import LimitEvents
 
 
@@ -59,6 +60,17 @@ class SharedLimits:
 
     def back_in_reach(self) -> None:
         self._events.restored(self.keeper.authority.name)
+
+
+def usage_pages(settings: Settings, environment: Mapping[str, str], clock: Clock) -> BookStore:
+    """The store in which the usage of users is counted. Raises StoreOpenError."""
+    shared = open_books(settings, environment)
+    if shared is not None:
+        return shared
+    # SQLite, for users with quotas only.
+    from zonerelay.inbound.limits.usage_file import UsageFile  # noqa: PLC0415
+
+    return UsageFile(settings.spool.path.parent, clock)
 
 
 def build_shared_limits(

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import random as random_module
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import Settings, read_key_file, srs_secrets, upgraded_at
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
+from zonerelay.delivery.batch.capturing import Capturing
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.rewrite.signing import Signing
@@ -25,8 +26,10 @@ from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Outcome
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.addresses import OwnAddresses
+from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
@@ -103,7 +106,14 @@ class Sending:
             random=random,
             shared=None if self.limits is None else self.limits.zone,
         )
+        self._capturing = Capturing(settings, read_body=read_body, clock=clock, trouble=events.trouble)
         self.configure(settings)
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        """As `Courier` has it: by SMTP, or to captured mail."""
+        if batch.zone.next_hop == CAPTURE:
+            return await self._capturing.deliver(batch)
+        return await self.courier.deliver(batch)
 
     def configure(self, settings: Settings) -> None:
         """Go by these settings from now on. Raises ValueError before anything has changed."""
@@ -122,6 +132,7 @@ class Sending:
         self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)
         self.logins.configure(settings.credential, senders, settings.zone)
         self.courier.read_authorities_again()
+        self._captures = any(zone.next_hop == CAPTURE for zone in settings.zone)
 
     @property
     def limits(self) -> LimitKeeper | None:
@@ -145,10 +156,13 @@ class Sending:
         """Begin what runs in the background."""
         if self.shared is not None:
             await self.shared.keeper.start()
+        if self._captures:
+            self._capturing.start()
 
     async def close(self) -> None:
         """Say goodbye to peers, end what runs in the background."""
         await self.courier.close()
+        await self._capturing.close()
         if self.shared is not None:
             await self.shared.keeper.close()
         self._signing.close()

@@ -15,21 +15,18 @@ from pathlib import Path
 
 from zonerelay.config.settings import Settings
 from zonerelay.message.header.folding import field
-from zonerelay.message.header.headers import parse_header
 from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
+from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.priority import queue_of
+from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.routing.zones.zones import ChooseZone, zone_notes
-from zonerelay.store.contract import CHUNK_SIZE, Submit
+from zonerelay.routing.zones.zones import ChooseZone
+from zonerelay.store.contract import Submit
 from zonerelay.telemetry.events.events import Events
 
 NOTE = "report.sent"
-PROTOCOL = "internal"
 LOOK_EVERY = 30.0
 LONGEST = 7 * 24 * 3600.0
 """No report is about more."""
@@ -119,26 +116,7 @@ class DailyReport:
         body = header + text_part(text, "plain")
         origin = Origin(protocol=PROTOCOL)
         envelope = Envelope(id=identity, sender=sender, recipients=recipients, created=now, origin=origin)
-        fields = parse_header(body.partition(b"\r\n\r\n")[0] + b"\r\n").fields
-        zone_of = self._choose_zone(envelope, headers=fields, size=len(body))
-        choices = [(each.address, zone_of(each.address)) for each in recipients]
-        message = Message(
-            envelope=envelope,
-            size=len(body),
-            chunks=-(-len(body) // CHUNK_SIZE),
-            headers=fields,
-            trace=(f"protocol={PROTOCOL}", *zone_notes(choices)),
-        )
-        deliveries = tuple(
-            Delivery(
-                queue=queue_of(choice.zone, choice.priority or envelope.priority),
-                message_id=identity,
-                recipient=address,
-                created=now,
-            )
-            for address, choice in choices
-        )
-        return Submit(message, body, deliveries)
+        return own_mail(envelope, body, self._choose_zone)
 
 
 def latest(at: str, now: float) -> float:

@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
@@ -24,6 +26,7 @@ from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.settings import Settings, space_guard, webhook_keys
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.socket_file import bind, submission_socket_path
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.drop_directory import DropDirectory, hand_over
@@ -52,11 +55,15 @@ from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.limits import usage_pages
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_journal, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.webhooks import TellsOthers
+
+if TYPE_CHECKING:
+    from zonerelay.admin.captured import Sandbox
 
 __all__ = ["StartError", "Worker"]
 
@@ -78,7 +85,9 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
         identity: Identity = ALONE,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = sandbox
         self.settings = settings
         self.identity = identity
         self.hostname = hostname
@@ -172,7 +181,21 @@ class Worker:
         listeners = self._listeners = self._build_listeners(store, ids, sending, orders)
         settler.refused_stranger = listeners.refused_stranger
         telling = self._telling = self._build_telling(store, settler, ids)
-        await self._open_to_operators(queue, settler, scheduler, sending, listeners)
+        parts = Parts(
+            hostname=self.hostname,
+            queue=queue,
+            zones=self._zones,
+            scheduler=scheduler,
+            settler=settler,
+            sending=sending,
+            listeners=listeners,
+            telling=telling,
+            orders=orders,
+            events=self.events,
+            redactor=self._redactor,
+            clock=self.clock,
+        )
+        await self._open_to_operators(parts)
         await telling.configure(self.settings)
         if self.identity.index == 0 and not self.identity.drains_spool:
             self._report = self._build_report(settler, ids)
@@ -186,10 +209,17 @@ class Worker:
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
-            await listeners.start(self.settings)
+            await listeners.start(self.settings, self._bind_for_http())
             if self.identity.index == 0:
                 self._drop = self._build_drop_directory()
                 self._drop.start()
+
+    def _bind_for_http(self) -> socket.socket | None:
+        """Raises ControlError."""
+        if not self.settings.admin.address:
+            return None
+        worker = self.identity.index if self.identity.supervised else None
+        return bind(submission_socket_path(self.settings, worker))
 
     def _build_drop_directory(self) -> DropDirectory:
         return DropDirectory(
@@ -274,7 +304,7 @@ class Worker:
             ZoneParts(
                 store=store,
                 router=sending.router,
-                courier=sending.courier,
+                courier=sending,
                 settler=settler,
                 retry=self.settings.retry,
                 events=self.events,
@@ -306,45 +336,22 @@ class Worker:
             events=self.events,
             clock=self.clock,
             secret=secrets.token_bytes(32),
+            pages=partial(usage_pages, self.settings, self._environment, self.clock),
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
             orders=orders,
             inherited=self.identity.inherited,
         )
 
-    async def _open_to_operators(
-        self,
-        queue: MailQueue,
-        settler: Settler,
-        scheduler: Scheduler,
-        sending: Sending,
-        listeners: Listeners,
-    ) -> None:
-        assert self._telling is not None
-        orders = self._orders
-        assert orders is not None
-        parts = Parts(
-            hostname=self.hostname,
-            queue=queue,
-            zones=self._zones,
-            scheduler=scheduler,
-            settler=settler,
-            sending=sending,
-            listeners=listeners,
-            telling=self._telling,
-            orders=orders,
-            events=self.events,
-            redactor=self._redactor,
-            clock=self.clock,
-        )
+    async def _open_to_operators(self, parts: Parts) -> None:
         board = build_board(self.settings, parts, self.surface)
-        self.metrics.attach_queue(board.queues, queue.store.is_counted)
-        self.metrics.attach_store(self.identity.index, queue.store.unhealthy)
+        self.metrics.attach_queue(board.queues, parts.queue.store.is_counted)
+        self.metrics.attach_store(self.identity.index, parts.queue.store.unhealthy)
         guard = space_guard(self.settings.spool)
         self.metrics.attach_space(self.identity.index, lambda: board.free_space, guard)
         self.metrics.attach_destinations(board.destination_states)
         self.metrics.attach_configuration(lambda: (self.taken_up, self.refused_at is None))
-        self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
+        self.metrics.attach_restraint(lambda: parts.scheduler.throttled_seconds)
         self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
         endpoints = self._endpoints = Endpoints(
@@ -356,11 +363,12 @@ class Worker:
             clock=self.clock,
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
+            sandbox=self._sandbox,
         )
         journal = build_journal(self.settings, self.identity.index, self.clock)
         operations = build_operations(parts, journal)
-        orders.release = operations.release_orders
-        operations.orders_in_force = orders.ids
+        parts.orders.release = operations.release_orders
+        operations.orders_in_force = parts.orders.ids
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
         acts = OperatorActs(operations, journal, parts.zones, self.clock)
         handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
@@ -514,6 +522,7 @@ class Worker:
             state="draining" if self.draining else "running",
             taken_up=self.taken_up,
             refused=self.refused_at,
+            quotas=() if listeners is None else tuple(listeners.guard.nearly_used()),
             history=self.history,
             problems=(
                 *self.problems,

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from random import Random
 
 from tests.bench.limits.ledger import Promise, Tally
@@ -63,6 +64,7 @@ class Receiver:
         self.random = Random(name)
         self.commands: list[str] = []
         self.greylisted: set[tuple[str, str]] = set()
+        self.behaviours: Mapping[str, str] = {}
         self.port = 0
 
     async def accept(self, message: Received) -> None:

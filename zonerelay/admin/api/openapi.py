@@ -26,7 +26,18 @@ _OF_BODIES = {
     "408": "The body did not come in time.",
     "409": "Not possible as things are.",
     "413": "The body is too large.",
-    "415": "The body is not application/json.",
+    "415": "The body has a media type that is not taken here.",
+}
+_OF_MAIL = {
+    "409": "A request with this key is being answered.",
+    "429": "A quota of the user is used up, or the client has sent too many tokens that are not valid.",
+    "501": "The queue of this relay cannot remember idempotency keys.",
+}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "description": "The same key gives the first answer, and nothing is sent twice.",
 }
 
 MESSAGE_ID = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
@@ -37,6 +48,7 @@ def document(verbs: Sequence[Verb]) -> bytes:
     types: list[Any] = [ProblemBody]
     for verb in verbs:
         types += [each for each in (verb.parameters, verb.body, verb.answer) if each is not None]
+        types += [each for each in (verb.streams or {}).values() if each is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     found = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -91,7 +103,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         schema = {"type": "string", "description": "Events whose data are frames of `kind`."}
     operation: dict[str, Any] = {
         "summary": verb.summary,
-        "description": f"Scope: {verb.scope}.",
+        "description": f"Scope: {verb.scope}{f' or {verb.also}' if verb.also else ''}.",
         "operationId": re.sub(r"\W+", "_", f"{verb.method.lower()}{verb.path.removeprefix('/v1')}").strip(
             "_"
         ),
@@ -104,11 +116,21 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
             "required": True,
             "content": {"application/json": {"schema": found[repr(verb.body)]}},
         }
+    if verb.streams is not None:
+        refusals |= {**_OF_BODIES, **_OF_MAIL}
+        parameters.append(_KEY)
+        operation["requestBody"] = {
+            "required": True,
+            "content": {
+                media: {"schema": {"type": "string"} if of is None else found[repr(of)]}
+                for media, of in verb.streams.items()
+            },
+        }
     if verb.refusal == 409:
         refusals["409"] = _OF_BODIES["409"]
     problem = found[repr(ProblemBody)]
     operation["responses"] = {
-        "200": _response("Done.", verb.media, schema),
+        str(verb.success): _response("Done.", verb.media, schema),
         **{status: _response(text, TYPE, problem) for status, text in sorted(refusals.items())},
     }
     return operation

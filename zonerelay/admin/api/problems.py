@@ -28,6 +28,8 @@ Code = Literal[
     "not_possible",
     "unavailable",
     "busy",
+    "refused",
+    "too_many",
     "unexpected",
 ]
 
@@ -48,6 +50,8 @@ class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     detail: str
     type: str = "about:blank"
     errors: Sequence[FieldError] = ()
+    smtp_reply: str = ""
+    """What an SMTP client would have been told."""
 
 
 class Problem(Exception):
@@ -61,17 +65,23 @@ class Problem(Exception):
         *,
         errors: Sequence[FieldError] = (),
         fields: Mapping[str, str] | None = None,
+        smtp_reply: str = "",
     ) -> None:
         super().__init__(detail)
-        self._body = ProblemBody(
-            title=HTTPStatus(status).phrase, status=status, code=code, detail=detail, errors=tuple(errors)
+        self.body = ProblemBody(
+            title=HTTPStatus(status).phrase,
+            status=status,
+            code=code,
+            detail=detail,
+            errors=tuple(errors),
+            smtp_reply=smtp_reply,
         )
         self._fields = dict(fields or {})
 
     def response(self) -> web.Response:
-        body = msgspec.json.encode(self._body) + b"\n"
+        body = msgspec.json.encode(self.body) + b"\n"
         headers = {"Content-Type": TYPE, **self._fields}
-        return web.Response(status=self._body.status, body=body, headers=headers)
+        return web.Response(status=self.body.status, body=body, headers=headers)
 
 
 def invalid(error: msgspec.ValidationError, what: str) -> Problem:

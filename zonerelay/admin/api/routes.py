@@ -20,6 +20,7 @@ from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, invalid
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
 from zonerelay.admin.operators import BusyError, Operators
+from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
 from zonerelay.control.asking import BusyAskingError, UnexpectedError
@@ -39,9 +40,10 @@ class Api:
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
-        self._description = document(VERBS)
+        verbs = (*VERBS, *SUBMISSION)
+        self._description = document(verbs)
         paths: dict[str, dict[str, Verb]] = defaultdict(dict)
-        for verb in VERBS:
+        for verb in verbs:
             paths[verb.path][verb.method] = verb
         self._paths = [(_pattern(path), verbs) for path, verbs in paths.items()]
 
@@ -64,7 +66,7 @@ class Api:
         verb = verbs.get("GET" if request.method == "HEAD" else request.method)
         if verb is None:
             raise _not_allowed(allowed)
-        if not token.may(verb.scope):
+        if not token.may(verb.scope) and not (verb.also and token.may(verb.also)):
             raise Problem(
                 403,
                 "forbidden",
@@ -128,7 +130,8 @@ class Api:
             raise Problem(verb.refusal, "not_possible", str(error)) from error
         if isinstance(answer, web.StreamResponse):
             return answer
-        return web.Response(body=msgspec.json.encode(answer, enc_hook=str) + b"\n", content_type=JSON)
+        data = msgspec.json.encode(answer, enc_hook=str) + b"\n"
+        return web.Response(status=verb.success, body=data, content_type=JSON)
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -167,9 +170,9 @@ def _is_zero(parameters: Sequence[str]) -> bool:
 def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
     given: dict[str, str] = {}
     for name, value in request.query.items():
-        if name in given:
+        if name in given and name != "to":
             raise Problem(422, "invalid", f"the parameter {name} is given twice")
-        given[name] = value
+        given[name] = f"{given[name]},{value}" if name in given else value
     try:
         return msgspec.convert(given, verb.parameters, strict=False)
     except msgspec.ValidationError as error:

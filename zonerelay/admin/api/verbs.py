@@ -19,61 +19,16 @@ import msgspec
 from aiohttp import web
 
 from zonerelay.admin.api.problems import Problem, wrong
-from zonerelay.admin.history import Found, SearchError, TimeLine, Wanted, search, time_line
 from zonerelay.admin.operators import Operators
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
-from zonerelay.control.messages.answers import (
-    Acknowledged,
-    ActRow,
-    Address,
-    BodyPiece,
-    Changed,
-    Count,
-    DeliveryRow,
-    End,
-    Explanation,
-    Frame,
-    MailEvent,
-    MessageBody,
-    MessageDetail,
-    Missed,
-    OrderGiven,
-    OrdersEnded,
-    OrdersInForce,
-    Progress,
-    RelayStatus,
-    Summary,
-    TranscriptLine,
-)
-from zonerelay.control.messages.requests import (
-    Acts,
-    ChangeVerb,
-    Explain,
-    Filter,
-    Orders,
-    QueueCat,
-    QueueChange,
-    QueueCount,
-    QueueList,
-    QueueShow,
-    QueueSummary,
-    Request,
-    Resolve,
-    Resume,
-    Selectors,
-    SpoolAcknowledge,
-    Status,
-    SummaryBy,
-    Suspend,
-    Tail,
-    Transcript,
-    Undo,
-)
+from zonerelay.control.history import Found, TimeLine, Wanted, search, time_line
+from zonerelay.control.messages import answers, requests
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
+from zonerelay.telemetry.logs.address_forms import SearchError
 
 MAX_PAGE = 1000
 BEAT = 0.25
@@ -93,7 +48,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No parameters."""
 
 
-class Which(Filter, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Which(requests.Filter, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Which deliveries. Everything given must match; `*` in the text fields matches any text. Ages are in
     seconds.
     """
@@ -102,8 +57,8 @@ class Which(Filter, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     state: DeliveryState | None = None
     message_id: MessageIdText | None = None
 
-    def filter(self) -> Filter:
-        return Filter(**{name: getattr(self, name) for name in Filter.__struct_fields__})
+    def filter(self) -> requests.Filter:
+        return requests.Filter(**{name: getattr(self, name) for name in requests.Filter.__struct_fields__})
 
 
 class ListQuery(Which, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,7 +67,7 @@ class ListQuery(Which, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SummaryQuery(Which, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    by: SummaryBy = "domain"
+    by: requests.SummaryBy = "domain"
     exact: bool = False
 
 
@@ -191,7 +146,7 @@ class UndoBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SuspendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An order about mail that is there and mail to come, for so many `seconds`, 0 for until it is ended."""
 
-    about: Selectors
+    about: requests.Selectors
     effect: Literal["suspend", "hold"] = "suspend"
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     refuse: bool = False
@@ -202,7 +157,7 @@ class SuspendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ResumeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ends the orders with exactly these selectors, or the one with this `id`."""
 
-    about: Selectors = Selectors()
+    about: requests.Selectors = requests.Selectors()
     id: Line = ""
     reason: Line = ""
 
@@ -231,7 +186,7 @@ class AcknowledgeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """`next` is the cursor of the next page, `null` behind the last one. `missing` says what is not in it."""
 
-    deliveries: tuple[DeliveryRow, ...]
+    deliveries: tuple[answers.DeliveryRow, ...]
     next: str | None
     missing: tuple[str, ...] = ()
 
@@ -240,30 +195,30 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     """What a change would be about."""
 
     matched: int
-    sample: tuple[DeliveryRow, ...]
+    sample: tuple[answers.DeliveryRow, ...]
     missing: tuple[str, ...] = ()
 
 
 class ChangedAll(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="done"):
     """What a change did. `missing` names the workers that were not reached: what they have is as before."""
 
-    changed: Changed
+    changed: answers.Changed
     missing: tuple[str, ...] = ()
 
 
 class Summed(msgspec.Struct, frozen=True, kw_only=True):
-    summary: Summary
+    summary: answers.Summary
     missing: tuple[str, ...] = ()
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    addresses: tuple[Address, ...]
+    addresses: tuple[answers.Address, ...]
     more: bool
     missing: tuple[str, ...] = ()
 
 
 class ActsDone(msgspec.Struct, frozen=True, kw_only=True):
-    acts: tuple[ActRow, ...]
+    acts: tuple[answers.ActRow, ...]
     missing: tuple[str, ...] = ()
 
 
@@ -285,21 +240,13 @@ class Call:
     def caller(self) -> str:
         return f"token {self.token.name}"
 
-    async def one(self, request: Request, answer: type[F]) -> F:
+    async def one(self, request: requests.Request, answer: type[F]) -> F:
         """Returns the one frame that answers. Raises ControlError."""
         return await self.operators.asking.one(request, answer, self.caller)
 
-    async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], End]:
-        """Returns the frames of one kind, few enough to be in memory, and the end. Raises ControlError."""
-        found: list[F] = []
-        end = End()
-        async with aclosing(self.operators.asking.frames(request, self.caller)) as frames:
-            async for frame in frames:
-                if isinstance(frame, answer):
-                    found.append(frame)
-                elif isinstance(frame, End):
-                    end = frame
-        return tuple(found), end
+    async def all(self, request: requests.Request, answer: type[F]) -> tuple[tuple[F, ...], answers.End]:
+        """Returns the frames of one kind, and the end. Raises ControlError."""
+        return await self.operators.asking.all(request, answer, self.caller)
 
 
 Run = Callable[["Call"], Awaitable["Answer"]]
@@ -320,6 +267,11 @@ class Verb:
     body: type[msgspec.Struct] | None = None
     media: str = "application/json"
     refusal: int = 503
+    also: Scope | None = None
+    """Another scope that is enough."""
+    streams: Mapping[str, object] | None = None
+    """`run` reads the body itself, as it comes: media types and what the description says of them."""
+    success: int = 200
     audited: bool = False
     """The log tells of it by name: acts, orders and bodies have events of their own."""
 
@@ -330,18 +282,18 @@ def _given(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 async def _status(call: Call) -> Answer:
-    return await call.one(Status(), RelayStatus)
+    return await call.one(requests.Status(), answers.RelayStatus)
 
 
 async def _list(call: Call) -> Answer:
     wanted: ListQuery = call.parameters
     after = _after(wanted.cursor) if wanted.cursor else None
-    request = QueueList(filter=wanted.filter(), limit=wanted.limit, after=after)
-    rows, end = await call.all(request, DeliveryRow)
+    request = requests.QueueList(filter=wanted.filter(), limit=wanted.limit, after=after)
+    rows, end = await call.all(request, answers.DeliveryRow)
     return Page(deliveries=rows, next=_cursor(rows[-1]) if end.more else None, missing=end.missing)
 
 
-def _cursor(row: DeliveryRow) -> str:
+def _cursor(row: answers.DeliveryRow) -> str:
     place = (row.queue, row.message_id, row.recipient)
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode("ascii").rstrip("=")
 
@@ -361,22 +313,22 @@ async def _count(call: Call) -> Answer:
     return await _preview(call, call.parameters.filter(), 0)
 
 
-async def _preview(call: Call, wanted: Filter, sample: int) -> Preview:
-    found, end = await call.all(QueueCount(filter=wanted, sample=sample), msgspec.Struct)
-    rows = tuple(each for each in found if isinstance(each, DeliveryRow))
-    matched = sum(each.matched for each in found if isinstance(each, Count))
+async def _preview(call: Call, wanted: requests.Filter, sample: int) -> Preview:
+    found, end = await call.all(requests.QueueCount(filter=wanted, sample=sample), msgspec.Struct)
+    rows = tuple(each for each in found if isinstance(each, answers.DeliveryRow))
+    matched = sum(each.matched for each in found if isinstance(each, answers.Count))
     return Preview(matched=matched, sample=rows, missing=end.missing)
 
 
 async def _summary(call: Call) -> Answer:
     wanted: SummaryQuery = call.parameters
-    request = QueueSummary(by=wanted.by, filter=wanted.filter(), exact=wanted.exact)
-    (summary,), end = await call.all(request, Summary)
+    request = requests.QueueSummary(by=wanted.by, filter=wanted.filter(), exact=wanted.exact)
+    (summary,), end = await call.all(request, answers.Summary)
     return Summed(summary=summary, missing=end.missing)
 
 
 async def _show(call: Call) -> Answer:
-    return await call.one(QueueShow(message_id=call.path["message_id"]), MessageDetail)
+    return await call.one(requests.QueueShow(message_id=call.path["message_id"]), answers.MessageDetail)
 
 
 async def _body(call: Call) -> Answer:
@@ -387,22 +339,24 @@ async def _body(call: Call) -> Answer:
         "Content-Security-Policy": "sandbox",
     }
     if call.request.method == "HEAD":  # which reads nothing, so that nothing is to be audited
-        await call.one(QueueShow(message_id=message_id), MessageDetail)
+        await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
         return web.Response(headers=fields)
     wanted: BodyQuery = call.parameters
-    request = QueueCat(message_id=message_id, as_sent=wanted.as_sent, zone=wanted.zone, who=call.caller)
+    request = requests.QueueCat(
+        message_id=message_id, as_sent=wanted.as_sent, zone=wanted.zone, who=call.caller
+    )
     response = web.StreamResponse(headers=fields)
     async with aclosing(call.operators.asking.frames(request, call.caller)) as frames:
         async for frame in frames:
-            if isinstance(frame, MessageBody):
+            if isinstance(frame, answers.MessageBody):
                 await response.prepare(call.request)
-            elif isinstance(frame, BodyPiece):
+            elif isinstance(frame, answers.BodyPiece):
                 await response.write(frame.octets)
     await response.write_eof()
     return response
 
 
-def _change(action: ChangeVerb) -> Callable[[Call], Awaitable[Answer]]:
+def _change(action: requests.ChangeVerb) -> Callable[[Call], Awaitable[Answer]]:
     async def run(call: Call) -> Answer:
         body: ChangeBody = call.body
         wanted = body.filter.filter()
@@ -415,7 +369,7 @@ def _change(action: ChangeVerb) -> Callable[[Call], Awaitable[Answer]]:
             for name in ("at", "to_zone", "next_hop", "ask_again")
             if hasattr(body, name)
         }
-        request = QueueChange(
+        request = requests.QueueChange(
             action=action,
             filter=wanted,
             everything=body.everything,
@@ -428,71 +382,75 @@ def _change(action: ChangeVerb) -> Callable[[Call], Awaitable[Answer]]:
     return run
 
 
-async def _changed(call: Call, request: QueueChange | Undo) -> Answer:
-    (changed,), end = await call.all(request, Changed)
+async def _changed(call: Call, request: requests.QueueChange | requests.Undo) -> Answer:
+    (changed,), end = await call.all(request, answers.Changed)
     return ChangedAll(changed=changed, missing=end.missing)
 
 
 async def _acts(call: Call) -> Answer:
-    acts, end = await call.all(Acts(limit=call.parameters.limit), ActRow)
+    acts, end = await call.all(requests.Acts(limit=call.parameters.limit), answers.ActRow)
     return ActsDone(acts=acts, missing=end.missing)
 
 
 async def _act(call: Call) -> Answer:
-    acts, _ = await call.all(Acts(act=call.path["act"]), ActRow)
+    acts, _ = await call.all(requests.Acts(act=call.path["act"]), answers.ActRow)
     if not acts:
         raise Problem(404, "not_found", f"no act {call.path['act']} in the last 24 hours")
     return acts[0]
 
 
 async def _undo(call: Call) -> Answer:
-    return await _changed(call, Undo(undoes=call.path["act"], reason=call.body.reason, who=call.caller))
+    return await _changed(
+        call, requests.Undo(undoes=call.path["act"], reason=call.body.reason, who=call.caller)
+    )
 
 
 async def _orders(call: Call) -> Answer:
-    return await call.one(Orders(), OrdersInForce)
+    return await call.one(requests.Orders(), answers.OrdersInForce)
 
 
 async def _suspend(call: Call) -> Answer:
     body: SuspendBody = call.body
-    if body.about == Selectors():
+    if body.about == requests.Selectors():
         raise wrong("/about", "nothing is selected, and not everything either: which mail?")
-    return await call.one(Suspend(**_given(body), who=call.caller), OrderGiven)
+    return await call.one(requests.Suspend(**_given(body), who=call.caller), answers.OrderGiven)
 
 
 async def _resume(call: Call) -> Answer:
     body: ResumeBody = call.body
-    if body.about == Selectors() and not body.id:
+    if body.about == requests.Selectors() and not body.id:
         raise wrong("/about", "neither selectors nor an id: which orders?")
     return await call.one(
-        Resume(about=body.about, id=body.id, reason=body.reason, who=call.caller), OrdersEnded
+        requests.Resume(about=body.about, id=body.id, reason=body.reason, who=call.caller),
+        answers.OrdersEnded,
     )
 
 
 async def _explain(call: Call) -> Answer:
     body: ExplainBody = call.body
-    return await call.one(Explain(**_given(body)), Explanation)
+    return await call.one(requests.Explain(**_given(body)), answers.Explanation)
 
 
 async def _resolve(call: Call) -> Answer:
-    found, end = await call.all(Resolve(pseudonym=call.parameters.pseudonym), Address)
+    found, end = await call.all(requests.Resolve(pseudonym=call.parameters.pseudonym), answers.Address)
     return Resolved(addresses=found, more=end.more, missing=end.missing)
 
 
 async def _acknowledge(call: Call) -> Answer:
-    return await call.one(SpoolAcknowledge(loss=call.body.loss), Acknowledged)
+    return await call.one(requests.SpoolAcknowledge(loss=call.body.loss), answers.Acknowledged)
 
 
 async def _find(call: Call) -> Answer:
     try:
-        return await search(call.operators.settings(), call.parameters, call.operators.clock.now())
+        now = call.operators.clock.now()
+        return await asyncio.to_thread(search, call.operators.settings(), call.parameters, now)
     except SearchError as error:
         raise Problem(422, "invalid", str(error)) from error
 
 
 async def _time_line(call: Call) -> Answer:
     now = call.operators.clock.now()
-    return await time_line(call.operators.settings(), call.path["message_id"], now)
+    return await asyncio.to_thread(time_line, call.operators.settings(), call.path["message_id"], now)
 
 
 async def _config(call: Call) -> Answer:
@@ -509,14 +467,14 @@ async def _config(call: Call) -> Answer:
 
 
 async def _tail(call: Call) -> Answer:
-    return await _follow(call, Tail(**_given(call.parameters)))
+    return await _follow(call, requests.Tail(**_given(call.parameters)))
 
 
 async def _transcript(call: Call) -> Answer:
-    return await _follow(call, Transcript(**_given(call.parameters), who=call.caller))
+    return await _follow(call, requests.Transcript(**_given(call.parameters), who=call.caller))
 
 
-async def _follow(call: Call, request: Tail | Transcript) -> Answer:
+async def _follow(call: Call, request: requests.Tail | requests.Transcript) -> Answer:
     """Ends with the relay, with its client, and with its token."""
     fields = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
     if call.request.method == "HEAD":
@@ -529,13 +487,13 @@ async def _follow(call: Call, request: Tail | Transcript) -> Answer:
     return response
 
 
-async def _stream(call: Call, response: web.StreamResponse, frames: AsyncIterator[Frame]) -> None:
+async def _stream(call: Call, response: web.StreamResponse, frames: AsyncIterator[answers.Frame]) -> None:
     quiet = 0
     async for frame in frames:
         if not response.prepared:  # from here on an error can be told in the stream alone
             await response.prepare(call.request)
             await response.write(b": zonerelay\n\n")
-        if not isinstance(frame, Progress):
+        if not isinstance(frame, answers.Progress):
             await response.write(b"event: %b\ndata: %b\n\n" % (_kind(frame), msgspec.json.encode(frame)))
             continue
         quiet += 1
@@ -545,12 +503,12 @@ async def _stream(call: Call, response: web.StreamResponse, frames: AsyncIterato
             await response.write(b": still here\n\n")
 
 
-def _kind(frame: Frame) -> bytes:
+def _kind(frame: answers.Frame) -> bytes:
     return str(frame.__struct_config__.tag).encode("ascii")
 
 
 _MESSAGE = "/v1/queue/messages/{message_id}"
-_CHANGES: tuple[tuple[ChangeVerb, str, type[ChangeBody]], ...] = (
+_CHANGES: tuple[tuple[requests.ChangeVerb, str, type[ChangeBody]], ...] = (
     ("retry", "Try deliveries again now, or at a time.", RetryBody),
     ("hold", "Keep deliveries in the queue until they are released.", ChangeBody),
     ("release", "Let held deliveries go on.", ChangeBody),
@@ -571,7 +529,7 @@ def _post(path: str, summary: str, run: Run, answer: object, body: type[msgspec.
 
 
 VERBS: tuple[Verb, ...] = (
-    _get("/v1/status", "What the relay is doing.", _status, RelayStatus),
+    _get("/v1/status", "What the relay is doing.", _status, answers.RelayStatus),
     _get(
         "/v1/queue",
         "Deliveries, a page at a time, zone by zone, the oldest message first.",
@@ -583,7 +541,7 @@ VERBS: tuple[Verb, ...] = (
     _get(
         "/v1/queue/summary", "Deliveries by a property and by age.", _summary, Summed, parameters=SummaryQuery
     ),
-    _get(_MESSAGE, "One message with its open deliveries.", _show, MessageDetail),
+    _get(_MESSAGE, "One message with its open deliveries.", _show, answers.MessageDetail),
     _get(
         f"{_MESSAGE}/body",
         "The octets of one message, as received or as its zone sends them. The log tells of it.",
@@ -599,16 +557,16 @@ VERBS: tuple[Verb, ...] = (
         for name, summary, body in _CHANGES
     ),
     _get("/v1/acts", "What operators did, the last first.", _acts, ActsDone, parameters=ActsQuery),
-    _get("/v1/acts/{act}", "One act of an operator.", _act, ActRow),
+    _get("/v1/acts/{act}", "One act of an operator.", _act, answers.ActRow),
     _post("/v1/acts/{act}/undo", "Revert what an act changed.", _undo, ChangedAll, UndoBody),
-    _get("/v1/orders", "Suspensions and hold rules in force.", _orders, OrdersInForce),
-    _post("/v1/suspend", "Suspend mail, or hold what comes.", _suspend, OrderGiven, SuspendBody),
-    _post("/v1/resume", "End a suspension or a hold rule.", _resume, OrdersEnded, ResumeBody),
+    _get("/v1/orders", "Suspensions and hold rules in force.", _orders, answers.OrdersInForce),
+    _post("/v1/suspend", "Suspend mail, or hold what comes.", _suspend, answers.OrderGiven, SuspendBody),
+    _post("/v1/resume", "End a suspension or a hold rule.", _resume, answers.OrdersEnded, ResumeBody),
     _post(
         "/v1/explain",
         "How mail for an address would travel; nothing is sent.",
         _explain,
-        Explanation,
+        answers.Explanation,
         ExplainBody,
         scope="read",
         refusal=422,
@@ -637,7 +595,7 @@ VERBS: tuple[Verb, ...] = (
         "/v1/tail",
         "Mail events as they happen, as server-sent events.",
         _tail,
-        MailEvent | Missed,
+        answers.MailEvent | answers.Missed,
         parameters=TailQuery,
         media="text/event-stream",
         refusal=422,
@@ -646,7 +604,7 @@ VERBS: tuple[Verb, ...] = (
         "/v1/transcript",
         "Protocol lines of sessions as they happen, without secrets, as server-sent events.",
         _transcript,
-        TranscriptLine | Missed,
+        answers.TranscriptLine | answers.Missed,
         parameters=TranscriptQuery,
         media="text/event-stream",
         scope="operate",
@@ -656,7 +614,7 @@ VERBS: tuple[Verb, ...] = (
         "/v1/spool/acknowledge",
         "A loss of the spool is dealt with: it is told no more.",
         _acknowledge,
-        Acknowledged,
+        answers.Acknowledged,
         AcknowledgeBody,
         audited=True,
     ),

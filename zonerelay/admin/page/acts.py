@@ -20,30 +20,7 @@ from zonerelay.admin.page.text import when
 from zonerelay.admin.page.views import VERBS
 from zonerelay.admin.page.visitor import PageError, Visitor
 from zonerelay.config.units import parse_duration
-from zonerelay.control.messages.answers import (
-    ActRow,
-    Changed,
-    Count,
-    DeliveryRow,
-    End,
-    OrderGiven,
-    OrdersEnded,
-    OrdersInForce,
-    Progress,
-)
-from zonerelay.control.messages.requests import (
-    Acts,
-    ChangeVerb,
-    Filter,
-    OrderEffect,
-    Orders,
-    QueueChange,
-    QueueCount,
-    Resume,
-    Selectors,
-    Suspend,
-    Undo,
-)
+from zonerelay.control.messages import answers, requests
 
 PATIENCE = 25.0
 SAMPLE = 5
@@ -64,13 +41,9 @@ _DONE = {
 
 async def preview(visitor: Visitor) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
-    matched, sample = 0, list[DeliveryRow]()
-    async with aclosing(visitor.frames(QueueCount(filter=wanted, sample=SAMPLE))) as frames:
-        async for frame in frames:
-            if isinstance(frame, DeliveryRow):
-                sample.append(frame)
-            elif isinstance(frame, Count):
-                matched = frame.matched
+    found, _ = await visitor.all(requests.QueueCount(filter=wanted, sample=SAMPLE), msgspec.Struct)
+    sample = [frame for frame in found if isinstance(frame, answers.DeliveryRow)]
+    matched = sum(frame.matched for frame in found if isinstance(frame, answers.Count))
     how_many = f"{matched:,} {'delivery' if matched == 1 else 'deliveries'}"
     return await visitor.page(
         "act.html",
@@ -89,7 +62,7 @@ async def preview(visitor: Visitor) -> web.StreamResponse:
 async def change(visitor: Visitor) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
     reason, target = _reason(visitor), visitor.given("target") if verb == "reroute" else ""
-    request = QueueChange(
+    request = requests.QueueChange(
         action=verb,
         filter=wanted,
         reason=reason,
@@ -103,12 +76,12 @@ async def change(visitor: Visitor) -> web.StreamResponse:
 
 async def undo(visitor: Visitor) -> web.StreamResponse:
     act = visitor.given("act")
-    request = Undo(undoes=act, reason=_reason(visitor), who=visitor.caller)
+    request = requests.Undo(undoes=act, reason=_reason(visitor), who=visitor.caller)
     return await _carry_out(visitor, request, "undo", f"zonerelay undo {act}", back="/suspensions")
 
 
 async def _carry_out(
-    visitor: Visitor, request: QueueChange | Undo, verb: str, same: str, *, back: str
+    visitor: Visitor, request: requests.QueueChange | requests.Undo, verb: str, same: str, *, back: str
 ) -> web.StreamResponse:
     changed, lines = None, list[str]()
     missing: tuple[str, ...] = ()
@@ -116,11 +89,11 @@ async def _carry_out(
     until = monotonic() + PATIENCE
     async with aclosing(visitor.frames(request, beat=1.0)) as frames:
         async for frame in frames:
-            if isinstance(frame, Changed):
+            if isinstance(frame, answers.Changed):
                 changed = frame
-            elif isinstance(frame, End):
+            elif isinstance(frame, answers.End):
                 missing = frame.missing
-            elif isinstance(frame, Progress) and monotonic() > until:
+            elif isinstance(frame, answers.Progress) and monotonic() > until:
                 of = f" of {frame.total:,}" if frame.total else ""
                 lines.append(
                     f"It goes on: {frame.done:,}{of} deliveries were looked at. Its act will be listed below."
@@ -145,13 +118,13 @@ async def _carry_out(
     return await visitor.page("done.html", lines=lines, missing=missing, act=act, back=back, command=same)
 
 
-def _asked(visitor: Visitor) -> tuple[ChangeVerb, str, Filter]:
+def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]:
     """The verb and the filter. Raises PageError."""
     verb, q = visitor.given("verb"), visitor.given("q")
     if verb not in VERBS:
         raise PageError(400, "No such verb", f"{verb}: there are {', '.join(VERBS)}")
     try:
-        return msgspec.convert(verb, ChangeVerb), q, parse(q)
+        return msgspec.convert(verb, requests.ChangeVerb), q, parse(q)
     except FilterTextError as error:
         raise PageError(400, "No such filter", str(error)) from error
 
@@ -160,9 +133,8 @@ def _asked(visitor: Visitor) -> tuple[ChangeVerb, str, Filter]:
 
 
 async def suspensions(visitor: Visitor) -> web.StreamResponse:
-    found = await visitor.one(Orders(), OrdersInForce)
-    async with aclosing(visitor.frames(Acts())) as frames:
-        rows = [frame async for frame in frames if isinstance(frame, ActRow)]
+    found = await visitor.one(requests.Orders(), answers.OrdersInForce)
+    rows, _ = await visitor.all(requests.Acts(), answers.ActRow)
     given = {name: visitor.given(name) for name in ("what", "value", "zone")}
     return await visitor.page(
         "suspensions.html", orders=found.orders, acts=rows, given=given, selectors=SELECTORS, most=MAX_REASON
@@ -171,7 +143,7 @@ async def suspensions(visitor: Visitor) -> web.StreamResponse:
 
 async def suspend(visitor: Visitor) -> web.StreamResponse:
     what, value, effect = visitor.given("what"), visitor.given("value"), visitor.given("effect")
-    if what not in SELECTORS or effect not in get_args(OrderEffect):
+    if what not in SELECTORS or effect not in get_args(requests.OrderEffect):
         raise PageError(400, "Which mail?", f"choose one of {', '.join(SELECTORS)}")
     if not value and what != "everything":
         raise PageError(400, "Which mail?", f"write which {what}; all mail is a choice of its own")
@@ -191,16 +163,16 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
     words += ["--stop-clock"] if stop else []
     same = shlex.join([*words, f"--reason={reason}"])
     given = await visitor.one(
-        Suspend(
-            about=msgspec.convert(about, Selectors),
-            effect=msgspec.convert(effect, OrderEffect),
+        requests.Suspend(
+            about=msgspec.convert(about, requests.Selectors),
+            effect=msgspec.convert(effect, requests.OrderEffect),
             seconds=seconds,
             refuse=refuse,
             stop_clock=stop,
             reason=reason,
             who=visitor.caller,
         ),
-        OrderGiven,
+        answers.OrderGiven,
     )
     lines = [f"The order {given.order.id} is in force, for mail of now and to come."]
     if given.first_expiry is not None:
@@ -210,7 +182,9 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
 
 async def resume(visitor: Visitor) -> web.StreamResponse:
     order = visitor.given("order")
-    ended = await visitor.one(Resume(id=order, reason=_reason(visitor), who=visitor.caller), OrdersEnded)
+    ended = await visitor.one(
+        requests.Resume(id=order, reason=_reason(visitor), who=visitor.caller), answers.OrdersEnded
+    )
     lines = ["The order is over." if ended.orders else "The order was over already."]
     if ended.released:
         lines.append(f"{ended.released:,} deliveries that it held were released.")

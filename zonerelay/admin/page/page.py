@@ -19,6 +19,7 @@ from aiohttp import web
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
+from zonerelay.admin.page.captured import CapturedPages
 from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, see_other
 from zonerelay.admin.visit import VISIT
@@ -40,6 +41,7 @@ class PageRoutes:
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
         self._sessions = Sessions(operators.clock.monotonic, self._is_valid)
+        self._captured = CapturedPages(operators)
         self._renderer: Renderer | None = None
         self._loading = asyncio.Lock()
 
@@ -68,6 +70,12 @@ class PageRoutes:
             web.post("/suspend", act(acts.suspend)),
             web.post("/resume", act(acts.resume)),
             web.post("/message/{id}/body", act(views.body)),
+            web.get("/captured", act(self._captured.list)),
+            web.post("/captured", act(self._captured.delete)),
+            web.get("/captured/{id}", act(self._captured.message)),
+            web.get("/captured/{id}/html", act(self._captured.html)),
+            web.get("/captured/{id}/part/{part}", act(self._captured.part)),
+            web.post("/captured/{id}/release", act(self._captured.release)),
         ]
 
     def _for(self, scope: Scope) -> Callable[[View], Handler]:

@@ -16,7 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from zonerelay.admin.page import filter_text
-from zonerelay.admin.page.text import size, span, when
+from zonerelay.admin.page.text import when
+from zonerelay.config.units import rough_size, span
 from zonerelay.telemetry.logs.redact import printable
 
 HOME = Path(__file__).parent
@@ -31,6 +32,8 @@ MENU = (
     ("/tail", "Live tail"),
     ("/configuration", "Configuration"),
 )
+CAPTURED = (("/captured", "Captured mail"),)
+"""In the menu where mail is captured."""
 
 
 class Renderer:
@@ -53,7 +56,10 @@ class Renderer:
         )
         self._templates.filters.update(_FILTERS)
         self._templates.globals.update(
-            menu=MENU, filter_term=filter_text.term, asset=lambda name: f"/static/{self._names[name]}"
+            menu=MENU,
+            captured_menu=CAPTURED,
+            filter_term=filter_text.term,
+            asset=lambda name: f"/static/{self._names[name]}",
         )
 
     def render(self, template: str, values: Mapping[str, object]) -> str:
@@ -90,7 +96,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "until": lambda then, now: "now" if then <= now else f"in {span(then - now)}",
     "when": when,
     "iso": lambda then: datetime.fromtimestamp(then).astimezone().isoformat(timespec="milliseconds"),
-    "size": size,
+    "size": rough_size,
     "number": lambda count: f"{count:,}",
     "sampled": _sampled,
     "digit": lambda text: text if text in ("2", "4", "5") else "0",

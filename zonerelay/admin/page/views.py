@@ -19,27 +19,7 @@ from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
-from zonerelay.control.messages.answers import (
-    BodyPiece,
-    DeliveryRow,
-    DestinationStatus,
-    End,
-    Frame,
-    MailEvent,
-    MessageBody,
-    MessageDetail,
-    Missed,
-    RelayStatus,
-    TraceStep,
-)
-from zonerelay.control.messages.requests import (
-    QueueCat,
-    QueueList,
-    QueueShow,
-    QueueTrace,
-    Status,
-    Tail,
-)
+from zonerelay.control.messages import answers, requests
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
@@ -60,7 +40,7 @@ EVENTS = (
 
 
 async def overview(visitor: Visitor) -> web.StreamResponse:
-    status = await visitor.one(Status(), RelayStatus)
+    status = await visitor.one(requests.Status(), answers.RelayStatus)
     return await visitor.page(
         "overview.html",
         status=status,
@@ -70,7 +50,7 @@ async def overview(visitor: Visitor) -> web.StreamResponse:
 
 
 async def destinations(visitor: Visitor) -> web.StreamResponse:
-    status = await visitor.one(Status(), RelayStatus)
+    status = await visitor.one(requests.Status(), answers.RelayStatus)
     name, is_all = visitor.given("name"), bool(visitor.given("all"))
     wanted = [
         row
@@ -81,11 +61,13 @@ async def destinations(visitor: Visitor) -> web.StreamResponse:
     return await visitor.page("destinations.html", status=status, rows=rows, name=name, all=is_all)
 
 
-def _matters(row: DestinationStatus) -> bool:
+def _matters(row: answers.DestinationStatus) -> bool:
     return bool(mail_of(row) or row.waiting) or row.suspended_until is not None
 
 
-def _with_filters(visitor: Visitor, rows: list[DestinationStatus]) -> list[tuple[DestinationStatus, str]]:
+def _with_filters(
+    visitor: Visitor, rows: list[answers.DestinationStatus]
+) -> list[tuple[answers.DestinationStatus, str]]:
     """Each destination with the filter of its mail: a next hop is not the domain of any recipient."""
     by_next_hop = {zone.name for zone in visitor.operators.settings().zone if zone.next_hop}
     return [
@@ -104,14 +86,9 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
         wanted = parse(q)
     except FilterTextError as error:
         return await visitor.page("queue.html", 400, q=q, problem=error)
-    rows, end = list[DeliveryRow](), End()
     after = _place(visitor)
-    async with aclosing(visitor.frames(QueueList(filter=wanted, limit=ROWS, after=after))) as frames:
-        async for frame in frames:
-            if isinstance(frame, DeliveryRow):
-                rows.append(frame)
-            elif isinstance(frame, End):
-                end = frame
+    request = requests.QueueList(filter=wanted, limit=ROWS, after=after)
+    rows, end = await visitor.all(request, answers.DeliveryRow)
     return await visitor.page(
         "queue.html",
         q=q,
@@ -126,7 +103,7 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
     )
 
 
-def _behind(row: DeliveryRow) -> str:
+def _behind(row: answers.DeliveryRow) -> str:
     """The place of the next page in the address."""
     return msgspec.json.encode([row.queue, row.message_id, row.recipient]).decode()
 
@@ -149,11 +126,10 @@ def message_id_of(visitor: Visitor) -> str:
 
 async def message(visitor: Visitor) -> web.StreamResponse:
     message_id = message_id_of(visitor)
-    detail, absent, queued = None, "", list[TraceStep]()
+    detail, absent, queued = None, "", tuple[answers.TraceStep, ...]()
     try:
-        detail = await visitor.one(QueueShow(message_id=message_id), MessageDetail)
-        async with aclosing(visitor.frames(QueueTrace(message_id=message_id))) as frames:
-            queued = [frame async for frame in frames if isinstance(frame, TraceStep)]
+        detail = await visitor.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
+        queued, _ = await visitor.all(requests.QueueTrace(message_id=message_id), answers.TraceStep)
     except (NotFoundError, ControlError) as error:
         absent = str(error)
     known = [] if detail is None else [detail.sender, *(row.recipient for row in detail.deliveries)]
@@ -176,12 +152,12 @@ async def body(visitor: Visitor) -> web.StreamResponse:
     """As text, whatever it is; the relay's log names the reader."""
     message_id, as_sent = message_id_of(visitor), visitor.given("as") == "sent"
     found, octets = None, bytearray()
-    request = QueueCat(message_id=message_id, as_sent=as_sent, who=visitor.caller)
+    request = requests.QueueCat(message_id=message_id, as_sent=as_sent, who=visitor.caller)
     async with aclosing(visitor.frames(request)) as frames:
         async for frame in frames:
-            if isinstance(frame, MessageBody):
+            if isinstance(frame, answers.MessageBody):
                 found = frame
-            elif isinstance(frame, BodyPiece):
+            elif isinstance(frame, answers.BodyPiece):
                 octets += frame.octets
             if len(octets) > MAX_BODY:
                 break
@@ -231,7 +207,9 @@ async def tail(visitor: Visitor) -> web.StreamResponse:
 
 async def tail_events(visitor: Visitor) -> web.StreamResponse:
     """Server-sent events, until the operator leaves or his session ends."""
-    wanted = Tail(address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone"))
+    wanted = requests.Tail(
+        address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone")
+    )
     fields = {**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=fields)
     try:
@@ -245,7 +223,7 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
                             break
                         await response.write(_event(frame))
             except ControlError as error:
-                await response.write(b"retry: 60000\n" + _event(Missed(why=str(error))))
+                await response.write(b"retry: 60000\n" + _event(answers.Missed(why=str(error))))
     except BusyError as error:
         raise PageError(503, "Busy", str(error)) from error
     except ConnectionError:
@@ -253,22 +231,22 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
     return response
 
 
-def _event(frame: Frame) -> bytes:
+def _event(frame: answers.Frame) -> bytes:
     cells = _cells(frame)
     return b"data: " + msgspec.json.encode(cells) + b"\n\n" if cells else b": beat\n\n"
 
 
-def _cells(frame: Frame) -> list[dict[str, str]]:
+def _cells(frame: answers.Frame) -> list[dict[str, str]]:
     """The cells of a row, as page.js makes them: text, perhaps with a link or a kind."""
     match frame:
-        case MailEvent():
+        case answers.MailEvent():
             fields = {name: value for name, value in frame.fields.items() if value not in ("", None)}
             message_id = str(fields.pop("id", ""))
             link = {"link": f"/message/{message_id}"} if is_message_id(message_id) else {}
             what = " ".join(f"{name}={value}" for name, value in fields.items())
             cells = [{"text": when(frame.at)}, {"text": frame.event}, {"text": message_id, **link}]
             return [*cells, {"text": printable(what), "kind": "reply"}]
-        case Missed():
+        case answers.Missed():
             text = frame.why or f"{frame.count:,} events are missing here: they came too fast"
             return [
                 {"text": ""},

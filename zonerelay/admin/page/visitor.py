@@ -11,7 +11,7 @@ from aiohttp import web
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.sessions import Session
 from zonerelay.config.credentials.identities import Scope
-from zonerelay.control.messages.answers import Frame
+from zonerelay.control.messages.answers import End, Frame
 from zonerelay.control.messages.requests import Request
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ F = TypeVar("F")
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "frame-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 FIELDS = {
@@ -91,6 +92,10 @@ class Visitor:
         """Raises ControlError."""
         return await self.operators.asking.one(request, answer, self.caller)
 
+    async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], End]:
+        """Raises ControlError."""
+        return await self.operators.asking.all(request, answer, self.caller)
+
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
         return self.operators.asking.frames(request, self.caller, beat=beat)
 
@@ -101,6 +106,7 @@ class Visitor:
             "operates": self.operates,
             "here": self.request.path,
             "now": self.now,
+            "captures": self.operators.captures,
         }
         text = await asyncio.to_thread(self._renderer.render, template, {**common, **values})
         body = text.encode("utf-8", "replace")

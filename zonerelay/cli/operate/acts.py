@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from collections.abc import Sequence
+
+from rich.table import Table
 
 from zonerelay.cli.operate.change import changed_by, tell_act
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.control.messages.answers import ActRow, Changed, End
+from zonerelay.control.messages.answers import ActRow, Changed
 from zonerelay.control.messages.requests import Acts, Undo
 
 
 def acts(arguments: Namespace) -> int:
-    rows: list[ActRow] = []
-    end = End()
-    for frame in connect(arguments.config).stream(Acts(limit=arguments.limit)):
-        if isinstance(frame, ActRow):
-            rows.append(frame)
-        elif isinstance(frame, End):
-            end = frame
-    if arguments.json:
-        for row in rows:
-            output.print_line(row)
-    elif rows:
-        output.console().print(
-            output.table(
-                ("act", "time", "by", "verb", "changed", "undo", "which"),
-                [_cells(row) for row in rows],
-                cut=("by", "which"),
-            )
-        )
-    else:
-        output.chatter().print("No operator has changed the queue in the last 24 hours.")
+    rows, end = connect(arguments.config).all(Acts(limit=arguments.limit), ActRow)
+    nothing = "No operator has changed the queue in the last 24 hours."
+    output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
+
+
+def _table(rows: Sequence[ActRow]) -> Table:
+    columns = ("act", "time", "by", "verb", "changed", "undo", "which")
+    return output.table(columns, map(_cells, rows), cut=("by", "which"))
 
 
 def _cells(row: ActRow) -> tuple[str, ...]:
@@ -52,7 +43,11 @@ def undo(arguments: Namespace) -> int:
     if arguments.list:
         return acts(arguments)
     if not arguments.act:
-        raise CliError("undo which act? zonerelay acts lists them, and each command printed its own", USAGE)
+        raise CliError(
+            "undo which act? zonerelay acts and zonerelay suspend --list show them, and each command printed"
+            " its own",
+            USAGE,
+        )
     request = Undo(undoes=arguments.act, reason=arguments.reason)
     changed = changed_by(connect(arguments.config), request, arguments)
     if arguments.json:

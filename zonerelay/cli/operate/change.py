@@ -13,13 +13,13 @@ from argparse import Namespace
 
 import msgspec
 
-from zonerelay.cli.arguments import filter_of
+from zonerelay.cli.arguments import filter_of, given
 from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
-from zonerelay.control.messages.answers import Changed, Count, DeliveryRow, End
+from zonerelay.control.messages.answers import Changed, Count, DeliveryRow
 from zonerelay.control.messages.requests import Filter, QueueChange, QueueCount, Undo
 from zonerelay.control.socket.client import ControlClient
 
@@ -72,15 +72,11 @@ def _can_ask() -> bool:
 
 
 def _preview(client: ControlClient, wanted: Filter) -> tuple[int, list[DeliveryRow]]:
-    matched, sample = 0, []
     with ProgressBar("Counting") as bar:
-        for frame in client.stream(QueueCount(filter=wanted, sample=SAMPLE)):
-            bar.saw(frame)
-            if isinstance(frame, DeliveryRow):
-                sample.append(frame)
-            elif isinstance(frame, Count):
-                matched = frame.matched
-    return matched, sample
+        request = QueueCount(filter=wanted, sample=SAMPLE)
+        found, _ = client.all(request, msgspec.Struct, bar.saw)
+    sample = [frame for frame in found if isinstance(frame, DeliveryRow)]
+    return sum(frame.matched for frame in found if isinstance(frame, Count)), sample
 
 
 def _confirmed(client: ControlClient, verb: str, wanted: Filter) -> bool:
@@ -116,16 +112,8 @@ def _dry_run(client: ControlClient, arguments: Namespace, filters: list[Filter])
 
 
 def _change(client: ControlClient, arguments: Namespace, wanted: Filter, act: str) -> Changed:
-    request = QueueChange(
-        action=arguments.verb,
-        filter=wanted,
-        reason=arguments.reason,
-        everything=arguments.all,
-        at=getattr(arguments, "at", None),
-        to_zone=getattr(arguments, "to_zone", None) or "",
-        next_hop=getattr(arguments, "next_hop", None) or "",
-        ask_again=getattr(arguments, "ask_again", False),
-        act=act,
+    request = given(
+        arguments, QueueChange, action=arguments.verb, filter=wanted, everything=arguments.all, act=act
     )
     return changed_by(client, request, arguments)
 
@@ -134,17 +122,8 @@ def changed_by(client: ControlClient, request: QueueChange | Undo, arguments: Na
     """Sends a changing request and shows how far it is. `arguments.incomplete` is set when a part of the
     relay did not answer.
     """
-    changed: Changed | None = None
-    end = End()
     with ProgressBar("Undo" if isinstance(request, Undo) else request.action.capitalize()) as bar:
-        for frame in client.stream(request):
-            bar.saw(frame)
-            if isinstance(frame, Changed):
-                changed = frame
-            elif isinstance(frame, End):
-                end = frame
-    if changed is None:
-        raise CliError("the relay did not say what it changed: is it another version?")
+        changed, end = client.answered(request, Changed, bar.saw)
     if output.completeness(end) != OK:
         arguments.incomplete = True
     return changed

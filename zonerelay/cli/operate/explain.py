@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from zonerelay.cli.arguments import given
 from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
+from zonerelay.config.endpoints import CAPTURE
 from zonerelay.control.messages.answers import ChangePlan, DeliveryRow, Explanation, HostPlan, StsPlan
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.errors import NotRunningError
@@ -33,18 +35,7 @@ MAX_ROUTES = 20  # of those that were asked, in the table
 def explain(arguments: Namespace) -> int:
     """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
     settings = load_settings(arguments.config)
-    request = Explain(
-        address=arguments.address,
-        message_id=arguments.message_id or "",
-        sender=arguments.sender,
-        user=arguments.user,
-        listener=arguments.listener,
-        client=arguments.client or "",
-        certificate=arguments.certificate or "",
-        priority=arguments.priority,
-        size=arguments.size,
-        headers=tuple(arguments.header),
-    )
+    request = given(arguments, Explain, headers=tuple(arguments.header))
     try:
         frames = client_of(settings).stream(request)
         answers = [frame for frame in frames if isinstance(frame, Explanation)]
@@ -83,7 +74,8 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     if found.priority not in ("", "normal"):
         yield "priority", found.priority
     yield from _route_facts(found)
-    yield "next hop", found.next_hop or f"MX of {text.clean(found.route)}"
+    kept = " it is kept to be looked at, and not sent ([capture])" if found.next_hop == CAPTURE else ""
+    yield "next hop", f"{found.next_hop}{kept}" if found.next_hop else f"MX of {text.clean(found.route)}"
     if found.unroutable:
         yield "result", Text(f"{found.verdict}: {text.clean(found.unroutable)}", style="red")
     for host in found.hosts:
@@ -97,6 +89,8 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     for order in found.orders:
         yield "order", order_line(order, now)
     yield from _change_facts(found.changes)
+    if kept:
+        return
     yield from _terms_facts(found)
     yield "EHLO name", found.ehlo_name
     limits: dict[str, int | str] = {**found.limits, **found.rates}

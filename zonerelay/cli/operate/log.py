@@ -10,23 +10,24 @@ import contextlib
 import sqlite3
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
+from zonerelay.cli.arguments import given
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.control import history
 from zonerelay.control.messages.answers import TraceStep
-from zonerelay.history.database import CLEAR, forget, open_for_writing
-from zonerelay.history.reader import Entry, Gap, Histories, Query, Step, steps
+from zonerelay.history.database import forget, open_for_writing
+from zonerelay.history.reader import Entry, Gap
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.process.setup import redact_key_of
-from zonerelay.store.spool_paths import is_shared
-from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
-from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor, load_key
+from zonerelay.telemetry.logs.address_forms import SearchError
+from zonerelay.telemetry.logs.redact import RedactKeyError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,29 +36,33 @@ if TYPE_CHECKING:
 
     from zonerelay.config.settings import Settings
 
-MAX_GAPS = 5
-"""Told one by one."""
+T = TypeVar("T")
+
 FORGOTTEN = "forgotten"
 
 
 def find(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     now = time.time()
-    with _histories(settings, now) as histories:
-        query = _query(arguments, settings, histories.redactor, now)
-        found, more = histories.find(query, arguments.limit)
-        since = query.since if found or arguments.since is not None else 0.0
-        gaps = _of_interest(histories.gaps(since, min(query.until, now)), found, arguments.since is not None)
-        counted = histories.refused_more(query)
-        workers = histories.workers
+    wanted = given(
+        arguments,
+        history.Wanted,
+        about=arguments.value,
+        since=0.0 if arguments.since is None else now - arguments.since,
+        until=None if arguments.until is None else now - arguments.until,
+    )
+    answer = _told(lambda: history.search(settings, wanted, now))
+    gaps = history.of_interest(answer, asked=arguments.since is not None)
+    found, workers = answer.found, answer.workers
     if arguments.json:
         for each in (*found, *gaps):
             output.print_line(each)
     elif found:
+        asked = filter(None, [arguments.value, arguments.sender, arguments.recipient])
         console = output.console()
-        wide = console.width >= output.WIDE
-        console.print(_table(found, _asked_about(arguments, histories.redactor), wide=wide))
-    if more:
+        known = _told(lambda: history.pseudonyms(settings, asked))
+        console.print(_table(found, known, wide=console.width >= output.WIDE))
+    if answer.more:
         output.chatter().print(
             f"The newest {arguments.limit}; there are more (--limit, or a narrower search)."
         )
@@ -65,9 +70,11 @@ def find(arguments: Namespace) -> int:
         _tell_nothing(settings, workers)
     if not arguments.json:
         _tell_gaps(gaps, len(workers) + len({gap.worker for gap in gaps} - set(workers)) > 1)
-    if counted and (not found or arguments.outcome == "refused"):
-        output.chatter().print(f"{counted:,} more refusals were counted, by client, and not kept one by one.")
-    if is_shared(settings.spool):
+    if answer.refused_more and (not found or arguments.outcome == "refused"):
+        output.chatter().print(
+            f"{answer.refused_more:,} more refusals were counted, by client, and not kept one by one."
+        )
+    if answer.other_machines:
         output.chatter().print(
             "Other machines with the same queue were not asked: they have their own history."
         )
@@ -76,41 +83,19 @@ def find(arguments: Namespace) -> int:
 
 def show(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
-    now = time.time()
-    with _histories(settings, now) as histories:
-        told = steps(histories.records(arguments.message_id), arguments.message_id)
-        accepted = int(arguments.message_id[:11], 16) / 1000
-        gaps = histories.gaps(accepted, now)
-        workers = histories.workers
-    print_steps([_frame(each) for each in told], as_json=arguments.json)
-    if not told:
-        _tell_nothing(settings, workers)
-    _tell_gaps(gaps, len(workers) > 1)
-    return OK if told else FAILED
+    told = _told(lambda: history.time_line(settings, arguments.message_id, time.time()))
+    print_steps(told.steps, as_json=arguments.json)
+    if not told.steps:
+        _tell_nothing(settings, told.workers)
+    _tell_gaps(told.gaps, len(told.workers) > 1)
+    return OK if told.steps else FAILED
 
 
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:
-    """The time line of a message; what its queue still says comes behind. Addresses that the queue shows are
-    shown in what the history has, too.
-    """
-    with contextlib.suppress(CliError), _histories(load_settings(config), time.time()) as histories:
-        records = histories.records(message_id)
-        if not any(record.name in ("accepted", "dsn") for record in records):
-            return list(queued)  # a gap: the queue knows the acceptance and the last attempt
-        told = [_frame(each) for each in steps(records, message_id)]
-        names: dict[str, str] = {}
-        if histories.redactor is not None:
-            names = {histories.redactor.mailbox(Mailbox(each.recipient)): each.recipient for each in queued}
-        shown = [
-            TraceStep(
-                at=each.at,
-                event=each.event,
-                recipient=names.get(each.recipient, each.recipient),
-                text=each.text,
-            )
-            for each in told
-        ]
-        return shown + [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
+    """The time line of a message; what its queue still says comes behind."""
+    known = [each.recipient for each in queued]
+    with contextlib.suppress(CliError, RedactKeyError):
+        return history.whole_line(load_settings(config), message_id, queued, known, time.time())[0]
     return list(queued)
 
 
@@ -128,7 +113,7 @@ def print_steps(found: Sequence[TraceStep], *, as_json: bool) -> None:
 def forget_address(arguments: Namespace) -> int:
     """`log forget ADDRESS`."""
     settings = load_settings(arguments.config)
-    form = _form(arguments.address, settings, _redactor(settings))
+    form = _told(lambda: history.form(arguments.address, settings, history.redactor_of(settings)))
     if not form.exact:
         raise CliError("give one whole address, or its pseudonym", USAGE)
     count = 0
@@ -155,7 +140,7 @@ def pseudonym_of(settings: Settings, address: str) -> str:
             " or a domain as @example.com",
             USAGE,
         )
-    redactor = _redactor(settings)
+    redactor = _told(lambda: history.redactor_of(settings))
     if redactor is None:
         raise CliError(f"there is no key of pseudonyms at {redact_key_of(settings)}: the log has none")
     domain = wanted.startswith("@")
@@ -163,55 +148,12 @@ def pseudonym_of(settings: Settings, address: str) -> str:
     return pseudonym.partition("@")[2] if domain else pseudonym
 
 
-def _frame(step: Step) -> TraceStep:
-    return TraceStep(at=step.at, event=step.event, recipient=step.recipient, text=step.text)
-
-
-@contextlib.contextmanager
-def _histories(settings: Settings, now: float) -> Iterator[Histories]:
-    with Histories(settings.spool.path.parent / DIRECTORY, _redactor(settings), now) as histories:
-        yield histories
-
-
-def _redactor(settings: Settings) -> Redactor | None:
-    """`None` when there is no key, and so no pseudonym."""
+def _told(ask: Callable[[], T]) -> T:
+    """What cannot be asked, or answered, is a mistake of usage or of the configuration."""
     try:
-        key = load_key(redact_key_of(settings))
-    except RedactKeyError as error:
+        return ask()
+    except (SearchError, RedactKeyError) as error:
         raise CliError(str(error), USAGE) from error
-    return None if key is None else Redactor(key, enabled=True)
-
-
-def _query(arguments: Namespace, settings: Settings, redactor: Redactor | None, now: float) -> Query:
-    def form(value: str | None) -> Form | None:
-        return None if value is None else _form(value, settings, redactor)
-
-    return Query(
-        any=form(arguments.value),
-        sender=form(arguments.sender),
-        recipient=form(arguments.recipient),
-        client=form(arguments.client),
-        user=form(arguments.user),
-        zone=arguments.zone or "",
-        destination=arguments.destination or "",
-        reply=arguments.reply or "",
-        outcome=arguments.outcome or "",
-        since=0.0 if arguments.since is None else now - arguments.since,
-        until=float("inf") if arguments.until is None else now - arguments.until,
-    )
-
-
-def _form(value: str, settings: Settings, redactor: Redactor | None) -> Form:
-    try:
-        return form_of(value, redactor, clear=settings.history.addresses == CLEAR)
-    except SearchError as error:
-        raise CliError(str(error), USAGE) from error
-
-
-def _asked_about(arguments: Namespace, redactor: Redactor | None) -> dict[str, str]:
-    """The addresses that the operator knows, by their pseudonyms: they are shown as given."""
-    given = [each for each in (arguments.value, arguments.sender, arguments.recipient) if each]
-    return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in given}
 
 
 def _table(found: Sequence[Entry], known: Mapping[str, str], *, wide: bool) -> Table:
@@ -243,11 +185,6 @@ _STYLES = {
 }
 
 
-def _of_interest(gaps: Sequence[Gap], found: Sequence[Entry], asked: bool) -> list[Gap]:
-    """That nothing is kept from before is news where nothing was found, or that time was asked for."""
-    return [gap for gap in gaps if gap.began is not None or gap.ended is None or asked or not found]
-
-
 def _tell_nothing(settings: Settings, workers: Sequence[int]) -> None:
     place = settings.spool.path.parent / DIRECTORY
     if not settings.history.enabled:
@@ -261,19 +198,7 @@ def _tell_nothing(settings: Settings, workers: Sequence[int]) -> None:
 
 
 def _tell_gaps(gaps: Sequence[Gap], several: bool) -> None:
-    chatter = output.chatter()
     if gaps:
-        chatter.print("The history is not whole:")
-    for gap in gaps[:MAX_GAPS]:
-        chatter.print(f"  {_told(gap, several)}")
-    if len(gaps) > MAX_GAPS:
-        chatter.print(f"  and {len(gaps) - MAX_GAPS} more times (--json has them all)")
-
-
-def _told(gap: Gap, several: bool) -> str:
-    worker = f"worker {gap.worker}: " if several else ""
-    if gap.began is None and gap.ended is None:
-        return f"{worker}{gap.why}"
-    began = "the beginning" if gap.began is None else text.when(gap.began)
-    ended = "now" if gap.ended is None else text.when(gap.ended)
-    return f"{worker}from {began} to {ended}: {gap.why}"
+        output.chatter().print("The history is not whole:")
+    for line in history.in_words(gaps, text.when, several=several):
+        output.chatter().print(f"  {line}")

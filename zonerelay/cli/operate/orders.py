@@ -10,11 +10,11 @@ from typing import TypeVar
 from rich.table import Table
 from rich.text import Text
 
+from zonerelay.cli.arguments import given
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, USAGE, CliError
 from zonerelay.control.messages.answers import (
-    End,
     Frame,
     OrderGiven,
     OrderRow,
@@ -38,23 +38,17 @@ def suspend(arguments: Namespace) -> int:
         raise CliError(
             "why? Give a --reason: other operators see it until the order is over, clients never do", USAGE
         )
-    request = Suspend(
-        about=about,
-        effect="hold" if arguments.hold else "suspend",
-        seconds=arguments.seconds,
-        refuse=arguments.refuse,
-        stop_clock=arguments.stop_clock,
-        reason=arguments.reason,
-    )
-    given, status = _ask(arguments, request, OrderGiven)
+    effect = "hold" if arguments.hold else "suspend"
+    request = given(arguments, Suspend, about=about, effect=effect)
+    answer, status = _ask(arguments, request, OrderGiven)
     if arguments.json:
-        output.print_document(given)
+        output.print_document(answer)
         return status
-    now, order = time.time(), given.order
+    now, order = time.time(), answer.order
     end = "until it is resumed" if order.until is None else f"until {text.when(order.until)}"
-    print(f"Order {order.id}{'' if given.new else ', which was in force already'}: {what_of(order)}, {end}.")
+    print(f"Order {order.id}{'' if answer.new else ', which was in force already'}: {what_of(order)}, {end}.")
     print(f"To end it: zonerelay resume {order.id}")
-    for line in _clock(given, now):
+    for line in _clock(answer, now):
         output.chatter().print(line)
     return status
 
@@ -133,13 +127,5 @@ def _about(arguments: Namespace) -> Selectors:
 
 
 def _ask(arguments: Namespace, request: Request, answer: type[_Answer]) -> tuple[_Answer, int]:
-    found: _Answer | None = None
-    end = End()
-    for frame in connect(arguments.config).stream(request):
-        if isinstance(frame, answer):
-            found = frame
-        elif isinstance(frame, End):
-            end = frame
-    if found is None:
-        raise CliError("the relay did not answer that: is it another version?")
+    found, end = connect(arguments.config).answered(request, answer)
     return found, output.completeness(end)

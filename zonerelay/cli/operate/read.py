@@ -241,15 +241,9 @@ def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
 def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
-    found: list[Address] = []
-    end = End()
     with ProgressBar("Looking through the queue") as bar:
-        for frame in connect(arguments.config).stream(Resolve(pseudonym=arguments.pseudonym)):
-            bar.saw(frame)
-            if isinstance(frame, Address):
-                found.append(frame)
-            elif isinstance(frame, End):
-                end = frame
+        request = Resolve(pseudonym=arguments.pseudonym)
+        found, end = connect(arguments.config).all(request, Address, bar.saw)
     if arguments.json:
         for address in found:
             output.print_line(address)
@@ -264,15 +258,9 @@ def resolve(arguments: Namespace) -> int:
 
 
 def summary(arguments: Namespace) -> int:
-    found, end = Summary(by=arguments.by, minutes=(), rows=()), End()
     request = QueueSummary(by=arguments.by, filter=filter_of(arguments), exact=arguments.exact)
     with ProgressBar("Looking through the queue") as bar:
-        for frame in connect(arguments.config).stream(request):
-            bar.saw(frame)
-            if isinstance(frame, Summary):
-                found = frame
-            elif isinstance(frame, End):
-                end = frame
+        found, end = connect(arguments.config).answered(request, Summary, bar.saw)
     if arguments.json:
         output.print_document(found)
         return output.completeness(end)
@@ -310,8 +298,6 @@ def _resolve_address(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import pseudonym_of  # SQLite
 
     pseudonym = pseudonym_of(load_settings(arguments.config), arguments.pseudonym)
-    if arguments.json:
-        output.print_line(Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym))
-    else:
-        print(pseudonym)
+    answer = Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym)
+    output.print_answer(answer, pseudonym, as_json=arguments.json)
     return OK

@@ -31,10 +31,7 @@ def acknowledge(arguments: Namespace) -> int:
         except (StoreError, OSError) as error:
             raise CliError(str(error)) from error
         done = Acknowledged(loss=arguments.loss)
-    if arguments.json:
-        output.print_line(done)
-    else:
-        print(f"{done.loss}: acknowledged")
+    output.print_answer(done, f"{done.loss}: acknowledged", as_json=arguments.json)
     return OK
 
 

@@ -19,6 +19,7 @@ from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.watch import watch
 from zonerelay.control.messages.answers import (
     DestinationStatus,
+    QuotaStatus,
     RelayStatus,
     SourcePenalty,
     WorkerStatus,
@@ -68,6 +69,9 @@ def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool)
         yield orders_table(found.orders[:MAX_SHOWN], now)
         if len(found.orders) > MAX_SHOWN:
             yield Text(f"… and {len(found.orders) - MAX_SHOWN:,} more orders (zonerelay suspend --list)")
+    if found.quotas:
+        yield Text()
+        yield _quotas(found.quotas[:MAX_SHOWN])
     yield Text()
     yield _zones(found.zones)
     if found.workers:
@@ -91,6 +95,14 @@ def _parts(found: RelayStatus, config: Path | None, *, is_all: bool, wide: bool)
         yield _penalties(found.source_penalties[:MAX_SHOWN], now)
         if len(found.source_penalties) > MAX_SHOWN:
             yield Text(f"… and {len(found.source_penalties) - MAX_SHOWN:,} more refusals of sources")
+
+
+def _quotas(rows: Sequence[QuotaStatus]) -> Table:
+    shown = [
+        (text.clean(row.user), row.quota, text.amount(row.quota, row.used), text.amount(row.quota, row.most))
+        for row in sorted(rows, key=lambda row: -row.used / row.most)
+    ]
+    return output.table(["user", "quota", "used", "of"], shown, cut=("user",))
 
 
 def _matters(each: DestinationStatus) -> bool:

@@ -13,6 +13,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from zonerelay.cli.arguments import given
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
@@ -40,17 +41,7 @@ _ARROWS = {"received": "<", "sent": ">", "note": "*"}
 
 
 def tail(arguments: Namespace) -> int:
-    request = Tail(
-        address=arguments.address,
-        sender=arguments.tail_from,
-        recipient=arguments.tail_to,
-        domain=arguments.tail_domain,
-        zone=arguments.tail_zone,
-        user=arguments.tail_user,
-        client=arguments.tail_client,
-        event=arguments.tail_event,
-        message_id=arguments.tail_id,
-    )
+    request = given(arguments, Tail)
     console = output.console()
     wide = console.width >= output.WIDE
     with contextlib.suppress(KeyboardInterrupt):
@@ -85,14 +76,7 @@ def event_line(event: MailEvent, *, wide: bool) -> Text:
 
 
 def transcript(arguments: Namespace) -> int:
-    request = Transcript(
-        client=arguments.client,
-        domain=arguments.domain,
-        message_id=arguments.id or "",
-        seconds=arguments.seconds,
-        octets=arguments.size,
-        sessions=arguments.sessions,
-    )
+    request = given(arguments, Transcript)
     with _opened(arguments) as (console, stream), contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments.config).stream(request):
             if not isinstance(frame, TranscriptLine | Missed):

@@ -4,66 +4,55 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
+from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.control.messages.answers import End, WebhookReplayed, WebhookRow, WebhookTested
+from zonerelay.control.messages.answers import WebhookReplayed, WebhookRow, WebhookTested
 from zonerelay.control.messages.requests import WebhookList, WebhookReplay, WebhookTest
 
 _STYLES = {"ok": "green", "failing": "yellow"}
 
 
 def list_webhooks(arguments: Namespace) -> int:
-    frames = list(connect(arguments.config).stream(WebhookList()))
-    rows = [frame for frame in frames if isinstance(frame, WebhookRow)]
-    end = next((frame for frame in frames if isinstance(frame, End)), End())
-    if arguments.json:
-        for row in rows:
-            output.print_line(row)
-        return output.completeness(end)
-    if not rows:
-        output.chatter().print("The configuration has no [[webhook]].")
-        return output.completeness(end)
-    now = time.time()
-    columns = ["name", "state", "queued", "oldest", "delivered", "last answer", "url"]
-    output.console().print(
-        output.table(
-            columns,
-            [
-                [
-                    row.name,
-                    Text(row.state, style=_STYLES.get(row.state, "red")),
-                    f"{row.queued:,}",
-                    "-" if row.oldest is None else text.span(now - row.oldest),
-                    f"{row.delivered:,}",
-                    text.clean(row.problem) or "-",
-                    text.clean(row.url),
-                ]
-                for row in rows
-            ],
-            cut=("last answer", "url"),
-        )
-    )
+    rows, end = connect(arguments.config).all(WebhookList(), WebhookRow)
+    nothing = "The configuration has no [[webhook]]."
+    output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
+
+
+def _table(rows: Sequence[WebhookRow]) -> Table:
+    now = time.time()
+    cells: list[list[output.Cell]] = [
+        [
+            row.name,
+            Text(row.state, style=_STYLES.get(row.state, "red")),
+            f"{row.queued:,}",
+            "-" if row.oldest is None else text.span(now - row.oldest),
+            f"{row.delivered:,}",
+            text.clean(row.problem) or "-",
+            text.clean(row.url),
+        ]
+        for row in rows
+    ]
+    columns = ["name", "state", "queued", "oldest", "delivered", "last answer", "url"]
+    return output.table(columns, cells, cut=("last answer", "url"))
 
 
 def test(arguments: Namespace) -> int:
     answer = connect(arguments.config).ask(WebhookTest(name=arguments.name), WebhookTested)
-    if arguments.json:
-        output.print_line(answer)
-    else:
-        print(f"{arguments.name}: {'taken' if answer.ok else 'not taken'}: {text.clean(answer.text)}")
+    words = f"{arguments.name}: {'taken' if answer.ok else 'not taken'}: {text.clean(answer.text)}"
+    output.print_answer(answer, words, as_json=arguments.json)
     return OK if answer.ok else FAILED
 
 
 def replay(arguments: Namespace) -> int:
     since = None if arguments.since is None else time.time() - arguments.since
     answer = connect(arguments.config).ask(WebhookReplay(name=arguments.name, since=since), WebhookReplayed)
-    if arguments.json:
-        output.print_line(answer)
-    else:
-        print(f"{arguments.name}: {text.plural(answer.queued, 'event')} on the way")
+    words = f"{arguments.name}: {text.plural(answer.queued, 'event')} on the way"
+    output.print_answer(answer, words, as_json=arguments.json)
     return OK

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.cli.terminal import text
+from zonerelay.config import rails
 from zonerelay.config.checks import secrets_of, try_secrets
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
@@ -26,6 +27,7 @@ from zonerelay.config.credentials.identities import IdentitiesError, read_token_
 from zonerelay.config.problems import KeyPath, Report, path_text
 from zonerelay.config.settings import (
     AdminSettings,
+    Backend,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
@@ -44,6 +46,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         notes += _policy(listener, hostname, ("listener", at), report)
     notes += _admin(settings.admin, report)
     _users(settings, report)
+    notes += _guard_rails(settings, report)
     for at, rule in enumerate(settings.access):
         _patterns(rule.sender, ("access", at, "sender"), report)
         _patterns(rule.recipient, ("access", at, "recipient"), report)
@@ -142,6 +145,27 @@ def _about(pair: Pair, certificate: Path, key: Path, taken: set[str]) -> Iterato
         yield f"certificate: {certificate} is never used: one before it has its names"
     if is_exposed(key):
         yield f"key: every user of this machine can read {key}: chmod o-r it"
+
+
+def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
+    file = rails.file_beside(settings.auth.credentials)
+    try:
+        found = rails.read(file)
+    except CredentialsError as error:
+        report.refuse(("auth", "credentials"), str(error))
+        return
+    for problem in found.problems.values():
+        report.refuse(("auth", "credentials"), problem)
+    for name, each in found.rails.items():
+        for problem in _unmatchable(each.recipients):
+            report.refuse(("auth", "credentials"), f"{file}: a recipient of the user {name}: {problem}")
+        zones = {zone.name for zone in settings.zone}
+        for zone in each.zones:
+            if zone not in zones:
+                yield f"auth.credentials: {file}: there is no zone {zone} for the user {name}"
+    shared = settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
+    if not shared and any(each.quotas for each in found.rails.values()):
+        yield "auth.credentials: quotas of users are totals of this machine: another one counts its own"
 
 
 def _users(settings: Settings, report: Report) -> None:

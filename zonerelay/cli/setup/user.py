@@ -1,4 +1,5 @@
-"""`user add|passwd|list|remove`: the credentials file, changed so that a running relay sees it at once.
+"""`user …`: the credentials file and the guard rails beside it, changed so that a running relay sees it at
+once.
 
 The file is `--file`, or what `[auth] credentials` of the configuration names. Everything is asked and hashed
 before the file is locked, and checked again under the lock.
@@ -18,6 +19,7 @@ import secrets
 import stat
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -26,10 +28,13 @@ from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.passwords import ask, read_line
+from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.credentials.file import CredentialsError, User
+from zonerelay.config.rails import Rails
+from zonerelay.config.settings import Settings
 from zonerelay.model.priority import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
@@ -45,21 +50,27 @@ class UserRow(msgspec.Struct, kw_only=True):
     priority: str = ""
 
 
+class UserDetail(msgspec.Struct, kw_only=True):
+    """`user show --json`. `rails` as in the file, without hashes; `usage` by quota."""
+
+    name: str
+    senders: tuple[str, ...]
+    priority: str
+    passwords: int
+    rails: dict[str, object]
+    usage: dict[str, int]
+    usage_unknown: str
+
+
+_IN_THE_LINE = ("senders", "priority")
+
+
 def user(arguments: Namespace) -> int:
     path = arguments.file or load_settings(arguments.config).auth.credentials
     try:
-        match arguments.verb:
-            case "add":
-                return _add(arguments, path)
-            case "passwd":
-                return _passwd(arguments, path)
-            case "list":
-                return _list(arguments, path)
-            case "remove":
-                return _remove(arguments, path)
+        return _VERBS[arguments.verb](arguments, path)
     except CredentialsError as error:
         raise CliError(str(error)) from error
-    raise AssertionError(arguments.verb)
 
 
 def _add(arguments: Namespace, path: Path) -> int:
@@ -76,7 +87,7 @@ def _add(arguments: Namespace, path: Path) -> int:
             raise _exists(name, path)
         return User(name, hashed, senders, priority)
 
-    made = change_user(path, name, add)
+    made = change_user(path, name, add, rails.change_beside(path, name))
     _say(f"User {text.clean(name)} was added to {path}.")
     _show(arguments, password)
     _advise(path, made=made)
@@ -95,7 +106,10 @@ def _passwd(arguments: Namespace, path: Path) -> int:
             raise _unknown(name, path)
         return dataclasses.replace(there, hash=hashed)
 
-    change_user(path, name, replace)
+    def one_password(_: User, there: Rails) -> Rails:
+        return dataclasses.replace(there, second_hash="")
+
+    change_user(path, name, replace, rails.change_beside(path, name, one_password))
     _say(f"The password of {text.clean(name)} was changed; the old one is refused from now on.")
     _show(arguments, password)
     _advise(path, made=False)
@@ -110,7 +124,7 @@ def _remove(arguments: Namespace, path: Path) -> int:
             raise _unknown(name, path)
 
     _users(path)  # before a lock is taken: a missing file is the more helpful answer
-    change_user(path, name, remove)
+    change_user(path, name, remove, rails.change_beside(path, name))
     _say(f"User {text.clean(name)} was removed from {path}. Connections that are logged in stay open.")
     return OK
 
@@ -129,6 +143,164 @@ def _list(arguments: Namespace, path: Path) -> int:
     else:
         _say(f"{path} has no users yet: zonerelay user add NAME makes one.")
     return OK
+
+
+def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
+    """Senders and priority are in the user's line, everything else beside it."""
+    name = prepare_user(arguments.name)
+    _users(path)
+    own = [each for each in assignments if each.partition("=")[0] in _IN_THE_LINE and "=" in each]
+    others = [each for each in assignments if each not in own]
+
+    def change(there: User | None) -> User:
+        if there is None:
+            raise _unknown(name, path)
+        for each in own:
+            key, _, value = each.partition("=")
+            if key == "senders":
+                patterns = _senders([part.strip() for part in value.split(",")] if value else [])
+                there = dataclasses.replace(there, senders=patterns)
+            else:
+                priority = credentials.check_priority(value) if value else None
+                there = dataclasses.replace(there, priority=priority)
+        return there
+
+    def change_rails(_: User, there: Rails) -> Rails:
+        return rails.changed(there, others, _IN_THE_LINE)
+
+    try:
+        change_user(path, name, change, rails.change_beside(path, name, change_rails))
+    except ValueError as error:
+        raise CliError(f"{error}; nothing was changed", USAGE) from error
+    _say(f"{text.clean(name)} was changed: {', '.join(assignments)}. It counts from the next message.")
+    if others:
+        _advise(rails.file_beside(path), made=False)
+    return OK
+
+
+def _rotate(arguments: Namespace, path: Path) -> int:
+    name = prepare_user(arguments.name)
+    if name not in _users(path):
+        raise _unknown(name, path)
+    if _rails(path, name).second_hash:
+        raise _rotating(name)
+    password = new_password(arguments, name)
+    hashed = passwords.make_hash(password)
+
+    def keep(there: User | None) -> User:
+        if there is None:
+            raise _unknown(name, path)
+        return there
+
+    def second(_: User, there: Rails) -> Rails:
+        if there.second_hash:
+            raise _rotating(name)
+        return dataclasses.replace(there, second_hash=hashed)
+
+    change_user(path, name, keep, rails.change_beside(path, name, second))
+    shown = text.clean(name)
+    _say(f"{shown} has two passwords now. zonerelay user rotate {shown} --finish ends the old one.")
+    _show(arguments, password)
+    _advise(rails.file_beside(path), made=False)
+    return OK
+
+
+def _finish_rotation(arguments: Namespace, path: Path) -> int:
+    name = prepare_user(arguments.name)
+    _users(path)
+    hashed = _rails(path, name).second_hash
+    if not hashed:
+        raise CliError(f"{text.clean(name)} has one password: zonerelay user rotate NAME adds a second one")
+
+    def replace(there: User | None) -> User:
+        if there is None:
+            raise _unknown(name, path)
+        return dataclasses.replace(there, hash=hashed)
+
+    def drop(_: User, there: Rails) -> Rails:
+        if there.second_hash != hashed:
+            raise CliError("the passwords were changed meanwhile; nothing was changed here")
+        return dataclasses.replace(there, second_hash="")
+
+    change_user(path, name, replace, rails.change_beside(path, name, drop))
+    _say(f"The old password of {text.clean(name)} is refused from now on.")
+    return OK
+
+
+def _show_user(arguments: Namespace, path: Path) -> int:
+    name = prepare_user(arguments.name)
+    found = _users(path).get(name)
+    if found is None:
+        raise _unknown(name, path)
+    there = _rails(path, name)
+    usage, problem = ({}, "") if arguments.file else _usage(load_settings(arguments.config), name)
+    row = UserDetail(
+        name=name,
+        senders=found.senders,
+        priority=found.priority or "",
+        passwords=2 if there.second_hash else 1,
+        rails=rails.document_of(there),
+        usage=usage,
+        usage_unknown=problem,
+    )
+    if arguments.json:
+        output.print_line(row)
+        return OK
+    rows: list[tuple[str, str]] = [
+        ("user", text.clean(name)),
+        ("senders", ", ".join(map(text.clean, found.senders)) or "any"),
+        ("priority", found.priority or "the listener's"),
+        ("passwords", "2: a rotation is not finished" if there.second_hash else "1"),
+    ]
+    for line in rails.lines_of(dataclasses.replace(there, second_hash="")):
+        key, _, value = line.partition(" = ")
+        used = f" ({text.amount(key, usage[key])} used)" if key in usage else ""
+        rows.append((key, f"{text.clean(value)}{used}"))
+    if problem:
+        rows.append(("usage", f"unknown: {problem}"))
+    output.console().print(output.facts(rows))
+    return OK
+
+
+def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
+    """What the user has used of each quota, from where the relay counts it; or why that is unknown."""
+    quotas = _rails(settings.auth.credentials, name)
+    if not quotas.quotas:
+        return {}, ""
+    import asyncio  # the other verbs do without all of these
+
+    from zonerelay.inbound.limits.quotas import used_by
+    from zonerelay.inbound.limits.usage_file import DIRECTORY, FILE, UsageFile
+    from zonerelay.limits.values import AuthorityError
+    from zonerelay.model.clock import SystemClock
+    from zonerelay.store.contract import StoreOpenError
+    from zonerelay.store.open import open_books
+
+    try:
+        books = open_books(settings, os.environ)
+        if books is None:
+            home = settings.spool.path.parent
+            if not (home / DIRECTORY / FILE).exists():
+                return {f"{what}_per_{window}": 0 for what, window in quotas.quotas}, ""
+            books = UsageFile(home, SystemClock(), read_only=True)
+        levels = asyncio.run(used_by(books, name, quotas))
+    except (AuthorityError, StoreOpenError, OSError) as error:
+        return {}, str(error)
+    return {level.limit: level.used for level in levels}, ""
+
+
+def _rails(path: Path, name: str) -> Rails:
+    there = rails.read(rails.file_beside(path))
+    if name in there.problems:
+        raise CliError(there.problems[name])
+    return there.rails.get(name, rails.NONE)
+
+
+def _rotating(name: str) -> CliError:
+    shown = text.clean(name)
+    return CliError(
+        f"{shown} has two passwords already: zonerelay user rotate {shown} --finish ends the old one"
+    )
 
 
 def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
@@ -251,3 +423,16 @@ def _checked(password: str, name: str) -> str:
             "(--generate makes a good one); nothing was changed"
         )
     return prepared
+
+
+_VERBS: dict[str, Callable[[Namespace, Path], int]] = {
+    "add": _add,
+    "passwd": _passwd,
+    "list": _list,
+    "remove": _remove,
+    "show": _show_user,
+    "set": lambda arguments, path: _set(arguments.assignment, arguments, path),
+    "disable": lambda arguments, path: _set(["disabled=true"], arguments, path),
+    "enable": lambda arguments, path: _set(["disabled="], arguments, path),
+    "rotate": lambda arguments, path: (_finish_rotation if arguments.finish else _rotate)(arguments, path),
+}

@@ -50,10 +50,8 @@ def export_to(arguments: Namespace) -> int:
     matcher = Matcher(queue_filter(filter_of(arguments)), now)
     with stopped(settings), _translated("nothing was written"), files.writing(target) as target_files:
         done = asyncio.run(_export(settings, matcher, now, target_files, target.parent))
-    if arguments.json:
-        output.print_line(done)
-    else:
-        print(f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}.")
+    words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."
+    output.print_answer(done, words, as_json=arguments.json)
     return FAILED if done.unusable else OK
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from zonerelay.capture.store import DIRECTORY as CAPTURED
 from zonerelay.cli.terminal import output
 from zonerelay.config.credentials import identities
 from zonerelay.config.credentials.identities import FILE_NAME, identities_file
@@ -22,6 +23,7 @@ from zonerelay.config.settings import NOTE, Settings
 from zonerelay.delivery.auth.logins import token_directory
 from zonerelay.history.database import open_for_reading
 from zonerelay.history.writer import DIRECTORY as HISTORY
+from zonerelay.inbound.limits.usage_file import DIRECTORY as USAGE
 from zonerelay.process.setup import REDACT_KEY, redact_key_of
 from zonerelay.queue.operator.journal import DIRECTORY as ACTS
 from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
@@ -42,6 +44,8 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield "refresh-tokens", token_directory(settings)
     yield FILE_NAME, identities_file(home)
     yield HISTORY, home / HISTORY
+    yield USAGE, home / USAGE
+    yield CAPTURED, home / CAPTURED
     yield ACTS, home / ACTS
     yield ORDERS, home / ORDERS
 
@@ -116,12 +120,17 @@ def _problem_in(file: Path) -> str:
         return f"{error}. Until then no token is let in"
     except (OSError, sqlite3.Error) as error:
         found = str(error)
-    return "" if found == "ok" else f"{' '.join(found.split())}. No mail depends on it{_SET_ASIDE}"
+    if found == "ok":
+        return ""
+    found = " ".join(found.split())
+    if file.parent.name == CAPTURED:
+        return f"{found}. Mail for it waits in the queue until the file is moved away"
+    return f"{found}. No mail depends on it{_SET_ASIDE}"
 
 
 def _copy(path: Path, target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.name == HISTORY:
+    if path.name in (HISTORY, USAGE, CAPTURED):
         _copy_databases(path, target)
     elif path.is_dir():
         shutil.copytree(path, target, ignore=shutil.ignore_patterns("*.new"), copy_function=_copy_file)

@@ -10,8 +10,8 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import msgspec
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
@@ -30,6 +30,7 @@ WIDE = 110
 """Columns of a terminal from which a table of deliveries shows everything."""
 
 Cell = str | Text
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def console(stream: TextIO | None = None) -> Console:
@@ -141,6 +142,26 @@ def print_document(frame: msgspec.Struct) -> None:
 def print_line(row: msgspec.Struct, stream: TextIO | None = None) -> None:
     """Prints one JSON object on one line."""
     _print_json(msgspec.json.encode(row), stream or sys.stdout)
+
+
+def print_rows(
+    rows: Sequence[S], table_of: Callable[[Sequence[S]], Table], nothing: str, *, as_json: bool
+) -> None:
+    """A line each for scripts, a table for people, or a word where there is nothing."""
+    if as_json:
+        for row in rows:
+            print_line(row)
+    elif rows:
+        console().print(table_of(rows))
+    else:
+        chatter().print(nothing)
+
+
+def print_answer(answer: msgspec.Struct, words: str, *, as_json: bool) -> None:
+    if as_json:
+        print_line(answer)
+    else:
+        print(words)
 
 
 def _print_json(document: bytes, stream: TextIO) -> None:

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from itertools import pairwise
 
+from zonerelay.config import units
 from zonerelay.telemetry.logs.redact import printable
 
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
-
-
-def span(seconds: float) -> str:
-    """A duration in its two largest units: `3s`, `12m`, `3h20m`, `2d4h`. Good enough to decide by."""
-    left = max(int(seconds), 0)
-    for (name, length), (next_name, next_length) in pairwise(_UNITS):
-        if left >= length:
-            rest = left % length // next_length
-            # Seconds beside minutes would change while one reads them.
-            return f"{left // length}{name}" + (f"{rest}{next_name}" if rest and next_name != "s" else "")
-    return f"{left}s"
+span, size = units.span, units.rough_size
 
 
 def until(then: float, now: float) -> str:
@@ -31,14 +20,9 @@ def when(then: float) -> str:
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
-def size(octets: int) -> str:
-    """`812 B`, `4.1 KB`, `20 MB`: rounded, unlike the sizes in a configuration."""
-    value = float(octets)
-    for unit in ("B", "KB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GB"
+def amount(quota: str, number: int) -> str:
+    """What is counted in a quota such as `octets_per_day`."""
+    return size(number) if quota.startswith("octets") else f"{number:,}"
 
 
 def short(count: int) -> str:

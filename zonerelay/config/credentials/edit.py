@@ -1,4 +1,5 @@
-"""The editor of the credentials file: it changes one user at a time, and writes the file whole or not at all.
+"""The editor of the credentials file and of the guard rails beside it: it changes one user at a time, and
+writes each file whole or not at all.
 
 It writes the new file beside the old one, syncs it and renames it over the old one, so that a relay that
 reads at that moment, and one that starts after a power cut, sees the old file or the new one. Mode, owner,
@@ -31,7 +32,16 @@ NEW_FILE_MODE = 0o640
 Change = Callable[[User | None], User | None]
 
 
-def change_user(path: Path, name: str, change: Change) -> bool:
+# Takes the user there was and the one there is now, and gives the new text of the file beside the credentials
+# file, `None` where it stays as it is, and that file. May raise to change nothing.
+ChangeBeside = Callable[[User | None, User | None], tuple[str | None, Path]]
+
+
+def _nothing(_: User | None, __: User | None) -> tuple[str | None, Path]:
+    return None, Path()
+
+
+def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _nothing) -> bool:
     """Apply one change under the lock. True when the file was made anew.
 
     Raises CredentialsError, also for a file that was bad before: nothing is built on what cannot be read.
@@ -43,8 +53,13 @@ def change_user(path: Path, name: str, change: Change) -> bool:
             text = "" if missing else read_text(path)
             before = parse(text, str(path)).get(name)
             after = change(before)
+            kept, file = beside(before, after)
+            if before is None and kept is not None:  # a new user never has those of an older one
+                replace_file(file, kept, like=path)
             if after != before:
                 replace_file(path, _edited(text, name, after))
+            if before is not None and kept is not None:
+                replace_file(file, kept, like=path)
             return missing
     except OSError as error:
         raise CredentialsError(f"{error.filename or path}: {error.strerror or error}") from error
@@ -82,14 +97,16 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Writes the file whole or not at all. Raises OSError, and CredentialsError if its owner would change."""
+def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:
+    """Writes the file whole or not at all. Raises OSError, and CredentialsError if its owner would change.
+    A new file has owner and mode of the one that it is `like`.
+    """
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode())
             file.flush()
-            _dress(file.fileno(), path)
+            _dress(file.fileno(), path if like is None or path.exists() else like)
             os.fsync(file.fileno())
         os.replace(draft, path)  # noqa: PTH105  (a descriptor's name, not a Path)
     except BaseException:

@@ -20,18 +20,10 @@ from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.tables.entries import check_known, check_names
 
 EVENTS = (
-    "message.accepted",
-    "delivery.delivered",
-    "delivery.deferred",
-    "delivery.bounced",
-    "delivery.expired",
-    "delivery.in_doubt",
-    "delivery.held",
-    "destination.suspended",
-    "destination.resumed",
-    "spool.unhealthy",
-    "spool.recovered",
-)
+    "message.accepted", "delivery.delivered", "delivery.deferred", "delivery.bounced", "delivery.expired",
+    "delivery.in_doubt", "delivery.held", "destination.suspended", "destination.resumed",
+    "spool.unhealthy", "spool.recovered",
+)  # fmt: skip
 _TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
 

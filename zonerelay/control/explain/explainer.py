@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
 from zonerelay.config.wording import did_you_mean, in_words
@@ -258,7 +258,7 @@ class Explainer:
     async def _hosts(
         self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[SourcePlan]
     ) -> tuple[HostPlan, ...]:
-        if isinstance(found, Unroutable):
+        if isinstance(found, Unroutable) or zone.next_hop == CAPTURE:
             return ()
         terms = Terms(zone, found)
         return tuple(await asyncio.gather(*(self._host(terms, host, sources) for host in found.hosts)))

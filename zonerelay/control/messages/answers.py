@@ -15,6 +15,7 @@ import msgspec
 
 from zonerelay.control.messages.requests import VERSION, Request
 from zonerelay.model.priority import Priority, queue_of
+from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.metrics.families import Family
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -85,6 +86,15 @@ class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
     until: float
     reply: str
     ipv6_only: bool = False
+
+
+class QuotaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A quota of a user (`messages_per_hour`) that is nearly used up, or is."""
+
+    user: str
+    quota: str
+    used: int
+    most: int
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,26 +260,11 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
         return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
 
 
-class OrderRow(_Frame, frozen=True, kw_only=True, tag="order"):
+class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
     """An order of an operator in force. `until` `None`: until it is resumed. `held` are the deliveries that
     it holds by itself, `refused` what clients were refused for it; both since the start of the relay.
     """
 
-    id: str
-    effect: str
-    reason: str
-    who: str
-    since: float
-    until: float | None = None
-    zone: str | None = None
-    destination: str | None = None
-    domain: str | None = None
-    sender: str | None = None
-    user: str | None = None
-    recipient: str | None = None
-    everything: bool = False
-    refuse: bool = False
-    stop_clock: bool = False
     held: int = 0
     refused: int = 0
 
@@ -319,6 +314,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     deliveries: tuple[DeliveryRow, ...]
     orders: tuple[OrderRow, ...] = ()
     """Those that some of the deliveries wait for."""
+    recipients: tuple[str, ...] = ()
+    """All of the envelope, in its order."""
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
@@ -460,6 +457,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """When a reload was refused, if none has been taken up since; `problems` has the reason."""
     orders: tuple[OrderRow, ...] = ()
     """Those in force."""
+    quotas: tuple[QuotaStatus, ...] = ()
+    """Of users who have sent lately."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -598,36 +597,11 @@ class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
 
 
 Frame = (
-    Pong
-    | DeliveryRow
-    | OrderRow
-    | OrderGiven
-    | OrdersEnded
-    | OrdersInForce
-    | MessageDetail
-    | TraceStep
-    | MessageBody
-    | BodyPiece
-    | Summary
-    | Progress
-    | Count
-    | Changed
-    | ActRow
-    | Acknowledged
-    | Address
-    | RelayStatus
-    | Explanation
-    | WebhookRow
-    | WebhookTested
-    | WebhookReplayed
-    | MailEvent
-    | Missed
-    | TranscriptLine
-    | Families
-    | Reasons
-    | End
-    | Failure
-)
+    Pong | DeliveryRow | OrderRow | OrderGiven | OrdersEnded | OrdersInForce | MessageDetail | TraceStep |
+    MessageBody | BodyPiece | Summary | Progress | Count | Changed | ActRow | Acknowledged | Address |
+    RelayStatus | Explanation | WebhookRow | WebhookTested | WebhookReplayed | MailEvent | Missed |
+    TranscriptLine | Families | Reasons | End | Failure
+)  # fmt: skip
 
 
 # --- lines ------------------------------------------------------------------------------------------

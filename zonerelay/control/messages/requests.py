@@ -270,28 +270,7 @@ class PartReadiness(_Request, frozen=True, kw_only=True, tag="part-readiness"):
 
 
 Request = (
-    Ping
-    | Status
-    | QueueList
-    | QueueCount
-    | QueueShow
-    | QueueTrace
-    | QueueCat
-    | QueueSummary
-    | QueueChange
-    | Suspend
-    | Resume
-    | Orders
-    | Undo
-    | Acts
-    | Explain
-    | Resolve
-    | SpoolAcknowledge
-    | WebhookList
-    | WebhookTest
-    | WebhookReplay
-    | Tail
-    | Transcript
-    | PartMetrics
-    | PartReadiness
-)
+    Ping | Status | QueueList | QueueCount | QueueShow | QueueTrace | QueueCat | QueueSummary |
+    QueueChange | Suspend | Resume | Orders | Undo | Acts | Explain | Resolve | SpoolAcknowledge |
+    WebhookList | WebhookTest | WebhookReplay | Tail | Transcript | PartMetrics | PartReadiness
+)  # fmt: skip

@@ -7,7 +7,7 @@ progress frame every few moments, so a relay that is silent for `timeout` second
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from zonerelay.control.socket.errors import ControlError, NotFoundError, NotRunn
 
 TIMEOUT = 60.0
 
-F = TypeVar("F", bound=Frame)
+F = TypeVar("F")
 
 
 class ControlClient:
@@ -44,15 +44,32 @@ class ControlClient:
             except OSError as error:
                 raise ControlError(f"the connection to the relay broke: {error.strerror or error}") from error
 
+    def all(
+        self, request: Request, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
+    ) -> tuple[list[F], End]:
+        """The frames of one kind, few enough to be in memory, and the end. `saw` is told of every frame."""
+        found: list[F] = []
+        end = End()
+        for frame in self.stream(request):
+            saw(frame)
+            if isinstance(frame, answer):
+                found.append(frame)
+            elif isinstance(frame, End):
+                end = frame
+        return found, end
+
     def ask(self, request: Request, answer: type[F]) -> F:
         """The one frame that answers a simple question."""
-        found: F | None = None
-        for frame in self.stream(request):
-            if isinstance(frame, answer):
-                found = frame
-        if found is None:
+        return self.answered(request, answer)[0]
+
+    def answered(
+        self, request: Request, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
+    ) -> tuple[F, End]:
+        """The one frame that answers a question, and the end, which names the workers that did not."""
+        found, end = self.all(request, answer, saw)
+        if not found:
             raise ControlError(f"the relay's answer holds no {answer.__name__}: is it another version?")
-        return found
+        return found[-1], end
 
     def _frames(self, connection: socket.socket) -> Iterator[Frame]:
         with connection.makefile("rb") as lines:

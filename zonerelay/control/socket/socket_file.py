@@ -113,6 +113,14 @@ def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
     return path
 
 
+def submission_socket_path(settings: Settings, worker: int | None = None) -> Path:
+    """Returns the path of the socket on which a worker takes mail from the HTTP server: beside its control
+    socket. Raises ControlError.
+    """
+    path = control_socket_path(settings, worker)
+    return path.with_name("http.sock" if worker is None else f"http-{worker:02d}.sock")
+
+
 def limits_socket_path(settings: Settings) -> Path:
     """Returns the path of the socket of the workers' common limits: beside the control socket."""
     return control_socket_path(settings, 0).with_name(LIMITS_NAME)

@@ -5,6 +5,7 @@
   waits longer each time (`limits/auth_failures`), without holding a thread.
 - LOCKED: too many failures. No password is looked at, not even one that was right a minute ago: a lock that
   opens for the right password is a way to look for it.
+- BARRED: the password is right, but the user is disabled, has expired or may not come from there.
 - BROKEN: the file cannot be used, too much is waiting, or an unexpected error occurred. It is never the
   client's fault, so the reply is temporary, and nothing is counted against it.
 
@@ -30,6 +31,7 @@ from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.credentials_watch import CredentialsWatch
+from zonerelay.inbound.access.guard import Guard, Refusal
 from zonerelay.inbound.access.password_check import (
     BusyError,
     Check,
@@ -53,15 +55,19 @@ class LoginKind(enum.StrEnum):
     WRONG = "wrong"
     LOCKED = "locked"
     BROKEN = "broken"
+    BARRED = "barred"
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """`user` is there when it is OK. `detail` is for the operator, never for the client."""
+    """`user` is there when it is OK. `detail` is for the operator, never for the client. `refusal`: the
+    password is right, and the guard rails of the user say no.
+    """
 
     kind: LoginKind
     user: User | None = None
     detail: str = ""
+    refusal: Refusal | None = None
 
 
 AskForLogin = Callable[[], Awaitable[Login]]
@@ -109,12 +115,14 @@ class Authenticator:
         clock: Clock,
         events: Events,
         secret: bytes,
+        guard: Guard | None = None,
         matches: Matches = passwords.matches,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._clock = clock
         self._events = events
         self._sleep = sleep
+        self._guard = guard
         self._remembered = RememberedPasswords(secret)
         self._checks = PasswordChecks(matches)
         self._clients, self._networks, self._accounts = (
@@ -153,6 +161,7 @@ class Authenticator:
         attempt.regular = self._is_regular(attempt)
         known = self._at_once(attempt)
         if known is not None:
+            known = await self._guarded(attempt, known)
             self._report(attempt, known)
             return known
         task = asyncio.create_task(self._examine(attempt))
@@ -169,6 +178,14 @@ class Authenticator:
             await self._sleep(delay)
         return login
 
+    async def named(self, name: str) -> Login:
+        """Return the user of that name, for whom a token vouches."""
+        await self._file.refresh()
+        if self._file.users is None:
+            return Login(LoginKind.BROKEN, detail=self._file.problem)
+        user = self._file.users.get(name)
+        return Login(LoginKind.WRONG, detail="no such user") if user is None else Login(LoginKind.OK, user)
+
     def _watch(self, path: Path) -> CredentialsWatch:
         return CredentialsWatch(path, events=self._events, changed=self._remembered.clear)
 
@@ -180,16 +197,28 @@ class Authenticator:
         if not self._file.is_current() or self._file.users is None:
             return None
         user = self._file.users.get(attempt.credentials.user)
-        if user is not None and self._remembered.holds(
-            self._key(attempt, user.hash), self._clock.monotonic()
-        ):
+        if user is None:
+            return None
+        second = "" if self._guard is None else self._guard.second_hash(user.name)
+        now = self._clock.monotonic()
+        if any(self._remembered.holds(self._key(attempt, each), now) for each in (user.hash, second) if each):
             return self._success(attempt, user)
         return None
+
+    async def _guarded(self, attempt: _Attempt, login: Login) -> Login:
+        if login.user is None or self._guard is None:
+            return login
+        refusal = await self._guard.log_in_refusal(login.user.name, attempt.address)
+        if refusal is None:
+            return login
+        kind = LoginKind.BROKEN if refusal.reply.is_transient else LoginKind.BARRED
+        return Login(kind, detail=self._guard.problem, refusal=refusal)
 
     async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
         """The login, counted and reported, and how long its answer waits."""
         try:
             login = await (self._ask(attempt) if attempt.ask is None else self._told(attempt, attempt.ask))
+            login = await self._guarded(attempt, login)
         except BusyError:
             login = Login(LoginKind.BROKEN, detail="too many passwords wait to be checked")
         except ClosedError:
@@ -211,18 +240,13 @@ class Authenticator:
             return Login(LoginKind.BROKEN, detail=self._file.problem)
         user = users.get(attempt.credentials.user)
         stored = user.hash if user is not None else nobodys_hash
-        key = self._key(attempt, stored)
-        attempt.check = self._checks.enter(
-            key,
-            stored,
-            attempt.credentials.password,
-            client=attempt.client,
-            regular=attempt.regular,
-            rank=lambda: self._rank(attempt),
-        )
         try:
-            # Shielded: others may wait for the same.
-            right = await asyncio.shield(attempt.check.done)
+            right = await self._is_right(attempt, stored)
+            if not right and user is not None and self._guard is not None:
+                rails = await self._guard.rails_of(user.name)
+                if rails is not None and rails.second_hash:
+                    stored = rails.second_hash
+                    right = await self._is_right(attempt, stored)
         except GoneError:
             return self._lock(attempt) or Login(LoginKind.BROKEN, detail="the lock ended meanwhile")
         locked = self._lock(attempt)
@@ -233,8 +257,20 @@ class Authenticator:
             return Login(LoginKind.WRONG, detail="no such user")
         if not right:
             return Login(LoginKind.WRONG, detail="wrong password")
-        self._remembered.add(key, self._clock.monotonic())
+        self._remembered.add(self._key(attempt, stored), self._clock.monotonic())
         return self._success(attempt, user)
+
+    async def _is_right(self, attempt: _Attempt, stored: str) -> bool:
+        attempt.check = self._checks.enter(
+            self._key(attempt, stored),
+            stored,
+            attempt.credentials.password,
+            client=attempt.client,
+            regular=attempt.regular,
+            rank=lambda: self._rank(attempt),
+        )
+        # Shielded: others may wait for the same.
+        return await asyncio.shield(attempt.check.done)
 
     async def _told(self, attempt: _Attempt, ask: AskForLogin) -> Login:
         login = await ask()

@@ -1,4 +1,5 @@
 """Keeps the credentials file in memory: looks at it for every log-in, reads it again when it has changed.
+The same for the guard rails beside it, at every log-in and MAIL of a user.
 
 `users` is `None` while the file is missing, unreadable or malformed: then no user can log in, and no client
 is told that a password is wrong. Each change is logged once, and the state ends when the file is right.
@@ -8,29 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import CredentialsError, User
+from zonerelay.config.rails import NONE, Rails, RailsFile
 from zonerelay.telemetry.events.events import Events
 
 # What stat says of a file, or the number of the error instead.
 _Look = tuple[int, ...]
 
 
-class CredentialsWatch:
-    """`changed` is called after each reading. Use it on one event loop."""
+class FileWatch(ABC):
+    """Use it on one event loop. `problem`: why the file cannot be used."""
 
-    def __init__(self, path: Path, *, events: Events, changed: Callable[[], None]) -> None:
+    def __init__(self, path: Path, *, events: Events) -> None:
         self.path = path
-        self.users: Mapping[str, User] | None = None
         self.problem = ""
-        self.nobodys_hash = passwords.nobodys_hash(())
-        """The hash to check for users that do not exist: as expensive as those of users that do."""
         self._events = events
-        self._changed = changed
         self._seen: _Look | None = None
         self._reading = asyncio.Lock()
 
@@ -39,7 +39,7 @@ class CredentialsWatch:
         return self._look() == self._seen
 
     async def refresh(self) -> None:
-        """Bring `users` up to date."""
+        """Bring what was read up to date."""
         if self.is_current():
             return
         async with self._reading:
@@ -58,7 +58,7 @@ class CredentialsWatch:
 
     async def _read(self, look: _Look) -> None:
         try:
-            users = await asyncio.to_thread(credentials.read, self.path)
+            await self._take_up()
         except CredentialsError as error:
             # An error of the system (no descriptor left) may be gone the next time, without a change.
             transient = isinstance(error.__cause__, OSError) and len(look) > 1
@@ -66,14 +66,55 @@ class CredentialsWatch:
             self._broken(str(error), again=not transient)
         else:
             self._seen = look
-            self.users, self.problem = users, ""
-            self.nobodys_hash = passwords.nobodys_hash(user.hash for user in users.values())
-            self._events.credentials_read(len(users))
-        self._changed()
+
+    @abstractmethod
+    async def _take_up(self) -> None:
+        """Read the file. Raises CredentialsError."""
 
     def _broken(self, problem: str, *, again: bool) -> None:
         """`again`: the file is another one since, so it is worth saying even in the same words."""
-        self.users = None
         if again or problem != self.problem:
             self.problem = problem
             self._events.credentials_broken(problem)
+
+
+class CredentialsWatch(FileWatch):
+    """`changed` is called after each reading."""
+
+    def __init__(self, path: Path, *, events: Events, changed: Callable[[], None]) -> None:
+        super().__init__(path, events=events)
+        self.users: Mapping[str, User] | None = None
+        self.nobodys_hash = passwords.nobodys_hash(())
+        """The hash to check for users that do not exist: as expensive as those of users that do."""
+        self._changed = changed
+
+    async def _take_up(self) -> None:
+        try:
+            users = await asyncio.to_thread(credentials.read, self.path)
+            self.users, self.problem = users, ""
+            self.nobodys_hash = passwords.nobodys_hash(user.hash for user in users.values())
+            self._events.credentials_read(len(users))
+        except CredentialsError:
+            self.users = None
+            raise
+        finally:
+            self._changed()
+
+
+class RailsWatch(FileWatch):
+    """`of` is for when the file is current."""
+
+    _file: RailsFile | None = None
+
+    def of(self, user: str) -> Rails | None:
+        """The guard rails of a user, `None` when they cannot be read."""
+        if self._file is None or user in self._file.problems:
+            return None
+        return self._file.rails.get(user, NONE)
+
+    async def _take_up(self) -> None:
+        self._file = None
+        self._file = await asyncio.to_thread(rails.read, self.path)
+        self.problem = next(iter(self._file.problems.values()), "")
+        if self.problem:
+            self._events.credentials_broken(self.problem)

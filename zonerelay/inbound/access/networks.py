@@ -21,7 +21,8 @@ MAX_REMEMBERED = 1024
 class Client:
     """A connected client: `address` is `""` on a Unix socket, and where it is unknown.
 
-    `proxies`: it must begin with a PROXY header. `may_xclient`: it may name another client.
+    `proxies`: it must begin with a PROXY header. `may_xclient`: it may name another client. `over_http`: the
+    relay's own HTTP server hands its mail in, and vouches for its address and its user.
     """
 
     address: str
@@ -29,12 +30,14 @@ class Client:
     may_relay: bool
     proxies: bool = False
     may_xclient: bool = False
+    over_http: bool = False
 
 
 class AccessPolicy:
     """Decides per client address, and remembers the latest addresses: they come again."""
 
-    def __init__(self, settings: ListenerSettings) -> None:
+    def __init__(self, settings: ListenerSettings, *, over_http: bool = False) -> None:
+        self._over_http = over_http
         self._networks = settings.allow_networks
         self._proxies = settings.proxy_networks
         self._xclient = settings.xclient_networks
@@ -44,6 +47,8 @@ class AccessPolicy:
 
     def identify(self, peer: object) -> Client:
         """`peer` is the transport's peername."""
+        if self._over_http:
+            return Client("", 0, may_relay=False, may_xclient=True, over_http=True)
         if self._unix or not isinstance(peer, tuple):
             # A TCP client that is gone already has no peername: that must not make it a local one.
             return Client("", 0, may_relay=self._unix)
@@ -56,6 +61,8 @@ class AccessPolicy:
         if not address:
             return Client("", 0, may_relay=self._open, may_xclient=again)
         client = self._client(address, port)
+        if by.over_http:
+            return replace(client, may_relay=True, proxies=False, may_xclient=True, over_http=True)
         return replace(client, proxies=False, may_xclient=client.may_xclient or again)
 
     def _client(self, host: str, port: int) -> Client:

@@ -5,6 +5,9 @@ The policy's choice of a zone comes first, then the message's own (a zone header
 Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
 The queue alternates between fresh and due mail, so a list of a million recipients does not delay all other
 mail. The same holds for senders of very many messages while the queue is long (`limits/bursts`).
+
+Mail that the mode of a user captures goes to the zone that captures. Without such a zone it is held: it stays
+in the queue until an operator releases or drops it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from zonerelay.model.priority import queue_of
 from zonerelay.routing.zones.zones import Choice, ZoneOf, zone_notes
 
 BY_POLICY = "policy"
+BY_MODE = "mode"
 
 
 def first_due(envelope: Envelope, release: float = 0.0) -> float:
@@ -27,7 +31,11 @@ def first_due(envelope: Envelope, release: float = 0.0) -> float:
 
 
 def deliveries_of(
-    envelope: Envelope, transaction: Transaction, zone_of: ZoneOf, bursts: Bursts | None = None
+    envelope: Envelope,
+    transaction: Transaction,
+    zone_of: ZoneOf,
+    bursts: Bursts | None = None,
+    capture_zone: str = "",
 ) -> tuple[list[Delivery], tuple[str, ...]]:
     """Return the deliveries, and notes for the trace that say what chose which zone.
 
@@ -37,11 +45,15 @@ def deliveries_of(
     due = first_due(envelope, transaction.release)
     if not due and bursts is not None and bursts.is_over(envelope):
         due = envelope.created
+    allowance = transaction.allowance
     deliveries: list[Delivery] = []
     choices: list[tuple[str, Choice]] = []
     for recipient in envelope.recipients:
         zone = transaction.zone_of(recipient.address)
         choice = Choice(zone, BY_POLICY) if zone else zone_of(recipient.address)
+        captured = allowance is not None and allowance.is_captured(recipient.address)
+        if captured and capture_zone:
+            choice = Choice(capture_zone, BY_MODE)
         if choice.why:
             choices.append((recipient.address, choice))
         deliveries.append(
@@ -51,6 +63,7 @@ def deliveries_of(
                 recipient=recipient.address,
                 created=born,
                 next_attempt=due,
+                held=captured and not capture_zone,
                 notify=recipient.notify,
                 orcpt=recipient.orcpt,
             )

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY
+from zonerelay.inbound.state.transaction import mailboxes
 from zonerelay.message.header.headers import Fields
+from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope
 
 MAX_KEY = 255
@@ -47,13 +50,14 @@ def message_id_in(fields: Fields) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def identity(kind: str, key: str, envelope: Envelope) -> str:
+def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] = ()) -> str:
     """Of two submissions with the same identity the second is a repetition.
 
     All clients that have not logged in are one submitter: an application may try again from another of its
-    machines, and at another node, whose listeners have other addresses.
+    machines, and at another node, whose listeners have other addresses. `named` are the recipients that the
+    client has named, where the mode of its user has put others in their place.
     """
-    recipients = sorted({recipient.address for recipient in envelope.recipients})
+    recipients = sorted({*(named or mailboxes(envelope.recipients))})
     parts = (kind, key, envelope.origin.user, envelope.sender, *recipients)
     digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
     for part in parts:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.config.settings import BareLineEnds, HeaderControls, Idempotency
 from zonerelay.config.units import format_size
+from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.cleanup import idempotency
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
@@ -30,7 +31,7 @@ from zonerelay.inbound.limits.large_bodies import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
+from zonerelay.inbound.state.context import HTTP_NOTE, IDEMPOTENCY_KEY, ListenerContext
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import Rewrites, notes_of
@@ -110,6 +111,7 @@ class Intake:
         self._ready: list[bytes] = []
         self._ready_size = 0
         self._zone_named = ""
+        self._notes: list[str] = []
         self._key = transaction.idempotency_key
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
         self.held = 0  # octets in the account of all sessions
@@ -197,8 +199,11 @@ class Intake:
 
     def _take(self, piece: bytes) -> None:
         self._size += len(piece)
+        allowance = self.transaction.allowance
         if self._size > self._settings.max_message_size:
             self._refuse(replies.too_big(self._settings.max_message_size))
+        elif allowance is not None and (refusal := allowance.size_refusal(self._size)) is not None:
+            self._refuse(replies.guarded(refusal))
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
         elif piece:
@@ -277,6 +282,8 @@ class Intake:
             self._zone_named = zone_header.zone_in(header.fields)
         if IDEMPOTENCY_KEY in header.names and client_state.grants.may_relay:
             self._take_key(header)
+        if client_state.client.over_http:
+            self._notes = [value.strip() for name, value in header.fields if name.lower() == HTTP_NOTE]
         gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
         return without(header, gone)
@@ -292,7 +299,7 @@ class Intake:
         assert self._digest is not None
         context = self._context
         return Once(
-            idempotency.identity(self._key_kind, self._key, self.envelope),
+            idempotency.identity(self._key_kind, self._key, self.envelope, self.transaction.named),
             self._digest.hexdigest(),
             context.clock.now() + context.idempotency_window,
         )
@@ -378,6 +385,28 @@ class Intake:
         if EndOfData in self._context.consultants.asked and await self._refused_at_the_end():
             assert self.refusal is not None
             return self.refusal
+        if self.transaction.allowance is not None and self._context.guard is not None:
+            return await self._count(writer, self._context.guard, self.transaction.allowance)
+        return await self._take_turn(writer)
+
+    async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> ServerReply:
+        """Count the message in the quotas of its user, for as long as it is not refused."""
+        sent = len(self.transaction.named), self._size
+        refusal = await guard.take(allowance, *sent)
+        if refusal is not None:
+            if refusal.full is not None:
+                self._context.events.metrics.quota_refused.add((refusal.full.limit,))
+            self._refuse(replies.guarded(refusal))
+        accepted = False
+        try:
+            answer = self.refusal or await self._take_turn(writer)
+            accepted = self.refusal is None
+        finally:
+            if not accepted and refusal is None:
+                await guard.give_back(allowance, *sent)
+        return answer
+
+    async def _take_turn(self, writer: MessageWriter) -> ServerReply:
         if len(self.envelope.recipients) <= LIST:
             return await self._hand_over(writer)
         async with self._context.lists:
@@ -387,7 +416,13 @@ class Intake:
         zone_of = self._context.choose_zone(
             self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
         )
-        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of, self._context.bursts)
+        deliveries, zones = deliveries_of(
+            self.envelope, self.transaction, zone_of, self._context.bursts, self._context.capture_zone
+        )
+        allowance = self.transaction.allowance
+        if allowance is not None and (barred := allowance.zone_refusal(deliveries)):
+            self._refuse(replies.guarded(barred))
+            return replies.guarded(barred)
         sizes = self._context.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
             # A message too large for only some of its zones bounces from those.
@@ -445,7 +480,7 @@ class Intake:
             context.events.trouble("inbound", error, message_id=message.id)
 
     def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
-        notes = [f"listener={self.envelope.origin.listener}", *zones]
+        notes = [f"listener={self.envelope.origin.listener}", *zones, *self._notes]
         if self._body.has_bare:
             notes.append(self._line_ends())
         if self._client_state.tls is not None:

@@ -18,6 +18,7 @@ from zonerelay.inbound.policy.changes import Changes, WholeMessage
 from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.mode import apply_mode
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.envelope import Envelope
@@ -104,6 +105,7 @@ class WholeIntake(Intake):
         origin = client_state.origin
         if context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
+        apply_mode(transaction)
         before = self.envelope
         self.envelope = transaction.envelope(before.id, before.created, origin, before.priority)
         self._scanner = self._later

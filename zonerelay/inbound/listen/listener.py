@@ -53,8 +53,13 @@ class Listener:
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
         inherited: Inherited = NOTHING,
+        over_http: socket.socket | None = None,
     ) -> None:
+        """`over_http` is a bound Unix socket on which the relay's own HTTP server hands mail in, under these
+        settings.
+        """
         self.settings = settings
+        self._over_http = over_http
         self._inherited = inherited
         self._events = events
         self._shared = shared
@@ -72,7 +77,7 @@ class Listener:
             certificates=certificates,
         )
         self._admission: Admission[Session] = Admission(
-            settings, memory=shared.memory, metrics=events.metrics
+            settings, memory=shared.memory, metrics=events.metrics, over_http=over_http is not None
         )
         self._server: asyncio.Server | None = None
         self._siblings: SiblingSockets | None = None
@@ -106,6 +111,9 @@ class Listener:
         def session() -> Session:
             return Session(self._context, self._admission, loop)
 
+        if self._over_http is not None:
+            self._socket_path = Path(self._over_http.getsockname())
+            return await loop.create_unix_server(session, sock=self._over_http, backlog=BACKLOG)
         handed = self._inherited.take(self.settings.address)
         if handed is not None:
             text = self.settings.address

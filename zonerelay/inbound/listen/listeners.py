@@ -11,12 +11,16 @@ Failure at start: ListenError or ValueError with a text for the operator, before
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
+from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
+from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.bursts import Bursts
@@ -27,9 +31,16 @@ from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.state.context import NotifyQueue, RefusesMail, SharedContext, TellsAcceptance
+from zonerelay.inbound.state.context import (
+    HTTP_NOTE,
+    NotifyQueue,
+    RefusesMail,
+    SharedContext,
+    TellsAcceptance,
+)
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.limits.shared import BookStore
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
@@ -57,7 +68,8 @@ class _Kept:
 class Listeners:
     """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose.
 
-    `srs` gives what [srs] is now, `None` for nothing.
+    `srs` gives what [srs] is now, `None` for nothing. `pages` makes the store in which the usage of users is
+    counted.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class Listeners:
         events: Events,
         clock: Clock,
         secret: bytes,
+        pages: Callable[[], BookStore],
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
         orders: RefusesMail | None = None,
@@ -87,11 +100,14 @@ class Listeners:
         self._srs = srs
         self._webhooks = webhooks
         self._users: Authenticator | None = None
+        self._credentials = settings.auth.credentials
+        self._guard = Guard(self._credentials, pages, events=events, clock=clock)
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
             bursts=Bursts(lambda: _mail(store.counts()), clock),
             orders=orders,
+            guard=self._guard,
         )
         self._make_listener = partial(
             Listener,
@@ -105,6 +121,7 @@ class Listeners:
             inherited=inherited,
         )
         self._kept: list[_Kept] = []
+        self._over_http: Listener | None = None
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
@@ -123,6 +140,11 @@ class Listeners:
         return sum(kept.listener.connections for kept in self._kept)
 
     @property
+    def guard(self) -> Guard:
+        """Holds users to their guard rails, in whatever way their mail comes."""
+        return self._guard
+
+    @property
     def rewriting(self) -> Rewriting | None:
         """The [[rewrite]] tables of now."""
         return self._shared.rewriting
@@ -138,6 +160,8 @@ class Listeners:
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)
+        if self._guard.problem:
+            found.append(self._guard.problem)
         return tuple(dict.fromkeys(found))
 
     def _expiries(self) -> list[tuple[str, float]]:
@@ -145,13 +169,24 @@ class Listeners:
 
     # Start, other settings, stop.
 
-    async def start(self, settings: Settings) -> None:
-        """Raises ListenError or ValueError; what was started by then is for `stop_accepting`."""
+    async def start(self, settings: Settings, over_http: socket.socket | None = None) -> None:
+        """Raises ListenError or ValueError; what was started by then is for `stop_accepting`. On the bound
+        Unix socket `over_http` the HTTP server hands mail in, which goes by the rules of the first listener.
+        """
         self._share(settings)
         built = [self._build(each) for each in settings.listener]
         for kept in built:
             self._kept.append(kept)
             await kept.listener.start()
+        if over_http is not None:
+            first = self._kept[0]
+            self._over_http = self._make_listener(
+                _for_http(first.listener.settings),
+                shared=self._shared,
+                policy=first.policy,
+                over_http=over_http,
+            )
+            await self._over_http.start()
 
     async def reload(self, settings: Settings) -> tuple[str, ...]:
         """Take up other settings; what could not be taken up, in words."""
@@ -178,17 +213,22 @@ class Listeners:
                 self._kept.append(kept)
             except (ListenError, ValueError) as error:
                 problems.append(str(error))
+        address = settings.listener[0].address
+        for kept in self._kept:
+            if self._over_http is not None and kept.listener.settings.address == address:
+                rules = _for_http(kept.listener.settings)
+                self._over_http.configure(rules, self._shared, policy=kept.policy)
         for problem in problems:
             self._events.lifecycle("reload-incomplete", problem=problem)
         return tuple(problems)
 
     def stop_accepting(self) -> None:
-        for kept in self._kept:
-            kept.listener.stop_accepting()
+        for listener in self._all():
+            listener.stop_accepting()
 
     async def drain(self, timeout: float) -> None:
         """See `Listener.drain`; returns when no session is left on any of them."""
-        await asyncio.gather(*(kept.listener.drain(timeout) for kept in self._kept), *self._farewells)
+        await asyncio.gather(*(each.drain(timeout) for each in self._all()), *self._farewells)
         retiring = dict(self._retiring)
         for task in retiring:
             task.cancel()
@@ -197,20 +237,36 @@ class Listeners:
                 await policy.close()
         if self._users is not None:
             self._users.close()
+        await self._guard.close()
+
+    def _all(self) -> list[Listener]:
+        over_http = [] if self._over_http is None else [self._over_http]
+        return [kept.listener for kept in self._kept] + over_http
 
     # Building.
 
     def _share(self, settings: Settings) -> None:
         """Raises ValueError; then everything but the rules has been taken up."""
         self._shared.memory.change(settings.max_session_memory)
-        needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
+        if settings.auth.credentials != self._credentials:
+            self._credentials = settings.auth.credentials
+            self._guard.configure(self._credentials)
+        needs_users = bool(settings.admin.address) or any(
+            each.auth is not ListenerAuth.OFF for each in settings.listener
+        )
         if self._users is not None:
             self._users.configure(settings.auth)
         elif needs_users:
             self._users = Authenticator(
-                settings.auth, clock=self._clock, events=self._events, secret=self._secret
+                settings.auth,
+                clock=self._clock,
+                events=self._events,
+                secret=self._secret,
+                guard=self._guard,
             )
-        self._shared = replace(self._shared, users=self._users)
+        self._shared = replace(
+            self._shared, users=self._users, named=None if self._users is None else self._users.named
+        )
         self._shared = replace(
             self._shared,
             access=AccessRules(settings.access) if settings.access else None,
@@ -218,6 +274,7 @@ class Listeners:
             srs=self._srs(),
             webhooks=self._webhooks(),
             hash_bodies=bool(settings.dkim),
+            capture_zone=next((zone.name for zone in settings.zone if zone.next_hop == CAPTURE), ""),
             zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
             idempotency_window=settings.spool.idempotency_window,
         )
@@ -276,7 +333,8 @@ class Listeners:
         """Close it when no session is left that began with it: an application may keep one all day."""
 
         async def retire() -> None:
-            while listener.asks(policy):  # noqa: ASYNC110  (asked at every farewell it would cost more)
+            over_http = self._over_http
+            while listener.asks(policy) or (over_http is not None and over_http.asks(policy)):  # noqa: ASYNC110  (asked at every farewell it would cost more)
                 await asyncio.sleep(LOOK_EVERY)
             await policy.close()
 
@@ -294,6 +352,21 @@ class Listeners:
         await kept.listener.drain(timeout)
         if kept.policy is not None:
             await kept.policy.close()
+
+
+def _for_http(settings: ListenerSettings) -> ListenerSettings:
+    """A token has let the client in: it needs no log-in and no TLS. One request names all its recipients, so
+    that many of them may be refused.
+    """
+    return replace(
+        settings,
+        tls=ListenerTls.NONE,
+        require_tls=False,
+        auth=ListenerAuth.OFF,
+        drop_headers=(*settings.drop_headers, HTTP_NOTE),
+        max_commands=sys.maxsize,
+        max_errors=sys.maxsize,
+    )
 
 
 def _files(settings: ListenerSettings) -> tuple[object, ...]:

@@ -24,20 +24,6 @@ from zonerelay.inbound.policy.api import accept as accept
 from zonerelay.inbound.policy.api import refuse as refuse
 
 __all__ = [
-    "ACCEPT",
-    "EVENTS",
-    "Auth",
-    "ClientInfo",
-    "Connect",
-    "Decision",
-    "EndOfData",
-    "Event",
-    "Headers",
-    "Helo",
-    "Mail",
-    "Policy",
-    "PolicyContext",
-    "Rcpt",
-    "accept",
-    "refuse",
-]
+    "ACCEPT", "EVENTS", "Auth", "ClientInfo", "Connect", "Decision", "EndOfData", "Event", "Headers",
+    "Helo", "Mail", "Policy", "PolicyContext", "Rcpt", "accept", "refuse",
+]  # fmt: skip

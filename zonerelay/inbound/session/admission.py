@@ -29,8 +29,16 @@ _TOO_MANY = {
 
 
 class Admission(Generic[S]):
-    def __init__(self, settings: ListenerSettings, *, memory: SessionMemory, metrics: Metrics) -> None:
-        self._is_unix = settings.address.startswith("unix:")
+    def __init__(
+        self,
+        settings: ListenerSettings,
+        *,
+        memory: SessionMemory,
+        metrics: Metrics,
+        over_http: bool = False,
+    ) -> None:
+        self._over_http = over_http
+        self._is_unix = over_http or settings.address.startswith("unix:")
         self._memory = memory
         self._metrics = metrics
         self._limits = ConnectionLimits(total=0, per_client=0, per_network=0)
@@ -41,7 +49,7 @@ class Admission(Generic[S]):
 
     def configure(self, settings: ListenerSettings) -> None:
         """Admit by these settings from now on; open connections stay."""
-        self._access = AccessPolicy(settings)
+        self._access = AccessPolicy(settings, over_http=self._over_http)
         self._limits.change(
             total=settings.max_connections,
             per_client=settings.max_connections_per_client,

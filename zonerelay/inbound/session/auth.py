@@ -61,8 +61,10 @@ def _step(conversation: Conversation, exchange: SaslExchange, text: str | None) 
 
 def _decided(conversation: Conversation, verdict: Verdict) -> ServerReply:
     login = verdict.login
-    if login is None or login.kind is LoginKind.BROKEN:
+    if login is None or (login.kind is LoginKind.BROKEN and login.refusal is None):
         return conversation.refuse(replies.AUTH_TROUBLE, "AUTH", detail="" if login is None else login.detail)
+    if login.refusal is not None:
+        return conversation.refuse(replies.barred(login.refusal), "AUTH", detail=login.detail)
     if login.kind is LoginKind.LOCKED:
         return conversation.refuse(replies.AUTH_LOCKED, "AUTH", detail=login.detail)
     if login.kind is not LoginKind.OK or login.user is None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zonerelay.config.credentials.file import User
+from zonerelay.inbound.access.guard import Refusal
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Connect, Decision, Event
@@ -41,7 +43,8 @@ class Conversation:
 
     `delay` is how many seconds the reply to an error waits, `held_back` the reply that waits. `exchange` is
     set while the client's lines are SASL responses. `edits` is what the policy wants of every message of this
-    client. `chunk` is the size of the BDAT being answered, in octets, and whether it is the last.
+    client. `chunk` is the size of the BDAT being answered, in octets, and whether it is the last. `user` is
+    the one that `xclient` names, as the credentials file has it.
     """
 
     def __init__(self, context: ListenerContext, client: Client, tls: TlsInfo | None = None) -> None:
@@ -62,6 +65,7 @@ class Conversation:
         self.edits_by_step: tuple[tuple[str, Edits], ...] = ()
         self.chunk = (0, False)
         self.xclient: XClient | None = None
+        self.user: User | None = None
         self.question: Question | None = None
         self._after_verdict: AfterVerdict | None = None
 
@@ -132,6 +136,14 @@ class Conversation:
         reply = verdict.decision.reply
         assert reply is not None
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
+
+    def refuse_guarded(
+        self, refusal: Refusal, command: str, *, mailbox: Mailbox | None = None
+    ) -> ServerReply:
+        """Return what a guard rail of the user refuses."""
+        if refusal.full is not None:
+            self.context.events.metrics.quota_refused.add((refusal.full.limit,))
+        return self.refuse(replies.guarded(refusal), command, mailbox=mailbox)
 
     def ask_handler(self, event: Event, command: str, answer: ServerReply) -> ServerReply:
         """Ask about a command that only handlers of aiosmtpd are asked about; `answer` is the relay's own."""

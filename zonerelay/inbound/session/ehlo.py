@@ -6,11 +6,12 @@ makes the session that of another client; what that client may do is decided ane
 
 from __future__ import annotations
 
+from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.policy import Helo
 from zonerelay.inbound.policy.changes import Changes
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.questions import Verdict
+from zonerelay.inbound.state.questions import Named, Verdict
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.smtp.server.xclient import parse_xclient
 
@@ -76,5 +77,19 @@ def xclient(conversation: Conversation, argument: str) -> ServerReply:
         return conversation.refuse(replies.NOT_OFFERED, "XCLIENT")
     if conversation.transaction is not None:
         return conversation.refuse(replies.NOT_IN_TRANSACTION, "XCLIENT")
-    conversation.xclient = parse_xclient(argument)
+    conversation.xclient = xclient = parse_xclient(argument)
+    users = conversation.context.named
+    if xclient.login and users is not None and conversation.client_state.client.over_http:
+        return conversation.ask(Named(xclient.login, users), lambda verdict: _named(conversation, verdict))
+    return replies.READMIT
+
+
+def _named(conversation: Conversation, verdict: Verdict) -> ServerReply:
+    login = verdict.login
+    if login is None or login.kind is LoginKind.BROKEN:
+        detail = "" if login is None else login.detail
+        return conversation.refuse(replies.AUTH_TROUBLE, "XCLIENT", detail=detail)
+    if login.user is None:
+        return conversation.refuse(replies.AUTH_FAILED, "XCLIENT", detail=login.detail)
+    conversation.user = login.user
     return replies.READMIT

@@ -22,7 +22,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from zonerelay.config.rails import NONE
 from zonerelay.config.settings import ListenerAuth
+from zonerelay.inbound.access.guard import Allowance, Guard, Refusal
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.limits.srs_recipients import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.policy import Mail, Rcpt
@@ -31,7 +33,7 @@ from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import changed_envelope, replies
 from zonerelay.inbound.state.context import RefusesMail
-from zonerelay.inbound.state.questions import Verdict
+from zonerelay.inbound.state.questions import Allow, Verdict
 from zonerelay.inbound.state.replies import ServerReply, Then, refused
 from zonerelay.inbound.state.rewriting import renamed
 from zonerelay.inbound.state.transaction import RECIPIENT_COST, Transaction
@@ -70,6 +72,43 @@ def mail(conversation: Conversation, argument: str) -> ServerReply:
     held_back = command.hold_for is not None or command.hold_until is not None
     release = _release(conversation, command) if held_back else 0.0
     transaction = Transaction(command, release=release, edits=conversation.edits)
+    if client_state.user is not None and conversation.context.guard is not None:
+        return _guarded(conversation, transaction, conversation.context.guard, client_state.user.name)
+    return _begin(conversation, transaction)
+
+
+def _guarded(conversation: Conversation, transaction: Transaction, guard: Guard, user: str) -> ServerReply:
+    """Hold the user to its guard rails; a file has to be read, or a usage, when it is not known at once."""
+
+    def decided(verdict: Verdict) -> ServerReply:
+        if verdict.decision.reply is not None:
+            return conversation.refuse_by(verdict, "MAIL", mailbox=transaction.mail.sender)
+        return _allowed(conversation, transaction, verdict.allowance)
+
+    known = guard.known(user)
+    if known is None:
+        return conversation.ask(Allow(guard, user), decided)
+    return _allowed(conversation, transaction, known)
+
+
+def _allowed(
+    conversation: Conversation, transaction: Transaction, allowance: Allowance | Refusal | None
+) -> ServerReply:
+    if isinstance(allowance, Allowance):
+        client, now = conversation.client_state.client.address, conversation.context.clock.now()
+        refusal = allowance.mail_refusal(client, now, transaction.mail.size)
+        if allowance.rails is not NONE:
+            transaction.allowance = allowance
+        conversation.client_state.go_by(allowance.rails.idempotency)
+    else:
+        refusal = allowance
+    if refusal is not None:
+        return conversation.refuse_guarded(refusal, "MAIL", mailbox=transaction.mail.sender)
+    return _begin(conversation, transaction)
+
+
+def _begin(conversation: Conversation, transaction: Transaction) -> ServerReply:
+    command, client_state = transaction.mail, conversation.client_state
     if Mail not in conversation.context.consultants.asked:
         conversation.transaction = transaction
         return replies.SENDER_OK
@@ -238,6 +277,10 @@ def _take(
         return conversation.refuse(replies.SUSPENDED, "RCPT", mailbox=given, detail=f"by order {order}")
     if key in transaction.recipients:
         return replies.RECIPIENT_OK
+    if transaction.allowance is not None:
+        barred = transaction.allowance.rcpt_refusal(given, len(transaction.recipients))
+        if barred is not None:
+            return conversation.refuse_guarded(barred, "RCPT", mailbox=given)
     if Rcpt in conversation.context.consultants.asked:
         return _ask_about(conversation, transaction, key, recipient, given)
     _add(conversation, transaction, key, recipient, given)

@@ -42,6 +42,7 @@ from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.mode import apply_mode
 from zonerelay.inbound.state.questions import LogIn
 from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO
@@ -285,6 +286,7 @@ class Session(asyncio.Protocol):
     def _readmit(self) -> None:
         """Go on as the client that XCLIENT names; what it does not name stays (XCLIENT_README)."""
         xclient, before = self.conversation.xclient, self.conversation.client_state
+        user = self.conversation.user
         assert xclient is not None
         client = self.client
         address = client.address if xclient.address is None else xclient.address
@@ -293,7 +295,7 @@ class Session(asyncio.Protocol):
             # The certificate is that of the server in front, not of the client that it names.
             tls = before.tls if before.tls is None else replace(before.tls, certificate="")
             self.conversation = Conversation(self.context, self.client, tls)
-            self.conversation.client_state.take_over(before, xclient)
+            self.conversation.client_state.take_over(before, xclient, user)
             self._greet()
 
     def _is_now(self, address: str, port: int) -> bool:
@@ -473,6 +475,8 @@ class Session(asyncio.Protocol):
             kind = WholeIntake
         elif context.rewriting is not None:
             context.rewriting.rewrite(transaction, origin)
+        if kind is Intake:
+            apply_mode(transaction)
         envelope = transaction.envelope(
             context.ids.next(),
             context.clock.now(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy.call import FailureKind
 from zonerelay.inbound.policy.changes import Changes
 from zonerelay.inbound.refusal import Reason
@@ -61,6 +62,8 @@ def apply(
     if given is not None and given_address not in changes.removed:
         addresses.append(given.address)
     refusal = _refusal(sender, addresses, changes, client_state, context)
+    if refusal is None and transaction.allowance is not None:
+        refusal = _guarded(transaction.allowance, addresses)
     if refusal is not None:
         return refusal
     transaction.mail = mail if sender == mail.sender else replace(mail, sender=sender)
@@ -98,6 +101,14 @@ def _refusal(
             reply = context.access.decide(client_state.client.address, user, sender, address)
             if reply is not None:
                 return refused(reply, Reason.ACCESS), f"{address} after the handler's changes"
+    return None
+
+
+def _guarded(allowance: Allowance, addresses: Sequence[Mailbox]) -> tuple[ServerReply, str] | None:
+    for number, address in enumerate(addresses):
+        refusal = allowance.rcpt_refusal(address, number)
+        if refusal is not None:
+            return replies.guarded(refusal), f"{address} after the handler's changes"
     return None
 
 

@@ -11,7 +11,8 @@ from email.utils import getaddresses
 from functools import lru_cache
 
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import ListenerSettings
+from zonerelay.config.rails import UserIdempotency
+from zonerelay.config.settings import Idempotency, ListenerSettings
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state.permissions import Grants, GrantTable
@@ -31,18 +32,9 @@ class ClientState:
     """
 
     __slots__ = (
-        "_extended",
-        "_origin",
-        "_settings",
-        "_table",
-        "client",
-        "grants",
-        "helo",
-        "idempotency",
-        "kept",
-        "tls",
-        "user",
-    )
+        "_extended", "_origin", "_settings", "_table", "client", "grants", "helo", "idempotency", "kept",
+        "tls", "user",
+    )  # fmt: skip
 
     def __init__(
         self, settings: ListenerSettings, table: GrantTable, client: Client, tls: TlsInfo | None
@@ -69,8 +61,15 @@ class ClientState:
         self._origin = None
         self.grants = self._weighed()
 
-    def take_over(self, before: ClientState, xclient: XClient) -> None:
-        """Take over the attributes that XCLIENT names, and keep the others from `before`."""
+    def go_by(self, wish: UserIdempotency) -> None:
+        """Go by what the user's guard rails say of idempotency, or else the listener's settings."""
+        own = wish is UserIdempotency.LISTENER
+        self.idempotency = self._settings.idempotency if own else Idempotency(wish.value)
+
+    def take_over(self, before: ClientState, xclient: XClient, user: User | None) -> None:
+        """Take over the attributes that XCLIENT names, and keep the others from `before`. `user` is the one
+        that the credentials file has by that name, if it was asked.
+        """
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended
         else:
@@ -78,7 +77,7 @@ class ClientState:
         if xclient.login is None:
             self.user = before.user
         elif xclient.login:
-            self.user = User(name=xclient.login, hash="", senders=())
+            self.user = user or User(name=xclient.login, hash="", senders=())
         self.grants = self._weighed()
 
     def _weighed(self) -> Grants:
@@ -140,8 +139,8 @@ class ClientState:
         return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
 
     def _came_from(self) -> Origin:
-        protocol = "SMTP"
-        if self._extended:
+        protocol = "HTTP" if self.client.over_http else "SMTP"
+        if self._extended and not self.client.over_http:
             protocol = f"ESMTP{'S' if self.tls is not None else ''}{'A' if self.user is not None else ''}"
         return Origin(
             client_address=self.client.address,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
+from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.error_delay import ErrorDelays
@@ -21,7 +22,7 @@ from zonerelay.inbound.limits.srs_recipients import SrsRecipients
 from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.state.ehlo_reply import Greeting
 from zonerelay.inbound.state.permissions import GrantTable
-from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, Users
+from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, UserByName, Users
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
@@ -36,6 +37,8 @@ from zonerelay.telemetry.events.events import Events
 
 IDEMPOTENCY_KEY = "idempotency-key"
 """The field in which clients name the key of a message."""
+HTTP_NOTE = "zonerelay-note"
+"""The field in which the HTTP server hands over a tag or a piece of metadata."""
 DAY = 86400.0
 
 HANDSHAKE = 30.0
@@ -77,15 +80,18 @@ class SharedContext:
     """What all listeners of a worker share besides the store.
 
     `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], `users` when
-    no listener offers AUTH. `hash_bodies`: mail may be signed (DKIM), and the hash of a body is cheapest
-    while it arrives. `zone_sizes` is the largest message, in octets, of each zone that limits it;
-    `idempotency_window` is in seconds.
+    no listener offers AUTH; `named` finds the user of a token. `hash_bodies`: mail may be signed (DKIM), and
+    the hash of a body is cheapest while it arrives. `capture_zone` is the first zone that sends nothing and
+    keeps its mail to be looked at, "" without one. `zone_sizes` is the largest message, in octets, of each
+    zone that limits it; `idempotency_window` is in seconds.
     """
 
     memory: SessionMemory = field(default_factory=_no_limit)
     error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None = None
     users: Users | None = None
+    named: UserByName | None = None
+    guard: Guard | None = None
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
@@ -93,6 +99,7 @@ class SharedContext:
     srs: Srs | None = None
     srs_recipients: SrsRecipients = field(default_factory=SrsRecipients)
     hash_bodies: bool = False
+    capture_zone: str = ""
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
     orders: RefusesMail | None = None
     idempotency_window: float = DAY

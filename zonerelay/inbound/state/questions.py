@@ -8,13 +8,14 @@ Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from zonerelay.config.credentials.file import User
 from zonerelay.inbound.access.auth import AskForLogin, Login, LoginKind
+from zonerelay.inbound.access.guard import Allowance, Guard, Refusal
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
 from zonerelay.inbound.policy.changes import PresentedLogin
 from zonerelay.inbound.refusal import Reason
@@ -33,15 +34,35 @@ class LogIn:
     credentials: Credentials
 
 
-Question = LogIn | Event
+UserByName = Callable[[str], Awaitable[Login]]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The relay's HTTP server vouches for a user."""
+
+    user: str
+    users: UserByName
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """A user begins a transaction (MAIL): what may it do?"""
+
+    guard: Guard
+    user: str
+
+
+Question = LogIn | Named | Allow | Event
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`login` answers a LogIn; `reason` is the reason of a refusal."""
+    """`login` answers a LogIn, `allowance` an Allow; `reason` is the reason of a refusal."""
 
     decision: Decision = ACCEPT
     login: Login | None = None
+    allowance: Allowance | Refusal | None = None
     reason: Reason = Reason.POLICY
 
 
@@ -86,6 +107,10 @@ class Consultants:
         try:
             if isinstance(question, LogIn):
                 return await self._log_in(question)
+            if isinstance(question, Named):
+                return Verdict(login=await question.users(question.user))
+            if isinstance(question, Allow):
+                return Verdict(allowance=await question.guard.allowance(question.user))
             if isinstance(question, Mail) and self._sender_domains is not None:
                 reply = await self._sender_domains.check(domain_of(Mailbox(question.sender)))
                 if reply is not None:
@@ -93,7 +118,7 @@ class Consultants:
             return Verdict(await self._decide(question))
         except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
             self._events.trouble("inbound", error)
-            return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), Reason.TROUBLE)
+            return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), reason=Reason.TROUBLE)
 
     async def _decide(self, event: Event) -> Decision:
         if self.policy is not None and type(event) in self._by_policy:

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from zonerelay.config.units import format_size
+from zonerelay.inbound.access.guard import Refusal
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
@@ -53,6 +54,7 @@ _OURS = frozenset(
         Reason.LOOP,
         Reason.MEMORY,
         Reason.POLICY,
+        Reason.QUOTA,
         Reason.RECIPIENTS,
         Reason.SENDER_DOMAIN,
         Reason.SHUTDOWN,
@@ -60,6 +62,7 @@ _OURS = frozenset(
         Reason.STORE_FULL,
         Reason.SUSPENDED,
         Reason.TROUBLE,
+        Reason.USER,
     }
 )
 
@@ -81,6 +84,17 @@ def in_detail(answer: ServerReply, text: str) -> ServerReply:
 def decided(reply: Reply, reason: Reason) -> ServerReply:
     """The refusal that a verdict gives; 421 ends the session."""
     return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
+
+
+def guarded(refusal: Refusal) -> ServerReply:
+    """What a guard rail of the user refuses."""
+    return refused(refusal.reply, Reason.USER if refusal.full is None else Reason.QUOTA)
+
+
+def barred(refusal: Refusal) -> ServerReply:
+    """The same at a log-in, with the codes of AUTH (RFC 4954 6)."""
+    reply = refusal.reply
+    return refused(Reply(454 if reply.is_transient else 535, reply.detail, reply.text), Reason.USER)
 
 
 def _no(code: int, detail: str, text: str, reason: Reason) -> ServerReply:

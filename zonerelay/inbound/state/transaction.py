@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
@@ -57,6 +58,8 @@ class Transaction:
         self.release = release
         self.edits = edits
         self.zone = ""
+        self.allowance: Allowance | None = None  # of a user
+        self.named: tuple[Mailbox, ...] = ()  # a user's recipients, before its mode put others in their place
         self.idempotency_key = ""
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0

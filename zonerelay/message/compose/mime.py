@@ -117,8 +117,8 @@ class Base64Text:
         Raises Base64Error.
         """
         rest = b""
-        for start in range(0, len(self._text), _SLICE):
-            rest += b"".join(bytes(self._text[start : start + _SLICE]).split())
+        for text in self._slices():
+            rest += b"".join(text.split())
             # The end is held back, because only it may have padding.
             whole = (len(rest) - 1) // LINE * LINE
             if whole > 0:
@@ -126,6 +126,10 @@ class Base64Text:
                 rest = rest[whole:]
         if rest:
             yield self._decode(rest, is_last=True)
+
+    def _slices(self) -> Iterator[bytes]:
+        for start in range(0, len(self._text), _SLICE):
+            yield bytes(self._text[start : start + _SLICE])
 
     def _decode(self, text: bytes, *, is_last: bool) -> bytes:
         try:

@@ -140,11 +140,7 @@ def address(text: str, column: str) -> Address:
 
 def draft_of(row: int, created: float, people: Recipients, content: Content) -> Draft:
     """Raises BadRowError. Whether files are base64 shows when the message is made of it."""
-    subject = content.subject or ""
-    if _CONTROL.search(subject):
-        raise BadRowError("subject has a line end or another control character in it")
-    if len(subject) > MAX_SUBJECT:
-        raise BadRowError(f"subject has more than {MAX_SUBJECT} characters")
+    subject = checked_subject(content.subject or "")
     headers = dict(_headers(content.headers))
     given = headers.pop("Message-ID", None)
     stamp = f"{row:x}.{int(created * 1_000_000):x}.outbox"
@@ -164,11 +160,16 @@ def draft_of(row: int, created: float, people: Recipients, content: Content) -> 
 
 def _headers(json: str | None) -> Iterator[tuple[str, str | Address]]:
     if json is None:
-        return
+        return iter(())
     try:
         found = msgspec.json.decode(json, type=dict[str, str] | None) or {}
     except (msgspec.MsgspecError, RecursionError):
         raise BadRowError('headers is not a JSON object of texts, as {"Reply-To": "a@b.example"}') from None
+    return checked_headers(found)
+
+
+def checked_headers(found: Mapping[str, str]) -> Iterator[tuple[str, str | Address]]:
+    """Raises BadRowError."""
     if len(found) > MAX_HEADERS:
         raise BadRowError(f"headers has more than {MAX_HEADERS} fields")
     seen: set[str] = set()
@@ -211,15 +212,29 @@ def _files(json: bytes | None) -> Iterator[File]:
 
 
 def _file(file: _File, where: str) -> File:
+    content = Base64Text(_text_of(file.content), f"{where}.content")
+    return checked_file(File(file.filename, file.content_type, content, file.content_id), where)
+
+
+def checked_file(file: File, where: str) -> File:
+    """Raises BadRowError."""
     kind = file.content_type.lower()
     if not _CONTENT_TYPE.fullmatch(file.content_type) or kind.startswith(("multipart/", "message/")):
         raise BadRowError(f"{where}.content_type is no type of a file, as application/pdf")
-    if len(file.filename) > MAX_FILE_NAME or _CONTROL.search(file.filename):
+    if len(file.name) > MAX_FILE_NAME or _CONTROL.search(file.name):
         raise BadRowError(f"{where}.filename is too long or has a control character in it")
     if file.content_id and not _CONTENT_ID.fullmatch(file.content_id):
         raise BadRowError(f"{where}.content_id has characters that it may not have")
-    content = Base64Text(_text_of(file.content), f"{where}.content")
-    return File(file.filename, file.content_type, content, file.content_id)
+    return file
+
+
+def checked_subject(subject: str) -> str:
+    """Raises BadRowError."""
+    if _CONTROL.search(subject):
+        raise BadRowError("subject has a line end or another control character in it")
+    if len(subject) > MAX_SUBJECT:
+        raise BadRowError(f"subject has more than {MAX_SUBJECT} characters")
+    return subject
 
 
 def _text_of(json: msgspec.Raw) -> bytes | memoryview:

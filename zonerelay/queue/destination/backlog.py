@@ -115,15 +115,8 @@ class Backlog:
     """
 
     __slots__ = (
-        "_again",
-        "_again_is_next",
-        "_apart",
-        "_fresh",
-        "domains",
-        "is_new",
-        "passed_over",
-        "waiting",
-    )
+        "_again", "_again_is_next", "_apart", "_fresh", "domains", "is_new", "passed_over", "waiting",
+    )  # fmt: skip
 
     def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
         self._apart = apart

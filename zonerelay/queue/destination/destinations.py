@@ -102,24 +102,9 @@ class Destination(Line):
     """A line with a route: what limits, rates and suspension apply to."""
 
     __slots__ = (
-        "active",
-        "before",
-        "begun",
-        "counted",
-        "is_queued",
-        "is_slow",
-        "key",
-        "label",
-        "limits",
-        "minute_ends",
-        "most_domains",
-        "pace",
-        "route",
-        "site",
-        "stands_as",
-        "suspension",
-        "usable_until",
-    )
+        "active", "before", "begun", "counted", "is_queued", "is_slow", "key", "label", "limits",
+        "minute_ends", "most_domains", "pace", "route", "site", "stands_as", "suspension", "usable_until",
+    )  # fmt: skip
 
     def __init__(self, route: Route, site: Site, settings: RetrySettings, *, apart: bool = False) -> None:
         super().__init__(apart=apart)

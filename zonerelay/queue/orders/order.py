@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.address import Mailbox, domain_of
+
+if TYPE_CHECKING:
+    from zonerelay.config.settings import ZoneSettings  # answers know orders, and load no settings
 
 SUSPEND = "suspend"
 HOLD = "hold"
@@ -25,9 +27,9 @@ SELECTORS = ("zone", "destination", "domain", "sender", "user", "recipient")
 MAX_HOSTS = 16
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything given must match; `*` stands for any text. `hosts` are those that `destination` stands for,
-    as far as they were known when the order was given. `ended`: it is over since then.
+class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What an order says. Everything given must match; `*` stands for any text. Answers to operators have the
+    same fields (`control.messages.answers.OrderRow`), so their names are an outside contract.
     """
 
     id: str
@@ -45,6 +47,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     everything: bool = False
     refuse: bool = False
     stop_clock: bool = False
+
+
+class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
+    """`hosts` are those that `destination` stands for, as far as they were known when the order was given.
+    `ended`: it is over since then.
+    """
+
     hosts: tuple[str, ...] = ()
     ended: float | None = None
 

@@ -2,5 +2,6 @@
 
 `outcome_log` holds the writes until the store has them; `bounces` makes the reports to senders.
 
-Code outside takes `settler`, and `retry` for the policy that it decides by.
+Code outside takes `settler`, `retry` for the policy that it decides by, and `bounces` for a message of the
+relay's own.
 """

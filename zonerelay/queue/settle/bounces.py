@@ -113,23 +113,7 @@ class DsnMaker:
             smtputf8=not (header.isascii() and sender.isascii()),
             origin=Origin(protocol=PROTOCOL),
         )
-        headers = parse_header(header + b"\r\n").fields
-        choice = self._choose_zone(envelope, headers=headers, size=len(text))(sender)
-        message = Message(
-            envelope=envelope,
-            size=len(text),
-            chunks=-(-len(text) // CHUNK_SIZE),
-            eight_bit=not text.isascii(),
-            headers=headers,
-            trace=(f"protocol={PROTOCOL}", *zone_notes([(sender, choice)])),
-        )
-        delivery = Delivery(
-            queue=queue_of(choice.zone, choice.priority or envelope.priority),
-            message_id=dsn_id,
-            recipient=sender,
-            created=now,
-        )
-        return Submit(message, text, (delivery,))
+        return own_mail(envelope, text, self._choose_zone)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
         """The header, and the message if it is wanted `whole` and can be returned."""
@@ -157,3 +141,28 @@ class DsnMaker:
         if len(header) <= self.bounce.return_size:
             return header
         return header[: header.rfind(b"\r\n", 0, self.bounce.return_size) + 2]
+
+
+def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> Submit:
+    """A message of the relay's own, in the zones that the routes choose for it."""
+    headers = parse_header(octets.partition(_END_OF_HEADER)[0] + b"\r\n").fields
+    zone_of = choose_zone(envelope, headers=headers, size=len(octets))
+    choices = [(each.address, zone_of(each.address)) for each in envelope.recipients]
+    message = Message(
+        envelope=envelope,
+        size=len(octets),
+        chunks=-(-len(octets) // CHUNK_SIZE),
+        eight_bit=not octets.isascii(),
+        headers=headers,
+        trace=(f"protocol={PROTOCOL}", *zone_notes(choices)),
+    )
+    deliveries = tuple(
+        Delivery(
+            queue=queue_of(choice.zone, choice.priority or envelope.priority),
+            message_id=envelope.id,
+            recipient=address,
+            created=envelope.created,
+        )
+        for address, choice in choices
+    )
+    return Submit(message, octets, deliveries)

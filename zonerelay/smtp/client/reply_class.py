@@ -11,19 +11,9 @@ from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.reputation import blames_address
 
 CLASSES = (
-    "accepted",
-    "no answer",
-    "dns",
-    "tls",
-    "log-in",
-    "own trouble",
-    "reputation",
-    "greylisted",
-    "mailbox full",
-    "too much",
-    "temporary",
-    "permanent",
-)
+    "accepted", "no answer", "dns", "tls", "log-in", "own trouble", "reputation", "greylisted",
+    "mailbox full", "too much", "temporary", "permanent",
+)  # fmt: skip
 
 _SAID = r"refused us at .{1,20}: ([2-5]\d\d) "
 """In a reply of ours, when a host refused to talk (`delivery/connection/session.py`)."""

@@ -21,12 +21,12 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.chunks import split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.local_store import LocalStore
-from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservations
+from zonerelay.store.common.once.reservations import Page, Reservations
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Kept,
@@ -64,11 +64,15 @@ class DiskStore(LocalStore[ChangePlan]):
         self._uploads = ScratchUploads(keeper, self._bodies)
         self._kept = stock.kept
         self._reservations = Reservations(
-            OnceSpool(self._find_kept, self._kept_page, self._forget_keys, keeper.usable),
-            around.clock,
-            around.siblings,
+            self._find_kept,
+            self._kept_page,
+            self._forget_keys,
+            keeper.usable,
+            clock=around.clock,
+            siblings=around.siblings,
         )
         self.kept_keys = self._reservations.kept_keys
+        self.submit_once = self._reservations.store
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         keeper.last_id = self.last_message_id
@@ -100,17 +104,6 @@ class DiskStore(LocalStore[ChangePlan]):
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._uploads.discard(message_id)
 
-    async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
-        return await self._reservations.store(once, message.id, submit)
-
     def begin_keys(self) -> None:
         self._reservations.start()
 
@@ -135,14 +128,8 @@ class DiskStore(LocalStore[ChangePlan]):
             if (kept := self._kept.get(identity)) is not None and kept.until <= now:
                 del self._kept[identity]
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
         plan = ChangePlan({})
         for report in beside:
             self._add_report(plan, report)

@@ -19,11 +19,11 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore
-from zonerelay.store.common.once.reservations import OnceSpool, Reservations
+from zonerelay.store.common.once.reservations import Reservations
 from zonerelay.store.contract import CHUNK_SIZE, KeptKeys, Once, QueueCounts, StoreError, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
@@ -58,16 +58,15 @@ class LevelDbStore(LocalStore[WritePlan]):
         self._stored_last_id: MessageId | None = None
         keeper.on_failure = self._reset
         self._reservations = Reservations(
-            OnceSpool(
-                lambda identity: self._reader.read(scan.kept, identity),
-                lambda after: self._reader.read(scan.kept_page, after),
-                self._forget_keys,
-                keeper.usable,
-            ),
-            around.clock,
-            around.siblings,
+            lambda identity: self._reader.read(scan.kept, identity),
+            lambda after: self._reader.read(scan.kept_page, after),
+            self._forget_keys,
+            keeper.usable,
+            clock=around.clock,
+            siblings=around.siblings,
         )
         self.kept_keys = self._reservations.kept_keys
+        self.submit_once = self._reservations.store
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
 
@@ -83,14 +82,8 @@ class LevelDbStore(LocalStore[WritePlan]):
         self._bodies.extend(message_id, first, chunks)
         return self._committer.submit(ops, size=len(chunks) * CHUNK_SIZE)
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
         plan = WritePlan(self._in_flight)
         self._add_message(plan, message, deliveries, chunks)
         for report in beside:
@@ -101,17 +94,6 @@ class LevelDbStore(LocalStore[WritePlan]):
         if message.chunks > len(chunks):
             self._watch(stored, message.envelope.id)
         return stored
-
-    async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        submit = functools.partial(self.submit_message, message, deliveries, chunks, beside, once)
-        return await self._reservations.store(once, message.id, submit)
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)

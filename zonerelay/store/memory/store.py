@@ -19,10 +19,10 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper import health
-from zonerelay.store.common.once.reservations import OnceSpool, Page, Reservations
+from zonerelay.store.common.once.reservations import Page, Reservations
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Change,
@@ -73,11 +73,15 @@ class MemoryStore:
         self._unreadable = shelved.unreadable
         self._kept = shelved.kept
         self._reservations = Reservations(
-            OnceSpool(self._find_kept, self._kept_page, self._forget_keys, self.usable),
-            clock or SystemClock(),
-            siblings,
+            self._find_kept,
+            self._kept_page,
+            self._forget_keys,
+            self.usable,
+            clock=clock or SystemClock(),
+            siblings=siblings,
         )
         self.kept_keys = self._reservations.kept_keys
+        self.submit_once = self._reservations.store
         self._closed = False
 
     # --- taking mail
@@ -91,31 +95,14 @@ class MemoryStore:
         self._arriving[message_id] = [*self._arriving.get(message_id, ()), *chunks]
         return _done()
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
+        if once is not None:
+            self._keep(once, message.id)
         self.add(message, [*self._arriving.pop(message.id, ()), *chunks], deliveries)
         for report in beside:
             self.add(report.message, split(report.body), report.deliveries)
         return _done()
-
-    async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        def submit() -> asyncio.Future[None]:
-            self._keep(once, message.id)
-            return self.submit_message(message, deliveries, chunks, beside)
-
-        return await self._reservations.store(once, message.id, submit)
 
     def begin_keys(self) -> None:
         self._reservations.start()

@@ -45,17 +45,8 @@ class MessageRows:
     """
 
     __slots__ = (
-        "body",
-        "chunks",
-        "claimed",
-        "deliveries",
-        "id",
-        "message",
-        "metadata",
-        "once",
-        "rows",
-        "stored",
-    )
+        "body", "chunks", "claimed", "deliveries", "id", "message", "metadata", "once", "rows", "stored",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -24,7 +24,7 @@ from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne
@@ -119,17 +119,12 @@ class PostgresStore(BatchedUpdate):
         return self._submit(job, size=len(chunks) * CHUNK_SIZE)
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         if (now := self._now()) >= self._forget_at:
             self._forget_at = now + FORGET_EVERY
             self._forgetting = asyncio.get_running_loop().create_task(self._forget_keys(now))
-        return self.submit_message(message, deliveries, chunks, beside, once)
+        return submit()
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         rows = [(name, kept.digest, number(kept.message_id), kept.until) for name, kept in keys]
@@ -140,14 +135,8 @@ class PostgresStore(BatchedUpdate):
         with contextlib.suppress(StoreError):  # the keeper tells of a database that fails
             await self._keeper.ask(sql.FORGET_KEPT, now, FORGET)
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, beside, once = given
         new = MessageRows(message, deliveries, chunks, self._keeps, once)
         job = Submission(messages=[new], news=self._to_share(new))
         for report in beside:

@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.write.replies import then
 from zonerelay.store.contract import (
@@ -115,14 +115,9 @@ class RedisStore(BatchedUpdate):
         return then(asked, _check_upload)
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        return self.submit_message(message, deliveries, chunks, beside, once)
+        return submit()  # the server looks for the key
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         for identity, kept in keys:
@@ -130,15 +125,8 @@ class RedisStore(BatchedUpdate):
             left = max(1, math.ceil((kept.until - self._clock.now()) * 1000))
             await self._keeper.call("SET", self._prefix + b"once:" + identity.encode(), value, "PX", left)
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-        once: Once | None = None,
-    ) -> asyncio.Future[None]:
-        del beside  # the writer stores them behind it: one script stores one message
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, _, once = given  # the writer stores the others: one script, one message
         owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
         key: tuple[Argument, ...] = ("", "", 0)

@@ -24,11 +24,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.contract import NotKeptError, Once, StoreCorruptError, StoreError, Submit
+from zonerelay.store.common.body.writer import NewMessage
+from zonerelay.store.contract import NotKeptError, Once, StoreCorruptError, StoreError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
 from zonerelay.store.s3.keeper import S3Keeper
@@ -247,24 +247,13 @@ class S3Uploads:
     # --- messages
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
         # The object of a message leaves with it, and a bucket has no write of two objects.
         raise NotKeptError("a queue in a bucket cannot remember idempotency keys")
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        del beside  # the writer stores them behind it: an object is one message
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        message, deliveries, chunks, *_ = given  # the writer stores the others: one object, one message
         upload = self._open.pop(message.id, None)
         if upload is None and message.size > INLINE_LIMIT:
             upload = self._new_upload(message.id)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import DeliveryRow, End, Failure, Frame, RelayStatus
+from zonerelay.control.messages.answers import End, Failure, Frame, RelayStatus
 from zonerelay.control.messages.requests import Request
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 
@@ -157,12 +157,6 @@ class WorkerAnswers:
         except UnansweredError as error:
             self._missed[worker] = str(error)
 
-    async def rows(self, worker: int, request: Request) -> AsyncGenerator[DeliveryRow, None]:
-        async with aclosing(self.of(worker, request)) as answered:
-            async for frame in answered:
-                if isinstance(frame, DeliveryRow):
-                    yield frame
-
     async def one(self, worker: int, request: Request, answer: type[F]) -> F | None:
         try:
             return await ask(self._sockets[worker], request, answer)
@@ -178,9 +172,21 @@ class WorkerAnswers:
 
     async def one_by_one(self, request: Request, answer: type[F]) -> dict[int, F]:
         """Like `all`, but asks one worker after the other."""
-        found = {}
-        for worker in self.workers():
-            each = await self.one(worker, request, answer)
-            if each is not None:
-                found[worker] = each
-        return found
+        found = {worker: await self.one(worker, request, answer) for worker in self.workers()}
+        return {worker: each for worker, each in found.items() if each is not None}
+
+    async def rows(self, request: Request, answer: type[F], workers: Sequence[int] | None = None) -> list[F]:
+        """Asks all workers, or these, at the same time. Returns all frames of a kind."""
+
+        async def of(worker: int) -> list[F]:
+            async with aclosing(self.of(worker, request)) as answered:
+                return [frame async for frame in answered if isinstance(frame, answer)]
+
+        found = await asyncio.gather(*map(of, self.workers() if workers is None else workers))
+        return [row for rows in found for row in rows]
+
+    def some(self, found: Mapping[int, F] | Sequence[F]) -> list[F]:
+        """Raises ControlError when no worker has answered."""
+        if not found:
+            raise ControlError(f"no worker answers: {'; '.join(self.missing)}")
+        return list(found.values()) if isinstance(found, Mapping) else list(found)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,8 +11,8 @@ from zonerelay.control.messages.answers import (
     ActRow,
     Changed,
     DestinationStatus,
-    Explanation,
     OrderRow,
+    QuotaStatus,
     RelayStatus,
     SourcePenalty,
     Summary,
@@ -23,12 +22,35 @@ from zonerelay.control.messages.answers import (
     hurts,
 )
 
-N = TypeVar("N", int, float)
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_KEYS = 10_000
 """Rows of a summary, as one worker's."""
 ONCE_GONE = frozenset({"bounce", "drop"})
 """Verbs after which the next worker of a shared queue finds what is left, not the same again."""
+
+
+def merged(
+    rows: Sequence[S], whole: S, *, add: str = "", most: str = "", least: str = "", **more: object
+) -> S:
+    """The `whole` with fields of all rows, named in words: added up, or the most or the least of them. Where
+    no row knows a field, it is that of the whole.
+    """
+    rules: tuple[tuple[Callable[[list[Any]], object], str], ...] = ((sum, add), (max, most), (min, least))
+    for rule, names in rules:
+        for name in names.split():
+            known = [value for row in rows if (value := getattr(row, name)) is not None]
+            if known:
+                more[name] = rule(known)
+    return msgspec.structs.replace(whole, **more)
+
+
+def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:
+    """The rows in groups that have the same in these fields."""
+    groups: dict[tuple[object, ...], list[S]] = {}
+    for row in rows:
+        groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+    return list(groups.values())
 
 
 def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: bool) -> RelayStatus:
@@ -40,62 +62,54 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         for problem in part.problems:
             everywhere = len(parts) > 1 and all(problem in other.problems for other in answers)
             problems[problem if everywhere else f"worker {worker}: {problem}"] = None
-    return msgspec.structs.replace(
+    zones = _alike((zone for part in answers for zone in part.zones), "name")
+    penalties = _alike(
+        (each for part in answers for each in part.source_penalties), "source", "destination", "ipv6_only"
+    )
+    return merged(
+        answers,
         own,
-        inbound_connections=sum(part.inbound_connections for part in answers),
-        zones=_zones([part.zones for part in answers], shared=shared),
+        add="inbound_connections history_size",
+        least="free_space history_since counted",
+        zones=tuple(map(_same_queue if shared else _sum, zones)),
         destinations=destinations,
         destinations_total=max(len(destinations), *(part.destinations_total for part in answers), 0),
         problems=tuple(problems),
-        source_penalties=_penalties(each for part in answers for each in part.source_penalties),
+        source_penalties=tuple(max(rows, key=_until) for rows in penalties),
         limits=_usual({worker: part.limits for worker, part in parts.items()}),
-        counted=all(part.counted for part in answers),
         every=0 if not all(part.every for part in answers) else max((p.every for p in answers), default=1),
-        free_space=min((p.free_space for p in answers if p.free_space is not None), default=None),
-        history_size=_known(sum, [part.history_size for part in answers]),
-        history_since=_known(min, [part.history_since for part in answers]),
         name_servers=_usual({worker: part.name_servers for worker, part in parts.items()}),
         orders=merge_orders(part.orders for part in answers),
+        quotas=_quotas(each for part in answers for each in part.quotas),
     )
 
 
+def _until(penalty: SourcePenalty) -> float:
+    return penalty.until
+
+
+def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
+    """All workers count the same usage: the one that has looked last has seen most."""
+    found = {(row.user, row.quota): row for row in sorted(rows, key=lambda row: row.used)}
+    return tuple(found.values())
+
+
 def merge_webhooks(rows: Iterable[WebhookRow]) -> list[WebhookRow]:
-    """One row for each webhook."""
-    merged: dict[str, WebhookRow] = {}
-    for row in rows:
-        other = merged.get(row.name, row)
-        both = (other,) if other is row else (other, row)
-        worst = max(
-            both,
-            key=lambda each: ("ok", "failing").index(each.state) if each.state != "disabled (410)" else 2,
+    """One row for each webhook: what waits is added up, and the worst state counts."""
+    states = ("ok", "failing", "disabled (410)")
+    return [
+        merged(
+            some, max(some, key=lambda row: states.index(row.state)), add="queued delivered", least="oldest"
         )
-        merged[row.name] = msgspec.structs.replace(
-            worst,
-            queued=sum(each.queued for each in both),
-            delivered=sum(each.delivered for each in both),
-            oldest=min((each.oldest for each in both if each.oldest is not None), default=None),
-        )
-    return list(merged.values())
+        for some in _alike(rows, "name")
+    ]
 
 
 def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
     """All workers have the same ones, and each counts what it did for them."""
-    found: dict[str, OrderRow] = {}
-    for row in (row for part in parts for row in part):
-        before = found.get(row.id)
-        found[row.id] = (
-            row
-            if before is None
-            else msgspec.structs.replace(
-                row, held=row.held + before.held, refused=row.refused + before.refused
-            )
-        )
-    return tuple(sorted(found.values(), key=lambda row: -row.since))
-
-
-def _known(together: Callable[[list[N]], N], parts: Iterable[N | None]) -> N | None:
-    known = [each for each in parts if each is not None]
-    return together(known) if known else None
+    found = _alike((row for part in parts for row in part), "id")
+    rows = (merged(some, some[-1], add="held refused") for some in found)
+    return tuple(sorted(rows, key=lambda row: -row.since))
 
 
 def _usual(parts: Mapping[int, str]) -> str:
@@ -106,117 +120,68 @@ def _usual(parts: Mapping[int, str]) -> str:
     return "; ".join((usual, *others))
 
 
-def _zones(parts: Sequence[Sequence[ZoneStatus]], *, shared: bool) -> tuple[ZoneStatus, ...]:
-    found: dict[str, list[ZoneStatus]] = {}
-    for part in parts:
-        for zone in part:
-            found.setdefault(zone.name, []).append(zone)
-    together = _same_queue if shared else _sum
-    return tuple(together(name, zones) for name, zones in found.items())
+def _sum(zones: Sequence[ZoneStatus]) -> ZoneStatus:
+    return merged(zones, zones[0], add="ready active deferred held", most="oldest_seconds")
 
 
-def _sum(name: str, zones: Sequence[ZoneStatus]) -> ZoneStatus:
-    return ZoneStatus(
-        name=name,
-        ready=sum(zone.ready for zone in zones),
-        active=sum(zone.active for zone in zones),
-        deferred=sum(zone.deferred for zone in zones),
-        held=sum(zone.held for zone in zones),
-        oldest_seconds=max(zone.oldest_seconds for zone in zones),
-    )
-
-
-def _same_queue(name: str, zones: Sequence[ZoneStatus]) -> ZoneStatus:
+def _same_queue(zones: Sequence[ZoneStatus]) -> ZoneStatus:
     """Merges counts of a shared queue: each worker counts all of it, and knows its own attempts only."""
     total = max(zone.ready + zone.active + zone.deferred + zone.held for zone in zones)
-    active = min(sum(zone.active for zone in zones), total)
-    held = max(zone.held for zone in zones)
-    deferred = min(max(zone.deferred for zone in zones), max(total - active - held, 0))
-    return ZoneStatus(
-        name=name,
-        ready=max(total - active - held - deferred, 0),
-        active=active,
-        deferred=deferred,
-        held=held,
-        oldest_seconds=max(zone.oldest_seconds for zone in zones),
-    )
+    most = merged(zones, zones[0], add="active", most="deferred held oldest_seconds")
+    active = min(most.active, total)
+    deferred = min(most.deferred, max(total - active - most.held, 0))
+    ready = max(total - active - most.held - deferred, 0)
+    return msgspec.structs.replace(most, ready=ready, active=active, deferred=deferred)
 
 
 def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[DestinationStatus, ...]:
-    found: dict[tuple[str, str, str], DestinationStatus] = {}
-    # Of a shared queue each worker counts all.
-    together: Callable[[int, int], int] = max if shared else operator.add
-    for row in rows:
-        key = (row.zone, row.destination, row.hosts)
-        before = found.get(key)
-        found[key] = row if before is None else _destination(before, row, together)
-    return tuple(sorted(found.values(), key=hurts))
-
-
-def _destination(
-    one: DestinationStatus, other: DestinationStatus, together: Callable[[int, int], int]
-) -> DestinationStatus:
-    later = max(one, other, key=lambda row: row.suspended_until or 0.0)
-    turns = [row.next_turn for row in (one, other) if row.next_turn is not None]
-    return msgspec.structs.replace(
-        later,
-        active=one.active + other.active,
-        waiting=one.waiting + other.waiting,
-        ready=together(one.ready, other.ready),
-        deferred=together(one.deferred, other.deferred),
-        held=together(one.held, other.held),
-        oldest_seconds=max(one.oldest_seconds, other.oldest_seconds),
-        reply=later.reply or one.reply or other.reply,
-        next_turn=min(turns, default=None),
-        reply_class=later.reply_class if later.reply else one.reply_class or other.reply_class,
-        per_minute=one.per_minute + other.per_minute,
-        max_rate=later.max_rate or one.max_rate or other.max_rate,
-        max_connections=max(one.max_connections, other.max_connections),
-    )
-
-
-def _penalties(rows: Iterable[SourcePenalty]) -> tuple[SourcePenalty, ...]:
-    found: dict[tuple[str, str, bool], SourcePenalty] = {}
-    for row in rows:
-        key = (row.source, row.destination, row.ipv6_only)
-        if key not in found or found[key].until < row.until:
-            found[key] = row
-    return tuple(found.values())
+    own, counted = "active waiting per_minute", " ready deferred held"
+    found = []
+    for some in _alike(rows, "zone", "destination", "hosts"):
+        later = max(some, key=lambda row: row.suspended_until or 0.0)
+        replying = next((row for row in (later, *some) if row.reply), later)
+        row = merged(
+            some,
+            later,
+            add=own if shared else own + counted,
+            # Of a shared queue each worker counts all.
+            most="oldest_seconds max_connections" + (counted if shared else ""),
+            least="next_turn",
+            reply=replying.reply,
+            reply_class=replying.reply_class
+            or next((row.reply_class for row in some if row.reply_class), ""),
+            max_rate=later.max_rate or next((row.max_rate for row in some if row.max_rate), ""),
+        )
+        found.append(row)
+    return tuple(sorted(found, key=hurts))
 
 
 def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
     """Of a shared queue every worker sees every delivery, and leaves alone what others are attempting."""
-    whole = msgspec.structs.replace(
+    whole = merged(
+        parts,
         parts[0],
-        matched=sum(each.matched for each in parts),
-        changed=sum(each.changed for each in parts),
-        busy=sum(each.busy for each in parts),
-        gone=sum(each.gone for each in parts),
-        altered=sum(each.altered for each in parts),
+        add="matched changed busy gone altered",
         act=next((each.act for each in parts if each.act), ""),
         no_undo="; ".join(dict.fromkeys(each.no_undo for each in parts if each.no_undo)),
         note="; ".join(dict.fromkeys(each.note for each in parts if each.note)),
     )
     if not shared:
         return whole
-    matched = max(each.matched for each in parts)
-    changes = [each.changed for each in parts]
-    changed = min(sum(changes) if whole.action in ONCE_GONE else max(changes), matched)
-    busy = min(each.busy for each in parts)
-    return msgspec.structs.replace(whole, matched=matched, changed=changed, busy=busy)
+    most = merged(parts, whole, most="matched changed", least="busy")
+    changed = min(whole.changed if whole.action in ONCE_GONE else most.changed, most.matched)
+    return msgspec.structs.replace(most, changed=changed)
 
 
-def merge_act(one: ActRow, other: ActRow) -> ActRow:
-    """One act in two workers. It can be undone as long as one of them can."""
-    return msgspec.structs.replace(
-        one,
-        at=min(one.at, other.at),
-        changed=one.changed + other.changed,
-        until=min(one.until, other.until),
-        finished=one.finished and other.finished,
-        no_undo=one.no_undo and other.no_undo,
-        undone_by=one.undone_by and other.undone_by,
-    )
+def merge_acts(rows: Iterable[ActRow]) -> list[ActRow]:
+    """One row for each act, the last first. An act of several workers can be undone as long as one can: the
+    least of their texts is the empty one.
+    """
+    found = [
+        merged(some, some[0], add="changed", least="at until finished no_undo undone_by")
+        for some in _alike(rows, "act")
+    ]
+    return sorted(found, key=lambda row: row.at, reverse=True)
 
 
 def merge_summaries(parts: Sequence[Summary]) -> Summary:
@@ -243,8 +208,3 @@ def merge_summaries(parts: Sequence[Summary]) -> Summary:
 
 def _added(some: Sequence[int], more: Sequence[int]) -> list[int]:
     return [one + other for one, other in zip(some, more, strict=True)]
-
-
-def merge_explained(parts: Sequence[Explanation]) -> Explanation:
-    """They say the same but for what one of them has met: the longest suspension is told."""
-    return max(parts, key=lambda each: each.suspended_until or 0.0)

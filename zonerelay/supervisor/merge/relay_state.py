@@ -11,7 +11,7 @@ from zonerelay import __version__
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.messages.answers import RelayStatus
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.model.clock import Clock
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets
@@ -51,6 +51,10 @@ class RelayState:
             for m in self.members()
             if not m.drains_spool and m.policy.phase in (Phase.RUNNING, Phase.HUNG)
         }
+
+    def submission(self) -> tuple[Path, ...]:
+        """The sockets on which workers take mail from the HTTP server."""
+        return tuple(submission_socket_path(self.settings, worker) for worker in self.running())
 
     def unreachable(self) -> dict[int, str]:
         return {m.index: m.problem or f"it is {m.policy.phase}" for m in self.members() if not m.answers}

@@ -196,6 +196,15 @@ class Events:
         """The credentials file cannot be read, so no user can log in; `problem` names file and line."""
         self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
+    def quota_near(self, user: str, limit: str, used: int, most: int) -> None:
+        """A quota of a user is nearly used up."""
+        shown = self._redact.mailbox(Mailbox(user))
+        self._emit("warning", "quota-near", {"user": shown, "quota": limit, "used": used, "most": most})
+
+    def shown_user(self, user: str) -> str:
+        """A user's name as the label of a metric, which never is an address."""
+        return self._redact.always().mailbox(Mailbox(user)) if "@" in user else user
+
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
         """The message is durable, but the client left before our 250: it may send it a second time."""
         self._tell(

@@ -27,6 +27,7 @@ _GREATEST = frozenset(
         # All workers have the same orders, and count the same table.
         "zonerelay_orders",
         "zonerelay_outbox_rows",
+        "zonerelay_user_quota_used_ratio",
         "zonerelay_outbox_lag_seconds",
     }
 )

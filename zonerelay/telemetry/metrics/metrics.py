@@ -42,7 +42,12 @@ from zonerelay.telemetry.metrics.subsystems import (
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DKIM_RESULTS = ("signed", "no_key", "failed")
-LOGIN_RESULTS = ("ok", "wrong", "locked", "broken")
+LOGIN_RESULTS = ("ok", "wrong", "locked", "broken", "barred")
+QUOTAS = tuple(
+    f"{what}_per_{window}"
+    for what in ("messages", "recipients", "octets")
+    for window in ("minute", "hour", "day")
+)
 NO_DSN_REASONS = ("null sender", "notify", "outbox", "stranger", "switched off")
 OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
 DSN_KINDS = ("failed", "delayed", "relayed")
@@ -54,11 +59,11 @@ TLS_RESULTS = tuple(
     if result != "fallback" or level == "opportunistic"
 )
 TROUBLES = (
-    "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock",
-    "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.orders", "queue.read_message",
-    "queue.report",
-    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload", "retry.backoff",
-    "store.claim", "store.probe", "store.settle", "systemd", "webhook", "report",
+    "auth", "identities", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy",
+    "queue.clock", "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.orders",
+    "queue.read_message", "queue.report", "queue.report_header", "queue.router", "queue.settle",
+    "queue.settled", "quotas", "reload", "report", "retry.backoff", "store.claim", "store.probe",
+    "store.settle", "submission", "systemd", "webhook",
 )  # fmt: skip
 """The places that tell of trouble."""
 
@@ -89,6 +94,9 @@ class Metrics:
         )
         self.refused = made.labelled(
             "zonerelay_inbound_refused_total", "Connections and commands refused.", "reason"
+        )
+        self.quota_refused = made.labelled(
+            "zonerelay_quota_refused_total", "Mail of users beyond a quota.", "quota", declared=QUOTAS
         )
         self.logins = made.labelled(
             "zonerelay_inbound_logins_total",
@@ -179,12 +187,10 @@ class Metrics:
         parts = (self.sts, self.smarthosts, self.limits, self.name_servers, self.outbox, self.replies)
         for each in (*parts, self.webhooks):
             registry.register(each)
-        self.attach(
-            ReadGauge(
-                "zonerelay_loop_lag_longest_seconds",
-                "The longest such lag of the last one to two minutes.",
-                lambda: [((), self.loop_lag.longest)],
-            )
+        self._gauge(
+            "zonerelay_loop_lag_longest_seconds",
+            "The longest such lag of the last one to two minutes.",
+            lambda: [((), self.loop_lag.longest)],
         )
         registry.register(made)
 
@@ -227,10 +233,24 @@ class Metrics:
         """Registers a collector. Every scrape reads it, so it must answer from memory."""
         self._registry.register(collector)
 
+    def _gauge(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
+        self.attach(ReadGauge(name, help_text, read, *labels))
+
     def attach_queue(
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
     ) -> None:
         self.attach(QueueCollector(read, is_counted))
+
+    def attach_quotas(self, read: Callable[[], Readings]) -> None:
+        """`read` yields users with quotas, and how much is used of the one that is used most."""
+        self.attach(
+            ReadGauge(
+                "zonerelay_user_quota_used_ratio",
+                "Of the quotas of a user who has sent lately, the part of the most used one that is used.",
+                read,
+                "user",
+            )
+        )
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """`read` yields the first name and the expiry of each certificate of every listener; of several for
@@ -243,48 +263,40 @@ class Metrics:
                 found[name,] = min(expiry, found.get((name,), expiry))
             return found.items()
 
-        self.attach(
-            ReadGauge(
-                "zonerelay_certificate_expiry_timestamp_seconds",
-                "When a listener's certificate expires, Unix time.",
-                first,
-                "name",
-            )
+        self._gauge(
+            "zonerelay_certificate_expiry_timestamp_seconds",
+            "When a listener's certificate expires, Unix time.",
+            first,
+            "name",
         )
 
     def attach_orders(self, read: Callable[[], Mapping[str, int]]) -> None:
         """`read` returns how many orders of operators are in force, by effect."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_orders",
-                "Orders of operators in force, by their effect.",
-                lambda: (((effect,), count) for effect, count in read().items()),
-                "effect",
-            )
+        self._gauge(
+            "zonerelay_orders",
+            "Orders of operators in force, by their effect.",
+            lambda: (((effect,), count) for effect, count in read().items()),
+            "effect",
         )
 
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
         """`read` returns at how many destinations each source is passed over."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_source_penalties",
-                "Destinations at which a source is passed over for its reputation.",
-                lambda: (((source,), count) for source, count in read().items()),
-                "source",
-            )
+        self._gauge(
+            "zonerelay_source_penalties",
+            "Destinations at which a source is passed over for its reputation.",
+            lambda: (((source,), count) for source, count in read().items()),
+            "source",
         )
 
     def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
         """`unhealthy` returns why the worker's store takes no mail. Of several workers the metrics must say
         whose disk is full.
         """
-        self.attach(
-            ReadGauge(
-                "zonerelay_store_usable",
-                "1 while the worker's spool takes mail, else 0.",
-                lambda: [((str(worker),), float(unhealthy() is None))],
-                "worker",
-            )
+        self._gauge(
+            "zonerelay_store_usable",
+            "1 while the worker's spool takes mail, else 0.",
+            lambda: [((str(worker),), float(unhealthy() is None))],
+            "worker",
         )
 
     def attach_space(self, worker: int, read: Callable[[], int | None], guard: int) -> None:
@@ -296,28 +308,22 @@ class Metrics:
             octets = read()
             return () if octets is None else [((str(worker),), octets)]
 
-        self.attach(
-            ReadGauge("zonerelay_spool_free_bytes", "Space that is free for the spool.", free, "worker")
-        )
-        self.attach(
-            ReadGauge(
-                "zonerelay_spool_min_free_bytes",
-                "Free space below which no new mail is taken.",
-                lambda: [((str(worker),), guard)],
-                "worker",
-            )
+        self._gauge("zonerelay_spool_free_bytes", "Space that is free for the spool.", free, "worker")
+        self._gauge(
+            "zonerelay_spool_min_free_bytes",
+            "Free space below which no new mail is taken.",
+            lambda: [((str(worker),), guard)],
+            "worker",
         )
 
     def attach_destinations(self, read: Callable[[], Readings]) -> None:
         """`read` returns by zone and state how many destinations are known."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_destinations",
-                "Destinations with mail or with trouble, by whether they are suspended now.",
-                read,
-                "zone",
-                "state",
-            )
+        self._gauge(
+            "zonerelay_destinations",
+            "Destinations with mail or with trouble, by whether they are suspended now.",
+            read,
+            "zone",
+            "state",
         )
 
     def attach_configuration(self, read: Callable[[], tuple[float, bool]]) -> None:
@@ -336,12 +342,8 @@ class Metrics:
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
         """`read` returns how many octets all client connections hold."""
-        self.attach(
-            ReadGauge(
-                "zonerelay_inbound_memory_bytes",
-                "Memory that client connections hold.",
-                lambda: [((), read())],
-            )
+        self._gauge(
+            "zonerelay_inbound_memory_bytes", "Memory that client connections hold.", lambda: [((), read())]
         )
 
     def families(self) -> tuple[Family, ...]:

@@ -103,7 +103,7 @@ def auth_advice(auth: AuthSettings, listeners: Sequence[ListenerSettings]) -> It
     if needed and not auth.credentials.is_absolute():
         yield f"auth.credentials: {in_full(auth.credentials)}"
     if not needed and auth != AuthSettings():
-        yield 'auth: not used: no listener has auth = "optional" or "required"'
+        yield 'auth: only for mail over HTTP: no listener has auth = "optional" or "required"'
 
 
 def access_advice(rules: Sequence[AccessSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
@@ -114,7 +114,7 @@ def access_advice(rules: Sequence[AccessSettings], listeners: Sequence[ListenerS
         )
     if not has_users(listeners):
         yield from (
-            f'access[{at}].user: never matches: no listener has auth = "optional" or "required"'
+            f'access[{at}].user: only matches mail over HTTP: no listener has auth = "optional" or "required"'
             for at, rule in enumerate(rules)
             if rule.user
         )

@@ -38,6 +38,7 @@ from zonerelay.model.priority import Priority
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 OPEN_RELAY_WORDS = "I understand that anybody may relay"
 CLEARTEXT_AUTH_WORDS = "I understand that passwords can be read on the way"
+_QUOTA = "zonerelay.policies.quota:Quota"
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
 _NEEDED = {
     "received": "it is what ends a mail loop (RFC 5321 6.3)",
@@ -145,7 +146,7 @@ class ListenerSettings:
     """
     policy: str = text("", form=forms.function)
     """A policy of your own in Python, "module:Class", asked at every step, or a handler of aiosmtpd
-    (docs/policy.md). "zonerelay.policies.quota:Quota" comes with the relay.
+    (docs/policy.md).
     """
     policy_file: Path | None = optional_path()
     """A file for that policy: what is in it is the policy's business."""
@@ -338,6 +339,13 @@ def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) ->
 
 
 def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    if listener.policy == _QUOTA:
+        report.refuse(
+            (*path, "policy"),
+            "this policy has gone: take it and policy_file out, and give each user its quotas with "
+            "zonerelay user set NAME recipients_per_hour=500 recipients_per_day=2000 (docs/users.md); "
+            "clients that have not logged in have none",
+        )
     if listener.policy_file is not None and not listener.policy and report.sound(*path, "policy"):
         report.refuse(
             (*path, "policy_file"),
@@ -557,7 +565,7 @@ def _zone_header(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
             "it: list zone_header_users or zone_header_networks",
         )
     if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
-        yield "zone_header_users", "never matches: no user can log in to this listener"
+        yield "zone_header_users", "only matches mail over HTTP: no user can log in to this listener"
 
 
 def _overlaps(network: Network, others: tuple[Network, ...]) -> bool:

@@ -70,7 +70,8 @@ def rewrite_advice(rules: Sequence[RewriteSettings], listeners: Sequence[Listene
     users = has_users(listeners)
     for at, rule in enumerate(rules):
         if rule.user and not users:
-            yield f'rewrite[{at}].user: never matches: no listener has auth = "optional" or "required"'
+            only = "only matches mail over HTTP"
+            yield f'rewrite[{at}].user: {only}: no listener has auth = "optional" or "required"'
 
 
 def _check_rule(rule: RewriteSettings, path: KeyPath, report: Report) -> None:

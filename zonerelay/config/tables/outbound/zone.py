@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.endpoints import NextHopKind, parse_next_hop, split_next_hops
+from zonerelay.config.endpoints import CAPTURE, NextHopKind, parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import (
     DAY,
@@ -82,7 +82,8 @@ class ZoneSettings:
     next_hop: str = text("", form=forms.next_hops)
     """Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A smarthost:
     "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), "192.0.2.1:25" or
-    "[2001:db8::1]:25". Several, with commas between: the first that can be reached is used.
+    "[2001:db8::1]:25". Several, with commas between: the first that can be reached is used. "capture:": mail
+    is not sent but kept, to be looked at on the page ([capture], docs/sandbox.md).
     """
     next_hop_share: bool = switch(False)
     """Spread the mail over several next hops evenly, not to the first that can be reached."""
@@ -251,6 +252,8 @@ def _check_next_hops(zone: ZoneSettings, path: KeyPath, report: Report) -> None:
         twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
         if twice is not None:
             report.refuse((*path, "next_hop"), f"{twice} is in the list twice")
+        elif CAPTURE in hops:
+            report.refuse((*path, "next_hop"), f'"{CAPTURE}" stands alone: what is captured is not sent')
 
 
 def zone_advice(zones: Sequence[ZoneSettings]) -> Iterator[str]:

@@ -12,8 +12,9 @@ removes those that a crash has left. After a failed write the message cannot be 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, Self, Unpack
+from typing import NamedTuple, Protocol, Self, Unpack
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
@@ -38,6 +39,16 @@ UPLOAD_MEMORY = 64 * 1024 * 1024
 """What all large uploads together may hold in memory before their groups shrink."""
 
 
+class NewMessage(NamedTuple):
+    """The last chunks of a body, and what is written with them: others `beside` the message, and its key."""
+
+    message: Message
+    deliveries: Sequence[Delivery]
+    chunks: Sequence[bytes]
+    beside: Sequence[Submit] = ()
+    once: Once | None = None
+
+
 class Spool(Protocol):
     """The part of a store that a writer uses."""
 
@@ -51,24 +62,15 @@ class Spool(Protocol):
     ) -> asyncio.Future[None]:
         """Write part of a body, synced: the chunks from number `first`."""
 
-    def submit_message(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        beside: Sequence[Submit] = (),
-    ) -> asyncio.Future[None]:
-        """Write the last chunks of a body and make the message exist, with others `beside` it."""
+    def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
+        """Write the last chunks of a body and make the message exist."""
 
     async def submit_once(
-        self,
-        message: Message,
-        deliveries: Sequence[Delivery],
-        chunks: Sequence[bytes],
-        once: Once,
-        beside: Sequence[Submit] = (),
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        """The same, with the key in the same write. Both it and the future raise what `commit` raises."""
+        """Calls `submit`, which writes the message of this key, unless the key is there. Both it and the
+        future raise what `commit` raises.
+        """
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         """Remove the first `count` chunks, in the background."""
@@ -157,10 +159,9 @@ class BodyWriter:
             **facts,
         )
         others = () if beside is None else beside(message)
-        if once is None:
-            stored = self._spool.submit_message(message, deliveries, chunks, others)
-        else:
-            stored = await self._spool.submit_once(message, deliveries, chunks, once, others)
+        new = NewMessage(message, deliveries, chunks, others, once)
+        submit = functools.partial(self._spool.submit_message, new)
+        stored = submit() if once is None else await self._spool.submit_once(once, message.id, submit)
         # From here the message exists or the spool has failed; leaving does not change that.
         self._finish()
         try:

@@ -37,8 +37,11 @@ _log = logging.getLogger("zonerelay.store")
 Page = Collection[tuple[str, Kept]]
 
 
-class OnceSpool:
-    """What an engine says of its keys. `find` and `page` raise StoreError while the spool cannot be read."""
+class Reservations:
+    """One per spool; belongs to the event loop that opened it. `find` and `page` raise StoreError while the
+    spool cannot be read: `page(after)` has the keys behind an identity, none at the end. `forget(now, most,
+    is_used)` removes expired ones, except those that are used again; `usable` is the store's.
+    """
 
     def __init__(
         self,
@@ -46,18 +49,11 @@ class OnceSpool:
         page: Callable[[str], Awaitable[Page]],
         forget: Callable[[float, int, Callable[[str], bool]], Awaitable[None]],
         usable: Callable[[], Awaitable[bool]],
+        *,
+        clock: Clock,
+        siblings: Siblings | None,
     ) -> None:
-        """`page(after)` has the keys behind an identity, none at the end; `forget(now, most,
-        is_used)` removes expired ones, except those that are used again; `usable` is the store's.
-        """
-        self.find, self.page, self.forget, self.usable = find, page, forget, usable
-
-
-class Reservations:
-    """One per spool; belongs to the event loop that opened it."""
-
-    def __init__(self, spool: OnceSpool, clock: Clock, siblings: Siblings | None = None) -> None:
-        self._spool = spool
+        self._find, self._page, self._forget_keys, self._usable = find, page, forget, usable
         self._clock = clock
         self._register = None if siblings is None else _register_for(siblings)
         self._busy: dict[str, asyncio.Future[None]] = {}
@@ -98,7 +94,7 @@ class Reservations:
     async def _reserve(self, once: Once, message_id: MessageId, deadline: float) -> Kept | None:
         """What is kept of the key already."""
         if (register := self._register) is None:
-            return await self._spool.find(once.identity)
+            return await self._find(once.identity)
         while True:
             try:
                 found = await register.run(register.reserve, once, message_id, self._clock.now())
@@ -120,7 +116,7 @@ class Reservations:
 
     async def _settle(self, register: Register, identity: str, message_id: MessageId) -> None:
         """The spool says what became of a reservation of this worker."""
-        kept = await self._spool.find(identity)
+        kept = await self._find(identity)
         is_kept = kept is not None and kept.message_id == message_id
         await register.run(register.settle, identity, message_id, is_kept)
 
@@ -138,9 +134,9 @@ class Reservations:
     async def _look_whether(self, identity: str, message_id: MessageId) -> None:
         """After a failed write: the repaired spool says whether the message is there."""
         while True:
-            await self._spool.usable()
+            await self._usable()
             try:
-                kept = await self._spool.find(identity)
+                kept = await self._find(identity)
             except StoreError:
                 await asyncio.sleep(LOOK_AGAIN)
                 continue
@@ -162,7 +158,7 @@ class Reservations:
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
         """Satisfies `QueueView`."""
-        page = list(await self._spool.page(cursor))
+        page = list(await self._page(cursor))
         return page, max((identity for identity, _ in page), default="")
 
     # --- the register
@@ -171,11 +167,11 @@ class Reservations:
         while True:
             try:
                 # Without keys nothing is opened: most relays have none.
-                if register.is_there or await self._spool.page(""):
+                if register.is_there or await self._page(""):
                     for identity, message_id in await register.run(register.pending):
                         await self._settle(register, identity, message_id)
                     after = None if register.is_published else ""
-                    while after is not None and (page := await self._spool.page(after)):
+                    while after is not None and (page := await self._page(after)):
                         await register.run(register.publish, page)
                         after = max(identity for identity, _ in page)
                 await asyncio.to_thread(register.mark_published)
@@ -192,7 +188,7 @@ class Reservations:
     async def _forget(self) -> None:
         try:
             self._used.clear()
-            await self._spool.forget(self._clock.now(), 2 * FORGET, self._is_used)
+            await self._forget_keys(self._clock.now(), 2 * FORGET, self._is_used)
             if (register := self._register) is not None:
                 await register.run(register.forget, self._clock.now(), 2 * FORGET)
         except StoreError as error:

@@ -1,0 +1,374 @@
+"""Mail over HTTP at real relays: what is answered, what arrives, and what it costs in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import email
+import email.policy
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.test_http_api import Api, Reply, add_token, ask_all
+from tests.support.crew import pid_of, processes, relay_of, run
+from tests.support.ports import LOOPBACK, free_port
+from tests.support.process import RelayProcess
+from zonerelay.sandbox.sink import Sink
+
+SIZE = 50_000_000
+MIB = 1024 * 1024
+MESSAGE: dict[str, Any] = {
+    "from": "Shop <shop@example.org>",
+    "to": ["Zoë <zoe@example.net>", {"email": "max@example.com", "name": "Max"}],
+    "bcc": "audit@example.org",
+    "reply_to": "help@example.org",
+    "subject": "Grüße",
+    "text": "hello\n.\nbye\n",
+    "html": '<p>hello <img src="cid:logo"></p>',
+    "headers": {"X-Order": "4711"},
+    "attachments": [
+        {"filename": "a.txt", "content": base64.b64encode(b"file").decode(), "content_type": "text/plain"},
+        {"filename": "logo.png", "content": "UE5H", "content_type": "image/png", "content_id": "logo"},
+    ],
+    "tags": ["welcome"],
+    "metadata": {"order": "4711"},
+}
+
+
+def user_of(relay: RelayProcess, name: str) -> Api:
+    command = ("user", "add", name, "--generate")
+    made = run(relay, *command)
+    assert made.returncode == 0, made.stderr
+    return Api(relay, add_token(relay, f"{name}-token", "submit", "--user", name))
+
+
+def with_users(relay: RelayProcess) -> RelayProcess:
+    """Its credentials file is its own."""
+    text = relay.config.read_text()
+    relay.config.write_text(text + f'\n[auth]\ncredentials = "{relay.directory}/users"\n')
+    (relay.directory / "users").touch(mode=0o600)
+    return relay
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """Its next hop does not answer, so that mail stays."""
+    made = RelayProcess(
+        tmp_path_factory.mktemp("http"),
+        next_hop=f"{LOOPBACK}:{free_port()}",
+        listener={"max_message_size": "75 MB", "zone_header": "X-Zone", "zone_header_users": ["app"]},
+        tables={"access": [{"recipient": ["no*@example.net"], "action": "refuse"}]},
+    )
+    with with_users(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def app(relay: RelayProcess) -> Api:
+    return user_of(relay, "app")
+
+
+@pytest.fixture(scope="module")
+def operator(relay: RelayProcess) -> Api:
+    return Api(relay, add_token(relay, "oscar", "operate"))
+
+
+def body_of(operator: Api, message_id: str) -> EmailMessage:
+    found = operator("GET", f"/v1/queue/messages/{message_id}/body")
+    assert found.status == 200, found.body
+    message = email.message_from_bytes(found.body, policy=email.policy.default)
+    assert isinstance(message, EmailMessage)
+    return message
+
+
+def pointers(reply: Reply) -> list[str]:
+    return [each["pointer"] for each in reply.json["errors"]]
+
+
+def test_a_message_as_json(relay: RelayProcess, app: Api, operator: Api) -> None:
+    reply = app("POST", "/v1/messages", MESSAGE)
+    assert reply.status == 202, reply.body
+    accepted = reply.json
+    assert reply.fields["Location"] == f"/v1/messages/{accepted['id']}"
+    people = ["zoe@example.net", "max@example.com", "audit@example.org"]
+    assert [(each["address"], each["index"], each["state"]) for each in accepted["recipients"]] == [
+        (each, at, "queued") for at, each in enumerate(people)
+    ]
+    message = body_of(operator, accepted["id"])
+    assert (message["Subject"], message["X-Order"], message["Bcc"]) == ("Grüße", "4711", None)
+    assert message["Message-ID"] == accepted["message_id"]
+    assert "with HTTP id" in message["Received"]
+    assert "Note" not in str(message.keys())
+    text = message.get_body(("plain",))
+    assert text is not None
+    assert text.get_content().split() == ["hello", ".", "bye"]
+    (file,) = message.iter_attachments()
+    assert (file.get_filename(), file.get_content()) == ("a.txt", "file")
+    told = operator.get(f"/v1/queue/messages/{accepted['id']}")
+    assert (told["user"], told["protocol"]) == ("app", "HTTP")
+    traced = run(relay, "queue", "trace", accepted["id"])
+    assert "tag=welcome" in traced.stdout
+    found = app.get(f"/v1/messages/{accepted['id']}")
+    assert [each["address"] for each in found["recipients"]] == people
+    other = user_of(relay, "other")
+    assert other("GET", f"/v1/messages/{accepted['id']}").code == (404, "not_found")
+    assert other("DELETE", f"/v1/messages/{accepted['id']}").code == (404, "not_found")
+    assert operator.get(f"/v1/messages/{accepted['id']}")["id"] == accepted["id"]
+
+
+def test_what_is_wrong_is_pointed_at(relay: RelayProcess, app: Api, operator: Api) -> None:
+    def post(**more: Any) -> Reply:
+        return app("POST", "/v1/messages", {**MESSAGE, **more})
+
+    injected = "x\r\nBcc: thief@example.net"
+    for name, value, pointer in (
+        ("subject", injected, "/subject"),
+        ("from", f"{injected} <a@example.org>", "/from"),
+        ("from", {"email": "a@example.org", "name": injected}, "/from"),
+        ("from", {"email": f"a@example.org>{injected}"}, "/from"),
+        ("to", [f"a@example.net\r\n{injected}"], "/to/0"),
+        ("headers", {"X-A": injected}, "/headers"),
+        ("headers", {injected: "x"}, "/headers"),
+        ("headers", {"Bcc": "thief@example.net"}, "/headers"),
+        ("attachments", [{"filename": injected, "content": ""}], "/attachments/0"),
+        ("attachments", [{"content": "", "content_type": f"text/plain{injected}"}], "/attachments/0"),
+        ("attachments", [{"content": "no base64!"}], "/attachments/0/content"),
+        ("metadata", {"a": injected}, "/metadata/a"),
+        ("zone", "no-such-zone", "/zone"),
+        ("require_tls", True, "/require_tls"),
+        ("send_at", "2031-01-01T00:00:00Z", "/send_at"),
+        ("text", 5, "/text"),
+        ("headers", {"X-A": "x" * 70_000}, ""),
+    ):
+        reply = post(**{name: value})
+        assert (reply.code, pointers(reply)) == ((422, "invalid"), [pointer]), (name, value, reply.body)
+    refused = post(to=["a@example.net", "no1@example.net", "no2@example.net"])
+    assert refused.code == (422, "refused")
+    assert pointers(refused) == ["/to/1", "/to/2"]
+    assert refused.json["smtp_reply"].startswith("5")
+    partial = post(to=["a@example.net", "no1@example.net"], bcc=[], partial=True)
+    assert [each["state"] for each in partial.json["recipients"]] == ["queued", "refused"]
+    assert operator.get(f"/v1/queue/messages/{partial.json['id']}")["recipients_accepted"] == 1
+    assert post(to=["no1@example.net"], bcc=[], partial=True).code == (422, "refused")
+    assert app("POST", "/v1/messages", b"{").code == (400, "malformed")
+    assert app("POST", "/v1/messages", b"{}", Content_Type="text/csv").code == (415, "unsupported_media_type")
+    assert operator("POST", "/v1/messages", MESSAGE).code == (403, "forbidden")
+    for token, user in (("nameless", ()), ("ghostly", ("--user", "ghost"))):
+        nobody = Api(relay, add_token(relay, token, "submit", *user))
+        assert nobody("POST", "/v1/messages", MESSAGE).code == (403, "forbidden")
+
+
+def test_addresses_beyond_ascii(app: Api, operator: Api) -> None:
+    reply = app("POST", "/v1/messages", {**MESSAGE, "to": "jürgen@bücher.example", "bcc": []})
+    assert [each["address"] for each in reply.json["recipients"]] == ["jürgen@xn--bcher-kva.example"]
+    assert operator.get(f"/v1/queue/messages/{reply.json['id']}")["smtputf8"]
+
+
+def test_a_message_as_octets(app: Api, operator: Api) -> None:
+    raw = b"From: shop@example.org\nTo: a@example.net\nBcc: b@example.net,\n c@example.net\n\n"
+    raw += b".hello\nW\xc3\xa4\n"
+    reply = app("POST", "/v1/messages", raw, Content_Type="message/rfc822")
+    assert reply.status == 202, reply.body
+    assert [each["address"][0] for each in reply.json["recipients"]] == ["a", "b", "c"]
+    found = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
+    assert found.endswith(b"\r\n\r\n.hello\r\nW\xc3\xa4\r\n")
+    assert b"Bcc" not in found
+    assert reply.json["message_id"].encode() in found
+    path = "/v1/messages?from=&to=d@example.net&to=e@example.net"
+    named = app("POST", path, raw, Content_Type="message/rfc822")
+    assert [each["address"][0] for each in named.json["recipients"]] == ["d", "e"]
+    assert operator.get(f"/v1/queue/messages/{named.json['id']}")["sender"] == ""
+
+
+def test_withdrawn_and_later(relay: RelayProcess, app: Api) -> None:
+    later = {**MESSAGE, "to": "a@example.net", "bcc": [], "send_at": "2026-01-01T00:00:00Z"}
+    assert app("POST", "/v1/messages", later).status == 202  # the past is now
+    held = app("POST", "/v1/messages", {**later, "send_at": 4e9})
+    assert held.code == (422, "invalid")
+    held = app("POST", "/v1/messages", {**later, "send_at": time.time() + 3600})
+    path = held.fields["Location"]
+    (waiting,) = app.get(path)["recipients"]
+    assert waiting["next_attempt"] > time.time() + 3000
+    withdrawn = app("DELETE", path)
+    assert (withdrawn.status, withdrawn.json) == (200, {"withdrawn": 1, "in_flight": 0})
+    relay.wait_for(lambda: app("GET", path).status == 200, what="it is in the history")
+    assert [each["state"] for each in app.get(path)["recipients"]] == ["dropped"]
+    assert app("DELETE", path).code == (409, "not_possible")
+
+
+def test_the_same_key_gives_the_first_answer(app: Api, operator: Api) -> None:
+    first = app("POST", "/v1/messages", MESSAGE, Idempotency_Key="order-1")
+    again = app("POST", "/v1/messages", MESSAGE, Idempotency_Key="order-1")
+    assert first.json == again.json
+    other = app("POST", "/v1/messages", {**MESSAGE, "text": "other"}, Idempotency_Key="order-1")
+    assert other.code == (422, "refused")
+    bad = app("POST", "/v1/messages", MESSAGE, Idempotency_Key="a b")
+    assert bad.code == (400, "malformed")
+
+
+def test_a_batch_answers_for_each(app: Api, operator: Api) -> None:
+    template = {"from": "shop@example.org", "subject": "Hi {{name}}", "html": "<b>{{name}}</b>"}
+    people = [
+        {"to": "a@example.net", "substitutions": {"name": "A & B"}},
+        {"to": "no1@example.net", "substitutions": {"name": "C"}},
+        {"to": "d@example.net", "substitutions": {}},
+        {"to": "e@example.net", "substitutions": {"name": {"deep": 1}}},
+        {"to": "f@example.net", "text": "plain {{> /etc/passwd}}", "substitutions": {"name": "F"}},
+        {"to": "g@example.net", "html": "<i>own</i>", "substitutions": {"name": "G"}},
+        {"to": "h@example.net", "text": "{{name}}" + " " * 70_000, "substitutions": {"name": "H"}},
+        {"to": "i@example.net", "substitutions": {"name": "I" * 70_000}},
+        {"to": "j@example.net", "text": "long" * 20_000, "subject": "x"},
+    ]
+    reply = app("POST", "/v1/messages/batch", {"template": template, "messages": people})
+    assert reply.status == 207, reply.body
+    answers = reply.json["messages"]
+    assert [each["status"] for each in answers] == [202, 422, 422, 422, 422, 202, 422, 422, 202]
+    assert answers[2]["problem"]["errors"][0]["pointer"] == "/subject"
+    assert body_of(operator, answers[8]["accepted"]["id"]).get_body(("plain",)) is not None
+    message = body_of(operator, answers[0]["accepted"]["id"])
+    assert message["Subject"] == "Hi A & B"
+    assert message.get_content().strip() == "<b>A &amp; B</b>"
+    many = app("POST", "/v1/messages/batch", {"messages": [people[0]] * 501})
+    assert many.code == (422, "invalid")
+
+
+def test_programs_that_were_written_for_zonemta(app: Api, operator: Api, relay: RelayProcess) -> None:
+    """The requests of its README, and what Nodemailer's fields allow."""
+    document = {
+        "from": "sender@example.com",
+        "to": "recipient1@example.com, Zoë <recipient2@example.com>",
+        "subject": "hello",
+        "text": "hello world!",
+        "attachments": [{"filename": "a.txt", "content": "ZmlsZQ==", "encoding": "base64"}],
+        "date": "ignored",
+    }
+    fields = {"X_Authenticated_User": "admin", "X_Originating_IP": "192.0.2.1"}
+    sent = app("POST", "/send", document, **fields)
+    assert sent.status == 200, sent.body
+    assert sent.json["to"] == ["recipient1@example.com", "recipient2@example.com"]
+    told = operator.get(f"/v1/queue/messages/{sent.json['id']}")
+    assert (told["user"], told["client"]) == ("app", LOOPBACK)
+    raw = b"From: sender@example.com\nTo: recipient1@example.com\nSubject: Hello!\n\nHello world"
+    sent = app("POST", "/send-raw", raw, Content_Type="message/rfc822", **fields)
+    assert (sent.status, sent.json["to"]) == (200, ["recipient1@example.com"])
+    assert Api(relay, "")("POST", "/send", document, **fields).code == (401, "unauthorized")
+
+
+def test_a_user_is_held_to_its_guard_rails(relay: RelayProcess) -> None:
+    user = user_of(relay, "rationed")
+    assert (
+        run(relay, "user", "set", "rationed", "messages_per_hour=1", "senders=shop@example.org").returncode
+        == 0
+    )
+    assert user("POST", "/v1/messages", {**MESSAGE, "from": "other@example.org"}).code == (422, "refused")
+    assert user("POST", "/v1/messages", MESSAGE).status == 202
+    full = user("POST", "/v1/messages", MESSAGE)
+    assert full.code == (429, "too_many")
+    assert 60 < int(full.fields["Retry-After"]) <= 3660
+    assert run(relay, "user", "disable", "rationed").returncode == 0
+    assert user("POST", "/v1/messages", MESSAGE).code == (403, "forbidden")
+
+
+def test_it_is_as_the_description_says(relay: RelayProcess, app: Api, tmp_path: Path) -> None:
+    token = app.fields["Authorization"].removeprefix("Bearer ")
+    ask_all(relay, token, tmp_path, "--include-path-regex", "^/(v1/messages|send)")
+
+
+def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: Api, operator: Api) -> None:
+    assert app("POST", "/v1/messages", MESSAGE).status == 202
+    octets = bytes(range(256)) * (SIZE // 256)
+    content = base64.b64encode(octets).decode().replace("/", "\\/")
+    outline = json.dumps({**MESSAGE, "attachments": [{"filename": "large", "content": "@"}]})
+    body = outline.replace('"@"', f'"{content}"').encode()
+    relay.reset_peak()
+    before = relay.memory().rss
+    reply = app("POST", "/v1/messages", body)
+    assert reply.status == 202, reply.body
+    grown = relay.peak_rss() - before
+    print(f"grown by {grown / MIB:.1f} MiB")
+    found = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
+    head, _, rest = found.partition(b"filename=large")[2].partition(b"\r\n\r\n")
+    assert b"base64" in head
+    assert base64.b64decode(rest.partition(b"\r\n--")[0]) == octets
+    assert grown < 40 * MIB
+    connection = app.connect()
+    connection.putrequest("POST", "/v1/messages")
+    for name, text in {
+        **app.fields,
+        "Content-Type": "application/json",
+        "Content-Length": "200000000",
+    }.items():
+        connection.putheader(name, text)
+    connection.endheaders()
+    assert Reply(connection.getresponse()).code == (413, "too_large")
+    connection.close()
+
+
+def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:
+    """Two workers take the mail of the supervisor's address; one is killed, then all processes."""
+    made = with_users(relay_of(tmp_path, free_port()))
+    with made as relay:
+        app = user_of(relay, "app")
+        stop, answers = threading.Event(), list[Reply]()
+
+        def submit() -> None:
+            while not stop.is_set():
+                answers.append(app("POST", "/v1/messages", {**MESSAGE, "to": "a@example.net", "bcc": []}))
+
+        def enough(count: int) -> None:
+            wanted = len(accepted()) + count
+            relay.wait_for(lambda: len(accepted()) >= wanted, what="more answers")
+
+        def accepted() -> list[str]:
+            return [each.json["id"] for each in answers if each.status == 202]
+
+        thread = threading.Thread(target=submit)
+        thread.start()
+        try:
+            enough(20)
+            os.kill(pid_of(relay, 1), signal.SIGKILL)
+            enough(20)
+            assert relay.http("/metrics")[0] == 200
+        finally:
+            stop.set()
+            thread.join()
+        others = {each.status for each in answers} - {202}
+        assert others <= {503}, others
+        ids = accepted()
+        assert {each[-2:] for each in ids} == {"00", "01"}, "both took mail"
+        for process in processes(relay):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        relay.restart()
+        relay.wait_for(
+            lambda: app("GET", "/v1/messages/" + ids[0]).status == 200, what="the supervisor answers"
+        )
+        for each in ids:
+            (there,) = app.get(f"/v1/messages/{each}")["recipients"]
+            assert there["address"] == "a@example.net"
+
+
+async def test_delivered_mail_is_told_of_by_its_index(tmp_path: Path, sink: Sink) -> None:
+    await asyncio.to_thread(_delivered, tmp_path, sink.port)
+
+
+def _delivered(directory: Path, port: int) -> None:
+    with with_users(RelayProcess(directory, next_hop=f"{LOOPBACK}:{port}")) as relay:
+        app = user_of(relay, "app")
+        reply = app("POST", "/v1/messages", MESSAGE)
+        relay.wait_until_empty()
+        path = reply.fields["Location"]
+        relay.wait_for(lambda: app("GET", path).status == 200, what="it is in the history")
+        told = app.get(path)["recipients"]
+        assert [(each["index"], each["state"]) for each in told] == [(at, "delivered") for at in range(3)]
+        assert all("@d-" in each["address"] for each in told)

@@ -1,0 +1,226 @@
+"""Guard rails: their file, their windows, their patterns. Only time is the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.credentials import file_of, user
+from zonerelay.cli.spool import home_files
+from zonerelay.config import rails
+from zonerelay.config.credentials.edit import change_user
+from zonerelay.config.credentials.file import CredentialsError
+from zonerelay.config.rails import NONE, Rails, changed
+from zonerelay.config.settings import Settings, SpoolSettings
+from zonerelay.inbound.access.guard import Allowance
+from zonerelay.inbound.cleanup.deliveries import deliveries_of
+from zonerelay.inbound.limits.quotas import LENGTHS, Level, Quotas, Usage
+from zonerelay.inbound.limits.usage_file import UsageFile
+from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
+from zonerelay.limits.values import AuthorityError
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Origin, Recipient
+from zonerelay.model.message_id import MessageId
+from zonerelay.routing.zones.zones import Choice
+from zonerelay.smtp.server.params import MailCommand
+from zonerelay.store.check import Findings
+
+EVERY = (
+    *(
+        "disabled=true",
+        "expires=2027-01-01T12:00:00Z",
+        "networks=192.0.2.0/24,::1",
+        "recipients=*.x.example, a@y.example",
+    ),
+    *("zones=bulk", "max_message_size=5MB", "mode=copy", "mailbox=qa@example.org", "idempotency=message-id"),
+    *(f"{what}_per_{window}=7" for what in ("messages", "recipients") for window in rails.WINDOWS),
+    *(f"octets_per_{window}=7KB" for window in rails.WINDOWS),
+)
+
+
+def test_every_guard_rail_comes_back_from_the_file() -> None:
+    there = changed(NONE, list(EVERY))
+    assert [key for key in rails.OPTIONS if getattr(there, key) == getattr(NONE, key)] == ["second_hash"]
+    text = rails.format_file({'a"b\\@x.example': there, "none": NONE}, "credentials")
+    found = rails.parse(text, "file")
+    assert (dict(found.rails), dict(found.problems)) == ({'a"b\\@x.example': there}, {})
+    back = [f"{each.partition('=')[0]}=" for each in EVERY]
+    assert changed(there, back) == NONE
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("mod=copy", '"mod" is no key of a user; did you mean mode?'),
+        ("second_hash=x", '"second_hash" is no key of a user'),
+        ("mode", "mode: write mode=VALUE"),
+        ("mode=redirect", 'mode = "redirect" needs a mailbox'),
+        ("mode=listed", 'mode = "listed" needs recipients'),
+        ("mailbox=@example.org", "is no address"),
+        ("expires=soon", "expected a date"),
+        ("messages_per_day=-1", "must be from 1"),
+        ("networks=10.0.0.1/8", "names an address inside the network"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(assignment: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("?", r"\?")):
+        changed(NONE, [assignment])
+
+
+def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.write_text(file_of(user("shop"), user("other")))
+    file = rails.file_beside(credentials)
+    file.write_text('[user.shop]\nmods = "copy"\n[user.other]\ndisabled = true\n')
+    found = rails.read(file)
+    assert found.rails == {"other": Rails(disabled=True)}
+    assert "did you mean mode? (line 2)" in found.problems["shop"]
+    before = file.read_text()
+    for name in ("shop", "other"):
+        beside = rails.change_beside(credentials, name, lambda _, there: changed(there, ["zones=bulk"]))
+        with pytest.raises(CredentialsError, match="did you mean mode"):
+            change_user(credentials, name, lambda there: there, beside)
+    assert file.read_text() == before
+    change_user(credentials, "shop", lambda _: None, rails.change_beside(credentials, "shop"))
+    assert rails.read(file) == rails.RailsFile({"other": Rails(disabled=True)}, {})
+    file.write_text("[user.shop")
+    with pytest.raises(CredentialsError, match="is not TOML"):
+        rails.read(file)
+    for text in ("x = 1", "user = 1", "[[user]]"):
+        file.write_text(text)
+        with pytest.raises(CredentialsError, match="expected tables such as"):
+            rails.read(file)
+
+
+def test_a_new_user_has_no_guard_rails_of_an_older_one(tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.write_text(file_of(user("other")))
+    file = rails.file_beside(credentials)
+    file.write_text("[user.shop]\ndisabled = true\n")
+    change_user(credentials, "shop", lambda _: user("shop"), rails.change_beside(credentials, "shop"))
+    assert rails.read(file).rails == {}
+
+
+def test_recipients_and_captured_mail() -> None:
+    deliver = Allowance("x", changed(NONE, ["recipients=*.x.example,a@y.example"]))
+    listed = Allowance("x", changed(deliver.rails, ["mode=listed"]))
+    for address, is_listed in (("A@y.example", True), ("b@y.example", False), ("z@m.X.example", True)):
+        assert (deliver.rcpt_refusal(Mailbox(address), 0) is None) == is_listed
+        assert not deliver.is_captured(Mailbox(address))
+        assert listed.rcpt_refusal(Mailbox(address), 0) is None
+        assert listed.is_captured(Mailbox(address)) != is_listed
+
+
+Steps = st.lists(st.tuples(st.floats(0, 4000), st.integers(1, 4)), max_size=60)
+
+
+@given(steps=Steps, most=st.integers(1, 12), window=st.sampled_from(rails.WINDOWS))
+def test_no_window_ever_has_more_than_its_quota(
+    steps: list[tuple[float, int]], most: int, window: str
+) -> None:
+    quota = changed(NONE, [f"recipients_per_{window}={most}"])
+    length, slots = LENGTHS[window]
+    usage, now = Usage(None, 1e9), 1e9
+    taken: list[tuple[float, int]] = []
+    for pause, count in steps:
+        now += pause
+        usage = Usage(usage.encode(), now)
+        full = usage.full(quota, (1, count, 1))
+        if full is None:
+            usage.add((1, count, 1))
+            taken.append((now, count))
+        elif count <= most:
+            later = Usage(usage.encode(), now + full.seconds)
+            assert later.full(quota, (1, count, 1)) is None, "there is room when it says"
+        for at, _ in taken:
+            assert sum(each for when, each in taken if at <= when < at + length) <= most
+    old = [count for when, count in taken if when > now - length - length / slots]
+    assert next(usage.levels(quota)).used <= sum(old)
+
+
+def test_a_message_that_never_fits_and_a_clock_that_is_set_back() -> None:
+    quota = changed(NONE, ["octets_per_day=1KB", "messages_per_hour=1"])
+    usage = Usage(None, 1e9)
+    full = usage.full(quota, (1, 1, 2000))
+    assert full is not None
+    assert math.isinf(full.seconds)
+    usage.add((1, 1, 10))
+    assert usage.full(quota, (1, 1, 10)) is not None
+    assert Usage(usage.encode(), 1e9 - 7 * 86400).full(quota, (1, 1, 10)) is None
+
+
+async def test_several_count_in_one_file_exactly_and_warn_once(tmp_path: Path) -> None:
+    clock = ManualClock()
+    quota = changed(NONE, ["messages_per_hour=50"])
+    near: list[tuple[str, Level]] = []
+
+    def quotas() -> Quotas:
+        return Quotas(lambda: UsageFile(tmp_path, clock), clock, lambda *said: near.append(said))
+
+    workers = [quotas() for _ in range(3)]
+    answers = await asyncio.gather(*(workers[each % 3].take("shop", quota, (1, 1, 10)) for each in range(80)))
+    assert answers.count(None) == 50
+    assert near == [("shop", Level("messages_per_hour", 40, 50))]
+    await workers[0].give_back("shop", quota, (1, 1, 10))
+    for each in workers:
+        await each.close()
+    again = quotas()
+    assert [level.used for level in (await again.usage("shop")).levels(quota)] == [49]
+    assert await again.take("other", quota, (1, 1, 10)) is None
+    await again.close()
+
+
+async def test_a_file_that_cannot_be_read_is_no_room(tmp_path: Path) -> None:
+    (tmp_path / "usage").mkdir()
+    (tmp_path / "usage" / "usage.db").write_text("no database" * 100)
+    quotas = Quotas(lambda: UsageFile(tmp_path, ManualClock()), ManualClock(), lambda *_: None)
+    with pytest.raises(AuthorityError, match="not a database"):
+        await quotas.usage("shop")
+    await quotas.close()
+
+
+def test_captured_mail_goes_to_the_zone_that_captures_or_is_held() -> None:
+    transaction = Transaction(MailCommand(sender=Mailbox("a@example.org")), release=0.0, edits=NO_EDITS)
+    transaction.allowance = Allowance(
+        "x", changed(NONE, ["mode=listed", "recipients=y.example", "zones=default"])
+    )
+    for name in ("a@y.example", "b@z.example"):
+        transaction.recipients[name] = Recipient(address=Mailbox(name))
+    envelope = transaction.envelope(
+        MessageId("1" * 16), 1.0, Origin(client_address="", helo="", protocol="SMTP")
+    )
+
+    def of(capture_zone: str) -> list[tuple[str, bool]]:
+        found, _ = deliveries_of(envelope, transaction, lambda _: Choice("default", ""), None, capture_zone)
+        assert transaction.allowance is not None
+        assert transaction.allowance.zone_refusal(found) is None
+        return [(each.zone, each.held) for each in found]
+
+    assert of("") == [("default", False), ("default", True)]
+    assert of("kept") == [("default", False), ("kept", False)]
+
+
+async def test_usage_is_in_backups_and_looked_at_by_a_check(tmp_path: Path) -> None:
+    settings = Settings(spool=SpoolSettings(path=tmp_path / "home" / "spool"))
+    quota, clock = changed(NONE, ["messages_per_hour=50"]), ManualClock()
+    quotas = Quotas(lambda: UsageFile(tmp_path / "home", clock), clock, lambda *_: None)
+    await quotas.take("shop", quota, (1, 1, 10))
+    home_files.save(settings, tmp_path / "backup")
+    await quotas.close()
+    (tmp_path / "home" / "usage" / "usage.db").unlink()
+    home_files.restore(settings, tmp_path / "backup")
+    again = Quotas(lambda: UsageFile(tmp_path / "home", clock), clock, lambda *_: None)
+    assert [level.used for level in (await again.usage("shop")).levels(quota)] == [1]
+    await again.close()
+    findings = Findings()
+    home_files.check(settings, findings)
+    assert findings.kept == []
+    (tmp_path / "home" / "usage" / "usage.db").write_text("no database" * 100)
+    home_files.check(settings, findings)
+    assert len(findings.kept) == 1

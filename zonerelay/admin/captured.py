@@ -1,0 +1,117 @@
+"""Captured mail for the page and for Mailpit's API: asked in a thread, read by name, released by SMTP.
+
+Every reading of a message is a line of the log with the name of the token, but in the sandbox, whose mail is
+no secret and whose API asks for no token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from zonerelay.admin.operators import Operators
+from zonerelay.capture.store import Capture, CaptureError, Summary, open_capture
+from zonerelay.capture.troubles import Troubles
+from zonerelay.config.endpoints import parse_listen
+
+T = TypeVar("T")
+
+RELEASE_TIMEOUT = 30.0
+
+
+class ReleaseError(Exception):
+    """The message was not released; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What `zonerelay sandbox` hands to the page and the API."""
+
+    capture: Capture
+    troubles: Troubles
+
+
+class CapturedMail:
+    """Opens the store with the first question."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self.sandbox = operators.sandbox
+        self._capture: Capture | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._operators.captures
+
+    @property
+    def release_to(self) -> str:
+        """Empty: nothing may be released."""
+        return self._operators.settings().capture.release_to
+
+    async def ask(self, question: Callable[[Capture], T]) -> T:
+        """The answer of the store, in a thread. Raises CaptureError and SearchError."""
+        return await asyncio.to_thread(self._ask, question)
+
+    def _ask(self, question: Callable[[Capture], T]) -> T:
+        if self._capture is None:
+            settings, now = self._operators.settings(), self._operators.clock.now
+            self._capture = self.sandbox.capture if self.sandbox else open_capture(settings, now)
+        return question(self._capture)
+
+    async def read(self, message_id: str, by: str, *, mark: bool = True) -> tuple[Summary, bytes] | None:
+        """Raises CaptureError."""
+        found = await self.ask(lambda capture: capture.read(message_id, mark=mark))
+        if found is not None:
+            self.note(by, f"captured message {found[0].id} read")
+        return found
+
+    def note(self, by: str, request: str) -> None:
+        if self.sandbox is None:
+            self._operators.audit({"by": by, "request": request})
+
+    async def release(self, message_id: str, to: Sequence[str], by: str) -> int:
+        """Hands the message to `[capture] release_to`, for these recipients or for its own; it stays
+        captured. Returns to how many. Raises ReleaseError and CaptureError.
+        """
+        address = self.release_to
+        if not address:
+            raise ReleaseError("captured mail cannot be released here: [capture] release_to says to where")
+        found = await self.ask(lambda capture: capture.read(message_id, mark=False))
+        if found is None:
+            raise ReleaseError("the message is not there any more")
+        summary, octets = found
+        recipients = list(to) or summary.recipients
+        self.note(by, f"captured message {summary.id} released for {len(recipients)} recipients")
+        await asyncio.to_thread(_submit, address, summary.sender, recipients, octets)
+        return len(recipients)
+
+
+def _submit(address: str, sender: str, recipients: Sequence[str], octets: bytes) -> None:
+    target = parse_listen(address)
+    try:
+        with smtplib.SMTP(target.host, target.port, timeout=RELEASE_TIMEOUT) as client:
+            client.ehlo_or_helo_if_needed()
+            options = [
+                option
+                for option, is_needed in (
+                    ("SMTPUTF8", not all(map(str.isascii, (sender, *recipients)))),
+                    ("BODY=8BITMIME", not octets.isascii()),
+                )
+                if is_needed and client.has_extn(option.removeprefix("BODY="))
+            ]
+            refused = client.sendmail(sender, list(recipients), octets, mail_options=options)
+    except smtplib.SMTPRecipientsRefused as error:
+        refused = error.recipients
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        raise ReleaseError(f"{address} has not taken it: {error}") from error
+    if refused:
+        told = "; ".join(
+            f"<{who}>: {code} {text.decode('utf-8', 'replace')}" for who, (code, text) in refused.items()
+        )
+        raise ReleaseError(f"{address} has refused {told}")
+
+
+__all__ = ["CaptureError", "CapturedMail", "ReleaseError", "Sandbox"]

@@ -1,0 +1,521 @@
+"""Mailpit's API over captured mail, so that test suites made for Mailpit run against this relay.
+
+Paths, names and forms are those of Mailpit 1.x: messages, search, send, read status, release, chaos, tags to
+read. In the sandbox no token is asked for; elsewhere one of scope operate, as Bearer or as the password of
+Basic. No answer lets a page of another origin read it, and in the sandbox such a page may not even ask. What
+a message holds is never served as a page of ours: its HTML has a policy without scripts, and a file is
+`application/octet-stream` unless it is an image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.parser import BytesHeaderParser
+from email.policy import compat32
+from urllib.parse import parse_qs
+
+import msgspec
+from aiohttp import web
+
+from zonerelay import __version__
+from zonerelay.admin.access import DeniedError
+from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
+from zonerelay.admin.operators import Operators
+from zonerelay.admin.visit import VISIT
+from zonerelay.capture.parts import Part, Parts, decoded, take_apart
+from zonerelay.capture.search import SearchError
+from zonerelay.capture.store import Summary
+from zonerelay.capture.troubles import Chaos, TroubleError, Troubles
+from zonerelay.config.credentials.identities import IdentitiesError
+from zonerelay.message.compose.compose import compose
+from zonerelay.message.compose.mime import Base64Error
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.outbox.compose.drafts import BadRowError, Content, draft_of, recipients_of
+
+MAX_BODY = 32 * 1024 * 1024
+"""Octets of a message in /send, base64 included."""
+MAX_LIMIT = 1000
+BODY_TIMEOUT = 60.0
+SHOWN_POLICY = (
+    "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+SHOWN_FIELDS = {
+    "Content-Security-Policy": SHOWN_POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-DNS-Prefetch-Control": "off",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")
+
+_WRONG = (
+    SearchError, TroubleError, ReleaseError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError,
+)  # fmt: skip
+
+Handler = Callable[["_Call"], Awaitable[web.StreamResponse]]
+
+
+class _Address(msgspec.Struct, rename="pascal"):
+    email: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        name = re.sub(r'(["\\])', r"\\\1", self.name)
+        return f'"{name}" <{self.email}>' if name else self.email
+
+
+class _File(msgspec.Struct, rename="pascal"):
+    content: str
+    filename: str = ""
+    content_type: str = ""
+    content_i_d: str = msgspec.field(default="", name="ContentID")
+
+
+class _Send(msgspec.Struct, rename="pascal"):
+    from_: _Address = msgspec.field(name="From")
+    to: list[_Address] = []
+    cc: list[_Address] = []
+    bcc: list[str] = []
+    reply_to: list[_Address] = []
+    subject: str = ""
+    text: str | None = None
+    html: str | None = msgspec.field(default=None, name="HTML")
+    headers: dict[str, str] = {}
+    tags: list[str] = []
+    attachments: list[_File] = []
+
+
+class _Which(msgspec.Struct, rename="pascal"):
+    ids: list[str] | None = msgspec.field(default=None, name="IDs")
+    search: str = ""
+    read: bool = False
+
+
+class _Release(msgspec.Struct, rename="pascal"):
+    to: list[str] = []
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, text: str, **fields: str) -> None:
+        super().__init__(text)
+        self.status, self.fields = status, fields
+
+
+class _Call:
+    """A request, and the token's name that it came with."""
+
+    def __init__(self, request: web.Request, by: str, found: Mapping[str, str]) -> None:
+        self.request, self.by, self.found = request, by, found
+
+    def number(self, name: str, default: int, most: int) -> int:
+        text = self.request.query.get(name, "")
+        return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 10 else default
+
+    @property
+    def query(self) -> str:
+        return self.request.query.get("query", "")
+
+    @property
+    def tz(self) -> str:
+        return self.request.query.get("tz", "")
+
+    async def body(self) -> bytes:
+        octets = bytearray()
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for piece in self.request.content.iter_any():
+                octets += piece
+                if len(octets) > MAX_BODY:
+                    raise _RefusedError(413, f"at most {MAX_BODY} octets are taken")
+        return bytes(octets)
+
+
+class Mailpit:
+    """`serve` answers any request below /api/v1/ and /view/."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._mail = CapturedMail(operators)
+        self._ids = MessageIdSource(operators.clock, 255)  # no worker has this number
+        self._began = operators.clock.monotonic()
+        one = "/api/v1/message/(?P<id>[0-9A-Za-z-]{1,64})"
+        self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
+            (method, re.compile(path), handler)
+            for method, path, handler in (
+                ("GET", "/api/v1/info", self._info),
+                ("GET", "/api/v1/webui", self._web_ui),
+                ("GET", "/api/v1/messages", self._list),
+                ("PUT", "/api/v1/messages", self._mark),
+                ("DELETE", "/api/v1/messages", self._delete),
+                ("GET", "/api/v1/search", self._search),
+                ("DELETE", "/api/v1/search", self._delete_found),
+                ("GET", "/api/v1/tags", self._tags),
+                ("POST", "/api/v1/send", self._send),
+                ("GET", one, self._one),
+                ("GET", f"{one}/raw", self._raw),
+                ("GET", f"{one}/headers", self._headers),
+                ("GET", f"{one}/part/(?P<part>[0-9.]{{1,64}})", self._part),
+                ("POST", f"{one}/release", self._release),
+                ("GET", "/view/(?P<id>[0-9A-Za-z-]{1,64})[.]html", self._html),
+                ("GET", "/view/(?P<id>[0-9A-Za-z-]{1,64})[.]txt", self._text),
+                ("GET", "/api/v1/chaos", self._chaos),
+                ("PUT", "/api/v1/chaos", self._set_chaos),
+                ("GET", "/api/v1/behaviours", self._behaviours),
+                ("PUT", "/api/v1/behaviours", self._set_behaviours),
+            )
+        ]
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        try:
+            by = self._admit(request)
+            if not self._mail.is_on:
+                raise _RefusedError(404, 'no mail is captured here: no [[zone]] has next_hop = "capture:"')
+            return await self._find(request, by)
+        except _RefusedError as error:
+            return _told(error.status, str(error), error.fields)
+        except _WRONG as error:
+            return _told(400, str(error))
+        except TimeoutError:
+            return _told(408, "the body did not come in time")
+        except CaptureError as error:
+            return _told(503, str(error), {"Retry-After": "5"})
+
+    def _admit(self, request: web.Request) -> str:
+        """The name for the log."""
+        visit = VISIT.get()
+        if self._mail.sandbox is not None:
+            # A page of another origin could have images and frames made of what is here.
+            if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+                raise _RefusedError(403, "a page of another origin asks for this")
+            visit.identified = True
+            return ""
+        if not visit.private:
+            raise _RefusedError(403, "tokens are taken over TLS, or from this machine")
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "basic":
+            try:
+                text = base64.b64decode(text.strip(), validate=True).decode().partition(":")[2]
+            except (binascii.Error, UnicodeDecodeError):
+                text = ""
+        challenge = {"WWW-Authenticate": 'Basic realm="zonerelay"'}
+        if not text.strip():
+            raise _RefusedError(401, "send a token: as Bearer, or as the password of Basic", **challenge)
+        try:
+            token = self._operators.access.admit(text.strip(), visit.client)
+        except DeniedError as error:
+            raise _RefusedError(429 if error.retry_after else 401, str(error), **challenge) from error
+        except IdentitiesError as error:
+            self._operators.trouble("identities", error)
+            raise _RefusedError(503, "tokens cannot be read; the relay's log says why") from error
+        if not token.may("operate"):
+            raise _RefusedError(
+                403, f"the token {token.name} has the scope {token.scope}: this needs operate"
+            )
+        visit.identified = True
+        return f"token {token.name}"
+
+    async def _find(self, request: web.Request, by: str) -> web.StreamResponse:
+        method = "GET" if request.method == "HEAD" else request.method
+        allowed = list[str]()
+        for wanted, pattern, handler in self._routes:
+            if found := pattern.fullmatch(request.path):
+                if wanted == method:
+                    return await handler(_Call(request, by, found.groupdict()))
+                allowed.append(wanted)
+        if allowed:
+            raise _RefusedError(405, f"here one can {', '.join(allowed)}", Allow=", ".join(allowed))
+        raise _RefusedError(404, "Mailpit may have that; this relay has messages, search, send and chaos")
+
+    # --- lists ------------------------------------------------------------------------------------------
+
+    async def _info(self, call: _Call) -> web.Response:
+        totals = await self._mail.ask(lambda capture: capture.totals())
+        return _json(
+            {
+                "Version": f"zonerelay {__version__}",
+                "LatestVersion": f"zonerelay {__version__}",
+                "Database": "",
+                "DatabaseSize": totals.octets,
+                "Messages": totals.messages,
+                "Unread": totals.unread,
+                "Tags": {},
+                "RuntimeStats": {"Uptime": int(self._operators.clock.monotonic() - self._began)},
+            }
+        )
+
+    async def _web_ui(self, call: _Call) -> web.Response:
+        relays = {"Enabled": bool(self._mail.release_to), "SMTPServer": self._mail.release_to}
+        chaos = self._mail.sandbox is not None
+        return _json(
+            {"Label": "zonerelay", "MessageRelay": relays, "SpamAssassin": False, "ChaosEnabled": chaos}
+        )
+
+    async def _list(self, call: _Call) -> web.Response:
+        return await self._found(call, "")
+
+    async def _search(self, call: _Call) -> web.Response:
+        if not call.query.strip():
+            raise _RefusedError(400, "no search query")
+        return await self._found(call, call.query)
+
+    async def _found(self, call: _Call, query: str) -> web.Response:
+        start, limit = call.number("start", 0, 10**9), call.number("limit", 50, MAX_LIMIT)
+        (rows, matched, unread), totals, tags = await self._mail.ask(
+            lambda capture: (
+                capture.find(query, start=start, limit=limit, tz=call.tz), capture.totals(), capture.tags(),
+            )
+        )  # fmt: skip
+        return _json(
+            {
+                "total": totals.messages, "unread": totals.unread, "count": len(rows), "start": start,
+                "messages_count": matched, "messages_unread": unread, "tags": tags,
+                "messages": [_summary(each) for each in rows],
+            }
+        )  # fmt: skip
+
+    async def _tags(self, call: _Call) -> web.Response:
+        return _json(await self._mail.ask(lambda capture: capture.tags()))
+
+    async def _mark(self, call: _Call) -> web.Response:
+        which = _which(call.request, await call.body())
+        if which.ids and which.search:
+            raise _RefusedError(400, "write IDs or Search, not both")
+        await self._mail.ask(
+            lambda capture: capture.mark(which.read, ids=which.ids or None, query=which.search, tz=call.tz)
+        )
+        return web.Response(text="ok")
+
+    async def _delete(self, call: _Call) -> web.Response:
+        """Without ids all of it, as Mailpit does."""
+        body = await call.body()
+        which = _which(call.request, body) if body.strip() else _Which()
+        self._mail.note(call.by, f"captured mail deleted: {len(which.ids) if which.ids else 'all of it'}")
+        await self._mail.ask(lambda capture: capture.delete(ids=which.ids or None))
+        return web.Response(text="ok")
+
+    async def _delete_found(self, call: _Call) -> web.Response:
+        if not call.query.strip():
+            raise _RefusedError(400, "no search query")
+        self._mail.note(call.by, "captured mail deleted: what a search found")
+        await self._mail.ask(lambda capture: capture.delete(query=call.query, tz=call.tz))
+        return web.Response(text="ok")
+
+    # --- one message ------------------------------------------------------------------------------------
+
+    async def _read(self, call: _Call, *, mark: bool = False) -> tuple[Summary, bytes]:
+        found = await self._mail.read(call.found["id"], call.by, mark=mark)
+        if found is None:
+            raise _RefusedError(404, "message not found")
+        return found
+
+    async def _taken_apart(self, call: _Call, *, mark: bool = False) -> tuple[Summary, Parts]:
+        summary, octets = await self._read(call, mark=mark)
+        return summary, await asyncio.to_thread(take_apart, octets)
+
+    async def _one(self, call: _Call) -> web.Response:
+        summary, parts = await self._taken_apart(call, mark=True)
+        shown = {
+            **_summary(summary),
+            "Read": True,
+            "ReturnPath": summary.sender,
+            "Date": parts.date or _time(summary.at),
+            "Text": parts.text,
+            "HTML": parts.html,
+            "ListUnsubscribe": {
+                "Header": parts.header("list-unsubscribe"),
+                "Links": [],
+                "Errors": "",
+                "HeaderPost": "",
+            },
+            "Inline": [_attachment(each) for each in parts.inline],
+            "Attachments": [_attachment(each) for each in parts.attachments],
+        }
+        return _json(shown)
+
+    async def _raw(self, call: _Call) -> web.Response:
+        _, octets = await self._read(call)
+        return web.Response(body=octets, content_type="text/plain", charset="utf-8", headers=SHOWN_FIELDS)
+
+    async def _headers(self, call: _Call) -> web.Response:
+        _, octets = await self._read(call)
+        message = await asyncio.to_thread(BytesHeaderParser(policy=compat32).parsebytes, octets)
+        found: dict[str, list[str]] = {}
+        for name, value in message.raw_items():
+            canonical = "-".join(each.capitalize() for each in name.split("-"))  # as Go's textproto
+            found.setdefault(canonical, []).append(decoded(value))
+        return _json(found)
+
+    async def _part(self, call: _Call) -> web.Response:
+        _, parts = await self._taken_apart(call)
+        part = parts.find(call.found["part"])
+        if part is None:
+            raise _RefusedError(404, "part not found")
+        return file_response(part)
+
+    async def _html(self, call: _Call) -> web.Response:
+        _, parts = await self._taken_apart(call)
+        if not parts.html:
+            raise _RefusedError(404, "this message has no HTML part")
+        return html_response(await asyncio.to_thread(parts.html_to_show))
+
+    async def _text(self, call: _Call) -> web.Response:
+        _, parts = await self._taken_apart(call)
+        return web.Response(text=parts.text, content_type="text/plain", headers=SHOWN_FIELDS)
+
+    async def _release(self, call: _Call) -> web.Response:
+        to = msgspec.json.decode(await call.body(), type=_Release).to
+        if not to:
+            raise _RefusedError(400, "no valid addresses found")
+        await self._mail.release(call.found["id"], to, call.by)
+        return web.Response(text="ok")
+
+    async def _send(self, call: _Call) -> web.Response:
+        """The message is captured as it is: it does not pass through the relay."""
+        try:
+            given = msgspec.json.decode(await call.body(), type=_Send)
+            sender, recipients, octets = await asyncio.to_thread(self._composed, given)
+        except (BadRowError, Base64Error, msgspec.MsgspecError) as error:
+            return _json({"Error": str(error)}, 400)
+        message_id = self._ids.next()
+        self._mail.note(call.by, f"captured message {message_id} sent by API")
+        await self._mail.ask(lambda capture: capture.add(message_id, sender, recipients, octets))
+        return _json({"ID": message_id})
+
+    def _composed(self, given: _Send) -> tuple[str, Sequence[str], bytes]:
+        """Raises BadRowError and Base64Error."""
+        headers = {**given.headers, **({"X-Tags": ", ".join(given.tags)} if given.tags else {})}
+        if len(given.reply_to) > 1:
+            raise BadRowError("ReplyTo has more than one address")
+        if given.reply_to:
+            headers["Reply-To"] = str(given.reply_to[0])
+        people = recipients_of(
+            {
+                "from_address": str(given.from_),
+                "to_addresses": [str(each) for each in given.to],
+                "cc_addresses": [str(each) for each in given.cc],
+                "bcc_addresses": given.bcc,
+            }
+        )
+        files = [
+            {
+                "filename": each.filename,
+                "content_type": each.content_type or "application/octet-stream",
+                "content": each.content.rpartition(",")[2],  # browsers put "data:image/png;base64," in front
+                "content_id": each.content_i_d,
+            }
+            for each in given.attachments
+        ]
+        content = Content(
+            subject=given.subject,
+            text=given.text if given.text or not given.html else None,
+            html=given.html or None,
+            headers=msgspec.json.encode(headers).decode(),
+            attachments=msgspec.json.encode(files),
+        )
+        now = self._operators.clock.now()
+        return people.sender, people.everybody, compose(draft_of(0, now, people, content))
+
+    # --- troubles ---------------------------------------------------------------------------------------
+
+    @property
+    def _troubles(self) -> Troubles:
+        if self._mail.sandbox is None:
+            raise _RefusedError(404, "chaos and behaviours are for the sandbox alone")
+        return self._mail.sandbox.troubles
+
+    async def _chaos(self, call: _Call) -> web.Response:
+        return _json(self._troubles.chaos)
+
+    async def _set_chaos(self, call: _Call) -> web.Response:
+        self._troubles.set_chaos(msgspec.json.decode(await call.body() or b"{}", type=Chaos))
+        return await self._chaos(call)
+
+    async def _behaviours(self, call: _Call) -> web.Response:
+        return _json(self._troubles.behaviours)
+
+    async def _set_behaviours(self, call: _Call) -> web.Response:
+        self._troubles.set_behaviours(msgspec.json.decode(await call.body(), type=dict[str, str]))
+        return await self._behaviours(call)
+
+
+def html_response(html: str) -> web.Response:
+    """HTML of a message, for a frame: without scripts, and it fetches nothing."""
+    body = html.encode("utf-8", "replace")
+    return web.Response(body=body, content_type="text/html", charset="utf-8", headers=SHOWN_FIELDS)
+
+
+def file_response(part: Part) -> web.Response:
+    """A file of a message, to be saved: no browser shows it as a page of this relay."""
+    kind = part.content_type if part.content_type in _IMAGES else "application/octet-stream"
+    name = re.sub(r"[^A-Za-z0-9._ -]|^[. ]+", "_", part.file_name)[:100].strip() or f"part-{part.number}"
+    disposition = f'attachment; filename="{name}"'
+    return web.Response(
+        body=part.content, content_type=kind, headers={**SHOWN_FIELDS, "Content-Disposition": disposition}
+    )
+
+
+def _which(request: web.Request, body: bytes) -> _Which:
+    """JSON; the client of Python sends a form."""
+    if request.content_type == "application/x-www-form-urlencoded":
+        fields = parse_qs(body.decode())
+        read = next((values[0] for name, values in fields.items() if name.lower() == "read"), "")
+        return _Which(ids=fields.get("ids"), read=read.lower() in ("true", "1"))
+    return msgspec.json.decode(body, type=_Which)
+
+
+def _summary(summary: Summary) -> dict[str, object]:
+    author = [{"Name": name, "Address": address} for name, address in summary.from_]
+    return {
+        "ID": summary.id,
+        "MessageID": summary.message_id,
+        "Read": summary.is_read,
+        "From": author[0] if author else {"Name": "", "Address": summary.sender},
+        "To": _people(summary.to_),
+        "Cc": _people(summary.cc),
+        "Bcc": _people(summary.bcc),
+        "ReplyTo": _people(summary.reply_to),
+        "Subject": summary.subject,
+        "Created": _time(summary.at),
+        "Username": "",
+        "Tags": summary.tags,
+        "Size": summary.size,
+        "Attachments": summary.attachments,
+        "Snippet": summary.snippet,
+    }
+
+
+def _people(some: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"Name": name, "Address": address} for name, address in some]
+
+
+def _attachment(part: Part) -> dict[str, object]:
+    sums = {
+        "MD5": hashlib.md5(part.content, usedforsecurity=False).hexdigest(),
+        "SHA1": hashlib.sha1(part.content, usedforsecurity=False).hexdigest(),
+        "SHA256": hashlib.sha256(part.content).hexdigest(),
+    }
+    return {
+        "PartID": part.number,
+        "FileName": part.file_name,
+        "ContentType": part.content_type,
+        "ContentID": part.content_id,
+        "Size": len(part.content),
+        "Checksums": sums,
+    }
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _told(status: int, text: str, fields: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, text=text, headers=fields)

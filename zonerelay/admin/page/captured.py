@@ -1,0 +1,154 @@
+"""The pages of captured mail: the list with its search, one message, what is in it; deleting and releasing.
+
+A message's HTML is a document of its own in a frame, which the frame's sandbox and the document's policy keep
+from running scripts, fetching anything and leading away. Files are saved and never shown. The pages need
+scope operate, for a list shows what mail begins with; each message that is opened is a line of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
+from zonerelay.admin.mailpit import file_response, html_response
+from zonerelay.admin.operators import Operators
+from zonerelay.admin.page.visitor import PageError, Visitor, see_other
+from zonerelay.capture.parts import Parts, take_apart
+from zonerelay.capture.search import SearchError
+from zonerelay.capture.store import Summary
+
+ROWS = 50
+MAX_SHOWN = 256 * 1024
+"""Characters of a text or a source that are shown."""
+VIEWS = ("html", "text", "source", "headers", "attachments", "links")
+
+View = Callable[["CapturedPages", Visitor], Awaitable[web.StreamResponse]]
+
+
+def _told(view: View) -> View:
+    @wraps(view)
+    async def handle(pages: CapturedPages, visitor: Visitor) -> web.StreamResponse:
+        if not pages.mail.is_on:
+            raise PageError(
+                404, "Not found", 'no mail is captured here: no [[zone]] has next_hop = "capture:"'
+            )
+        try:
+            return await view(pages, visitor)
+        except CaptureError as error:
+            raise PageError(503, "The relay cannot do that", str(error)) from error
+        except ReleaseError as error:
+            raise PageError(502, "Not released", str(error)) from error
+
+    return handle
+
+
+class CapturedPages:
+    """One per process that serves HTTP."""
+
+    def __init__(self, operators: Operators) -> None:
+        self.mail = CapturedMail(operators)
+
+    @_told
+    async def list(self, visitor: Visitor) -> web.StreamResponse:
+        q, start = visitor.given("q"), _number(visitor.given("start"))
+        try:
+            rows, matched, _ = await self.mail.ask(lambda each: each.find(q, start=start, limit=ROWS))
+        except SearchError as error:
+            return await visitor.page("captured.html", 400, q=q, problem=error)
+        totals = await self.mail.ask(lambda each: each.totals())
+        behind = f"/captured?{urlencode({'q': q, 'start': start + ROWS})}"
+        return await visitor.page(
+            "captured.html",
+            q=q,
+            problem="",
+            rows=rows,
+            matched=matched,
+            totals=totals,
+            keep=visitor.operators.settings().capture.keep,
+            is_first=not start,
+            next=behind if start + ROWS < matched else "",
+        )
+
+    @_told
+    async def delete(self, visitor: Visitor) -> web.StreamResponse:
+        """One message, or all that match."""
+        q, one = visitor.given("q"), visitor.given("id")
+        try:
+            ids = [one] if one else None
+            count = await self.mail.ask(lambda each: each.delete(ids=ids, query=q))
+        except SearchError as error:
+            raise PageError(400, "No such search", str(error)) from error
+        self.mail.note(visitor.caller, f"{count} captured messages deleted")
+        return see_other(f"/captured?{urlencode({'q': q})}" if one and q else "/captured")
+
+    @_told
+    async def message(self, visitor: Visitor) -> web.StreamResponse:
+        summary, parts, octets = await self._read(visitor)
+        there = [view for view in VIEWS if _is_there(view, parts)]
+        view = visitor.given("view") if visitor.given("view") in there else there[0]
+        shown = {"text": parts.text, "source": octets.decode("utf-8", "replace")}.get(view, "")
+        return await visitor.page(
+            "captured_message.html",
+            mail=summary,
+            parts=parts,
+            view=view,
+            views=there,
+            shown=shown[:MAX_SHOWN],
+            is_cut=len(shown) > MAX_SHOWN,
+            release_to=self.mail.release_to,
+        )
+
+    @_told
+    async def html(self, visitor: Visitor) -> web.StreamResponse:
+        _, parts, _ = await self._read(visitor, is_noted=True)
+        return html_response(await asyncio.to_thread(parts.html_to_show))
+
+    @_told
+    async def part(self, visitor: Visitor) -> web.StreamResponse:
+        _, parts, _ = await self._read(visitor, is_noted=True)
+        found = parts.find(visitor.request.match_info["part"])
+        if found is None:
+            raise PageError(404, "Not found", "the message has no such part")
+        return file_response(found)
+
+    @_told
+    async def release(self, visitor: Visitor) -> web.StreamResponse:
+        message_id = visitor.request.match_info["id"]
+        to = visitor.given("to").replace(",", " ").split()
+        count = await self.mail.release(message_id, to, visitor.caller)
+        line = f"Released for {count} {'recipient' if count == 1 else 'recipients'}. It stays captured."
+        back, same = f"/captured/{message_id}", ""
+        return await visitor.page("done.html", lines=[line], missing=(), act="", back=back, command=same)
+
+    async def _read(self, visitor: Visitor, *, is_noted: bool = False) -> tuple[Summary, Parts, bytes]:
+        """`is_noted`: the page that leads here has been a line of the log. Raises PageError."""
+        message_id = visitor.request.match_info["id"]
+        if is_noted:
+            found = await self.mail.ask(lambda each: each.read(message_id, mark=False))
+        else:
+            found = await self.mail.read(message_id, visitor.caller)
+        if found is None:
+            raise PageError(404, "Not found", "The message was deleted, or it has become too old.")
+        return found[0], await asyncio.to_thread(take_apart, found[1]), found[1]
+
+
+def _is_there(view: str, parts: Parts) -> bool:
+    match view:
+        case "html":
+            return bool(parts.html)
+        case "text":
+            return bool(parts.text) or not parts.html
+        case "attachments":
+            return bool(parts.attachments or parts.inline)
+        case "links":
+            return bool(parts.links())
+    return True
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

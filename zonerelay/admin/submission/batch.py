@@ -1,0 +1,63 @@
+"""Fills the {{names}} of a template with the substitutions of one message (mustache, by pystache).
+
+Values are texts and numbers, true and false, no lists and no objects: so a section is a condition, and what
+comes out is bounded. There are no partials, which are files, and no other delimiters. A name that has no
+value is an error: a letter with a gap is worse than none. In HTML values are escaped, elsewhere they are not.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pystache import Renderer
+from pystache.common import TemplateNotFoundError
+from pystache.context import KeyNotFoundError
+from pystache.parser import ParsingError
+
+from zonerelay.admin.api.problems import wrong
+from zonerelay.admin.submission.body import LONG, JsonBody
+
+MAX_OUTPUT = 1024 * 1024
+_TEXTS = ("subject", "text", "html")
+
+
+def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
+    """Raises Problem."""
+    found = dict(fields)
+    values = found.pop("substitutions", None)
+    if values is None:
+        return found
+    if not isinstance(values, dict):
+        raise wrong("/substitutions", "substitutions is an object")
+    for name, value in values.items():
+        if not isinstance(value, str | int | float | bool | None):
+            raise wrong(f"/substitutions/{name}", "a value is a text, a number, true, false or null")
+    if body.refers(msgspec.json.encode(values)):
+        raise wrong("/substitutions", f"a value has more than {LONG} octets")
+    longest = max((len(str(each)) for each in values.values()), default=0)
+
+    def filled(text: object, pointer: str, *, escapes: bool = False) -> object:
+        if isinstance(text, str) and body.long(text):
+            raise wrong(pointer, f"a template has {LONG} octets at most")
+        if not isinstance(text, str) or "{{" not in text:
+            return text
+        if "{{=" in text or len(text) + text.count("{{") * longest * 6 > MAX_OUTPUT:
+            raise wrong(pointer, f"other delimiters, or more than {MAX_OUTPUT} characters")
+        renderer = Renderer(escape=html.escape if escapes else str, missing_tags="strict", partials={})
+        try:
+            return renderer.render(text, values)
+        except KeyNotFoundError as error:
+            raise wrong(pointer, f"there is no substitution for {error.key}") from None
+        except (ParsingError, TemplateNotFoundError, RecursionError) as error:
+            raise wrong(pointer, f"the template cannot be filled: {error}") from None
+
+    for name in _TEXTS:
+        if name in found:
+            found[name] = filled(found[name], f"/{name}", escapes=name == "html")
+    headers = found.get("headers")
+    if isinstance(headers, dict):
+        found["headers"] = {name: filled(text, f"/headers/{name}") for name, text in headers.items()}
+    return found

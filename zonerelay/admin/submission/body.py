@@ -1,0 +1,181 @@
+"""Reads a JSON document as it comes: long strings go to a file without a name, the rest stays in memory.
+
+In the document that `finish` returns a reference stands for each long string. A reference has a random part
+that the sender of the document does not know, so none can be forged. In memory are at most `MAX_DOCUMENT`
+octets and one piece, on disk at most `limit` octets until the reader is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from zonerelay.message.compose.mime import Base64Text
+
+LONG = 64 * 1024
+FEW = 1024
+"""A string is long from here on, once the document is large."""
+MAX_DOCUMENT = 2 * 1024 * 1024
+WRITE = 256 * 1024
+MAX_TEXT = 8 * 1024 * 1024
+"""Octets of a text or HTML: it is whole in memory when the message is composed."""
+
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_OUTSIDE = re.compile(rb'[^"]*+')
+_ESCAPE = re.compile(rb"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_HALF_ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
+
+
+class TooLargeError(Exception):
+    """The document is larger than may be; the text says how."""
+
+
+class LongString:
+    """A string in the file, as it stands between its quotes."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file = file
+        self._start = start
+        self._size = size
+
+    def pieces(self) -> Iterator[bytes]:
+        end = self._start + self._size
+        for at in range(self._start, end, WRITE):
+            yield os.pread(self._file.fileno(), min(WRITE, end - at), at)
+
+    def text(self) -> str:
+        """Raises TooLargeError and msgspec.DecodeError."""
+        if self._size > MAX_TEXT:
+            raise TooLargeError(f"a text may have {MAX_TEXT} octets")
+        return msgspec.json.decode(b'"' + b"".join(self.pieces()) + b'"', type=str)
+
+
+class StoredBase64(Base64Text):
+    """A file in base64 that is a long string. PHP escapes the slashes in it, .NET the plus signs."""
+
+    def __init__(self, long: LongString, name: str) -> None:
+        super().__init__(b"", name)
+        self._long = long
+
+    def _slices(self) -> Iterator[bytes]:
+        rest = b""
+        for piece in self._long.pieces():
+            text, rest = rest + piece, b""
+            if b"\\" in text:
+                if half := _HALF_ESCAPE.search(text):
+                    text, rest = text[: half.start()], text[half.start() :]
+                text = _ESCAPE.sub(_unescaped, text)
+            yield text
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    what = match[1]
+    if len(what) > 1:
+        return chr(int(what[1:], 16)).encode("utf-8", "replace")
+    return b" " if what in b"nrt" else what
+
+
+class JsonBody:
+    """Takes octets by `feed`; `flush` it in a thread while it is `full`, then `finish`. Close it when the
+    message is made.
+    """
+
+    def __init__(self, limit: int, directory: Path) -> None:
+        self._limit = limit
+        self._directory = directory
+        self._file: BinaryIO | None = None
+        self._nonce = secrets.token_hex(16)
+        self._document = bytearray()
+        self._string: bytearray | None = None  # that is being read
+        self._rest = b""
+        self._begun = -1  # where the long string that is being read begins in the file
+        self._waiting = bytearray()
+        self._written = self._size = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= WRITE
+
+    @property
+    def spills(self) -> bool:
+        """There is a long string."""
+        return bool(self._waiting or self._written)
+
+    def feed(self, piece: bytes) -> None:
+        """Raises TooLargeError."""
+        self._size += len(piece)
+        if self._size > self._limit:
+            raise TooLargeError(f"the body has more than {self._limit} octets")
+        data, self._rest, at = self._rest + piece, b"", 0
+        while at < len(data):
+            at = self._outside(data, at) if self._string is None else self._inside(self._string, data, at)
+        if len(self._document) > MAX_DOCUMENT:
+            raise TooLargeError(f"the body has more than {MAX_DOCUMENT} octets beside its long strings")
+
+    def _outside(self, data: bytes, at: int) -> int:
+        found = _OUTSIDE.match(data, at)
+        assert found is not None
+        self._document += found[0]
+        if found.end() < len(data):
+            self._string = bytearray()
+        return found.end() + 1
+
+    def _inside(self, string: bytearray, data: bytes, at: int) -> int:
+        found = _STRING.match(data, at)
+        assert found is not None
+        end = found.end()
+        string += found[0]
+        ends = end < len(data) and data[end] == ord('"')
+        if self._begun < 0 and len(string) > (LONG if len(self._document) < MAX_DOCUMENT // 4 else FEW):
+            self._begun = self._written + len(self._waiting)
+        if self._begun >= 0:
+            self._waiting += string
+            string.clear()
+        if ends:
+            if self._begun >= 0:
+                size = self._written + len(self._waiting) - self._begun
+                string += f"{self._nonce}:{self._begun}:{size}".encode()
+            self._document += b'"' + string + b'"'
+            self._string, self._begun = None, -1
+            return end + 1
+        self._rest = data[end:]  # a backslash, the letter behind it is to come
+        return len(data)
+
+    def flush(self) -> None:
+        """Blocks. Raises OSError."""
+        if not self._waiting:
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+        self._written += len(self._waiting)
+        while self._waiting:
+            del self._waiting[: self._file.write(self._waiting)]
+
+    def finish(self) -> bytes:
+        """Call `flush` before."""
+        if self._string is not None:
+            self._document += b'"' + self._string  # a string that has no end, for the parser to say so
+        return bytes(self._document)
+
+    def long(self, text: str) -> LongString | None:
+        """The string that this text refers to; `None`: it is a text as others."""
+        if not text.startswith(self._nonce):
+            return None
+        _, start, size = text.split(":")
+        assert self._file is not None
+        return LongString(self._file, int(start), int(size))
+
+    def refers(self, data: bytes) -> bool:
+        """Whether a reference is in the data."""
+        return self._nonce.encode() in data
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,326 @@
+"""What a request says, checked, and the message that is made of it.
+
+A fault is a 422 with a JSON pointer for each field that is wrong. What an application writes is checked as
+the columns of the outbox are (`outbox/compose/drafts`): no line end in a field, no field that the relay makes
+itself, addresses as SMTP takes them, their domains as A-labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from zonerelay.admin.api.problems import FieldError, Problem
+from zonerelay.admin.submission.body import JsonBody, StoredBase64, TooLargeError
+from zonerelay.config.settings import Settings
+from zonerelay.message.compose.compose import Address, Draft, File
+from zonerelay.message.compose.mime import Base64Text
+from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
+from zonerelay.outbox.compose.drafts import (
+    MAX_FILES,
+    BadRowError,
+    address,
+    checked_file,
+    checked_headers,
+    checked_subject,
+)
+from zonerelay.routing.zones.networks import Networks
+
+MAX_TAGS = 10
+MAX_METADATA = 20
+MAX_NOTE = 256
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    email: str
+    name: str = ""
+
+
+One = str | Person
+"""`a@b.example`, `Name <a@b.example>` or an object."""
+Some = One | tuple[One, ...]
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`content` is base64. With a `content_id` the HTML shows it as `cid:…`."""
+
+    content: str
+    filename: str = ""
+    content_type: str = "application/octet-stream"
+    content_id: str = ""
+
+
+class EnvelopeGiven(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
+):
+    """Instead of the addresses that are shown. `from` "" is the null sender."""
+
+    from_: str | None = None
+    to: tuple[str, ...] = ()
+
+
+class Submission(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
+):
+    """A message. `send_at` is Unix seconds or RFC 3339; `partial` takes the message for those recipients that
+    are accepted; `tags` and `metadata` are kept with the message and not sent.
+    """
+
+    from_: One
+    to: Some = ()
+    cc: Some = ()
+    bcc: Some = ()
+    reply_to: One | None = None
+    subject: str = ""
+    text: str | None = None
+    html: str | None = None
+    headers: dict[str, str] = {}
+    attachments: tuple[Attachment, ...] = ()
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, str] = {}
+    send_at: float | Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    require_tls: bool = False
+    envelope: EnvelopeGiven = EnvelopeGiven()
+    zone: str = ""
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """A message that can be handed over. `recipients` have the pointer to the field that names them; `front`
+    are fields for the relay, which it takes out; `draft` is `None` when the message came as octets.
+    """
+
+    sender: Mailbox
+    recipients: Mapping[Mailbox, str]
+    message_id: str
+    parameters: Mapping[str, str]
+    front: bytes
+    partial: bool = False
+    draft: Draft | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who hands the message in, under which key, and the settings in force."""
+
+    user: str
+    client: str
+    key: str
+    settings: Settings
+
+
+class Faults:
+    """Collects all that is wrong with a request."""
+
+    def __init__(self) -> None:
+        self._found: list[FieldError] = []
+
+    def add(self, pointer: str, detail: str) -> None:
+        self._found.append(FieldError(pointer=pointer, detail=detail))
+
+    @contextlib.contextmanager
+    def at(self, pointer: str) -> Iterator[None]:
+        try:
+            yield
+        except (BadRowError, msgspec.DecodeError) as error:
+            self.add(pointer, str(error))
+
+    def end(self) -> None:
+        """Raises Problem."""
+        if self._found:
+            first = self._found[0]
+            raise Problem(422, "invalid", f"{first.pointer}: {first.detail}", errors=self._found)
+
+
+def sending_of(given: Submission, body: JsonBody, origin: Origin, now: float) -> Sending:
+    """Raises Problem."""
+    faults = Faults()
+    author = _one(given.from_, "from", faults)
+    shown = {name: _some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc")}
+    headers: list[tuple[str, str | Address]] = []
+    if given.reply_to is not None and (reply_to := _one(given.reply_to, "reply_to", faults)):
+        headers.append(("Reply-To", reply_to))
+    with faults.at("/headers"):
+        headers += [
+            each for each in checked_headers(given.headers) if each[0].lower() != "reply-to" or not headers
+        ]
+    with faults.at("/subject"):
+        checked_subject(given.subject)
+    text, html = (_text(getattr(given, name), body, f"/{name}", faults) for name in ("text", "html"))
+    files = _files(given, body, faults)
+    front, parameters = _wishes(given, origin, now, faults)
+    sender = NULL_SENDER if author is None else author.mailbox
+    if given.envelope.from_ is not None:
+        with faults.at("/envelope/from"):
+            sender = address(given.envelope.from_, "from").mailbox if given.envelope.from_ else NULL_SENDER
+    recipients = _recipients(given, shown, faults)
+    rest = (given.from_, given.to, given.cc, given.bcc, given.reply_to, given.subject, given.headers)
+    if body.refers(msgspec.json.encode((*rest, given.envelope, given.zone, given.metadata, given.tags))):
+        faults.add("", "only text, html and the content of attachments may be that long")
+    faults.end()
+    assert author is not None
+    message_id = next((value for name, value in headers if name == "Message-ID"), None)
+    if not isinstance(message_id, str):
+        message_id = new_message_id(origin, sender, tuple(recipients))
+    draft = Draft(
+        message_id=message_id,
+        created=now,
+        author=author,
+        to=tuple(shown["to"]),
+        cc=tuple(shown["cc"]),
+        subject=given.subject,
+        text=text,
+        html=html,
+        headers=tuple(each for each in headers if each[0] != "Message-ID"),
+        files=files,
+    )
+    written = [author.mailbox, *(each.mailbox for some in shown.values() for each in some)]
+    parameters |= smtputf8(sender, *recipients, *written)
+    return Sending(
+        sender=sender,
+        recipients=recipients,
+        message_id=message_id,
+        parameters=parameters,
+        front=front,
+        partial=given.partial,
+        draft=draft,
+    )
+
+
+def smtputf8(*mailboxes: Mailbox) -> dict[str, str]:
+    """The parameters of MAIL that addresses beyond ASCII need (RFC 6531)."""
+    return {} if "".join(mailboxes).isascii() else {"SMTPUTF8": "", "BODY": "8BITMIME"}
+
+
+def new_message_id(origin: Origin, sender: str, recipients: tuple[str, ...]) -> str:
+    """The same for the same key, so that a second answer is the first one."""
+    left = secrets.token_hex(16)
+    if origin.key:
+        words = "\0".join((origin.user, origin.key, sender, *sorted(recipients)))
+        left = hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+    domain = domain_of(Mailbox(sender))
+    return f"<{left}@{domain if domain.isascii() and domain and domain[0] != '[' else 'localhost'}>"
+
+
+def key_field(origin: Origin) -> bytes:
+    return f"Idempotency-Key: {origin.key}\r\n".encode() if origin.key else b""
+
+
+def _one(given: One, name: str, faults: Faults) -> Address | None:
+    with faults.at("/" + name.replace("[", "/").rstrip("]")):
+        if isinstance(given, str):
+            return address(given, name)
+        found = address(given.email, name)
+        if found.name:
+            raise BadRowError(f"{name}.email has a name in it")
+        # Once more, with the name, whose characters are checked there too.
+        quoted = re.sub(r'(["\\])', r"\\\1", given.name)
+        return address(f'"{quoted}" <{given.email}>', name) if given.name else found
+    return None
+
+
+def _some(given: Some, name: str, faults: Faults) -> list[Address]:
+    if not isinstance(given, tuple):
+        found = [_one(given, name, faults)]
+    else:
+        found = [_one(each, f"{name}[{at}]", faults) for at, each in enumerate(given)]
+    return [each for each in found if each is not None]
+
+
+def _recipients(given: Submission, shown: Mapping[str, list[Address]], faults: Faults) -> dict[Mailbox, str]:
+    """Once each, in order."""
+    found: dict[str, tuple[Mailbox, str]] = {}
+    if given.envelope.to:
+        for at, text in enumerate(given.envelope.to):
+            with faults.at(f"/envelope/to/{at}"):
+                mailbox = address(text, "to").mailbox
+                found.setdefault(recipient_key(mailbox), (mailbox, f"/envelope/to/{at}"))
+    else:
+        for name, people in shown.items():
+            single = not isinstance(getattr(given, name), tuple)
+            for at, each in enumerate(people):
+                pointer = f"/{name}" if single else f"/{name}/{at}"
+                found.setdefault(recipient_key(each.mailbox), (each.mailbox, pointer))
+        if not any((given.to, given.cc, given.bcc)):
+            faults.add("/to", "there is no recipient in to, cc, bcc or envelope.to")
+    return dict(found.values())
+
+
+def _text(given: str | None, body: JsonBody, pointer: str, faults: Faults) -> str | None:
+    long = None if given is None else body.long(given)
+    if long is None:
+        return given
+    try:
+        with faults.at(pointer):
+            return long.text()
+    except TooLargeError as error:
+        raise Problem(
+            413, "too_large", str(error), errors=[FieldError(pointer=pointer, detail=str(error))]
+        ) from None
+    return None
+
+
+def _files(given: Submission, body: JsonBody, faults: Faults) -> tuple[File, ...]:
+    files = []
+    if len(given.attachments) > MAX_FILES:
+        faults.add("/attachments", f"there are more than {MAX_FILES}")
+    for at, each in enumerate(given.attachments[:MAX_FILES]):
+        name = f"attachments[{at}]"
+        long = body.long(each.content)
+        content = StoredBase64(long, name) if long else Base64Text(each.content.encode(), name)
+        with faults.at(f"/attachments/{at}"):
+            if body.refers(f"{each.filename}{each.content_type}{each.content_id}".encode()):
+                raise BadRowError(f"{name} has a name or type that is too long")
+            files.append(checked_file(File(each.filename, each.content_type, content, each.content_id), name))
+    return tuple(files)
+
+
+def _wishes(given: Submission, origin: Origin, now: float, faults: Faults) -> tuple[bytes, dict[str, str]]:
+    """Fields in front of the message, and parameters of MAIL."""
+    listener = origin.settings.listener[0]
+    lines, parameters = [], dict[str, str]()
+    for at, tag in enumerate(given.tags):
+        if not _WORD.fullmatch(tag) or at >= MAX_TAGS:
+            faults.add(f"/tags/{at}", f"up to {MAX_TAGS} tags of 1 to 64 letters, digits, _, . and -")
+        lines.append(f"Zonerelay-Note: tag={tag}")
+    for at, (name, value) in enumerate(given.metadata.items()):
+        if (
+            not (_WORD.fullmatch(name) and value.isprintable() and len(value) <= MAX_NOTE)
+            or at >= MAX_METADATA
+        ):
+            text = (
+                f"up to {MAX_METADATA} names as of tags, with printable values of up to {MAX_NOTE} characters"
+            )
+            faults.add(f"/metadata/{name}", text)
+        lines.append(f"Zonerelay-Note: {name}={value.encode('ascii', 'backslashreplace').decode()}")
+    if given.zone:
+        lines.append(f"{listener.zone_header}: {given.zone}")
+        if given.zone not in {each.name for each in origin.settings.zone}:
+            faults.add("/zone", "there is no such zone")
+        elif not listener.zone_header or not (
+            {origin.user, "*"} & set(listener.zone_header_users)
+            or Networks(listener.zone_header_networks).match(origin.client)
+        ):
+            faults.add("/zone", "this user may not name a zone (zone_header_users of the first [[listener]])")
+    if given.require_tls:
+        faults.add("/require_tls", "not supported for one message: a zone can demand TLS of its connections")
+    if given.send_at is not None:
+        due = given.send_at.timestamp() if isinstance(given.send_at, datetime) else given.send_at
+        if not listener.max_hold or not due <= now + listener.max_hold:
+            faults.add("/send_at", f"it may be {listener.max_hold:.0f} seconds ahead at most")
+        elif due > now:
+            parameters["HOLDUNTIL"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(math.ceil(due)))
+    front = "".join(f"{line}\r\n" for line in lines).encode() + key_field(origin)
+    return front, parameters

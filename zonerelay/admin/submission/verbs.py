@@ -1,0 +1,458 @@
+"""The requests about mail of one's own: hand in, ask, withdraw; and those of ZoneMTA.
+
+Promises: 202 comes after the synced commit of a worker. A request that is refused leaves nothing behind. What
+is held of a body is in `body`; `MAX_AT_ONCE` bodies are read side by side, `MAX_OF_ONE` of them
+of one user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from email.utils import getaddresses
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+
+from zonerelay.admin.api.problems import Problem, ProblemBody, invalid, wrong
+from zonerelay.admin.api.verbs import Answer, Call, Verb
+from zonerelay.admin.submission import zonemta
+from zonerelay.admin.submission.body import LONG, JsonBody, TooLargeError
+from zonerelay.admin.submission.drafts import (
+    Faults,
+    Origin,
+    Sending,
+    Submission,
+    key_field,
+    new_message_id,
+    sending_of,
+    smtputf8,
+)
+from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
+from zonerelay.admin.submission.transaction import Answered, Worker, message_id_of
+from zonerelay.admin.visit import VISIT
+from zonerelay.control.messages.answers import Changed
+from zonerelay.control.messages.requests import Filter, QueueChange
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.message.compose.compose import compose_pieces
+from zonerelay.message.compose.mime import Base64Error
+from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
+from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
+from zonerelay.outbox.compose.drafts import BadRowError, address
+
+MAX_AT_ONCE, MAX_OF_ONE = 32, 24
+SILENCE = 30.0
+"""Seconds that a client may take for its next octets."""
+MAX_BATCH = 500
+SLACK = 1024 * 1024
+
+_JSON, _MESSAGE = "application/json", "message/rfc822"
+_KEY = re.compile(r"[!-~]{1,255}")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+
+
+class RawQuery(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
+):
+    """Of a message that comes as octets: its envelope, instead of the addresses of its header. `to` may come
+    several times.
+    """
+
+    from_: str | None = None
+    to: str = ""
+    partial: bool = False
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` is the relay's, `message_id` the field of the message."""
+
+    id: str
+    message_id: str
+    recipients: tuple[RecipientState, ...]
+
+
+class Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
+    """Deliveries that will not be attempted any more, and those that are on their way at this moment."""
+
+    withdrawn: int
+    in_flight: int
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Each message has the fields of a submission over those of `template`, and `substitutions`: texts and
+    numbers for the {{names}} in subject, text, html and headers.
+    """
+
+    messages: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+    template: dict[str, Any] = {}
+
+
+class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of one message: `status` as it would be alone, and what was accepted or why not."""
+
+    status: int
+    accepted: Accepted | None = None
+    problem: ProblemBody | None = None
+
+
+class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of the messages."""
+
+    messages: tuple[BatchAnswer, ...]
+
+
+_reading = Counter[str]()
+"""Bodies of each user: one per process, as its memory is."""
+
+
+@contextlib.contextmanager
+def _submitted(call: Call) -> Iterator[Origin]:
+    origin = _origin(call)
+    if _reading.total() >= MAX_AT_ONCE or _reading[origin.user] >= MAX_OF_ONE:
+        raise Problem(503, "busy", "too many messages are being read", fields={"Retry-After": "1"})
+    _reading[origin.user] += 1
+    try:
+        yield origin
+    finally:
+        _reading[origin.user] -= 1
+        if not _reading[origin.user]:
+            del _reading[origin.user]
+
+
+def _origin(call: Call) -> Origin:
+    if not call.token.user:
+        text = f"the token {call.token.name} has no user: zonerelay token add NAME --scope submit --user USER"
+        raise Problem(403, "forbidden", text)
+    key = call.request.headers.get("Idempotency-Key", "")
+    if "Idempotency-Key" in call.request.headers and not _KEY.fullmatch(key):
+        raise Problem(400, "malformed", "Idempotency-Key has to be 1 to 255 visible ASCII characters")
+    return Origin(
+        user=call.token.user, client=VISIT.get().client, key=key, settings=call.operators.settings()
+    )
+
+
+async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + origin.settings.listener[0].transaction_timeout
+    while True:
+        try:
+            async with asyncio.timeout_at(min(end, loop.time() + SILENCE)):
+                piece = await call.request.content.readany()
+        except TimeoutError:
+            raise Problem(408, "too_slow", "the body did not come in time") from None
+        if not piece:
+            return
+        yield piece
+
+
+@contextlib.asynccontextmanager
+async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes]]:
+    """The body, read to its end."""
+    if call.request.content_type != _JSON:
+        raise Problem(415, "unsupported_media_type", f"{call.request.content_type} is not taken here")
+    limit = origin.settings.listener[0].max_message_size * 4 // 3 * 78 // 76 + SLACK
+    if (call.request.content_length or 0) > limit:
+        raise Problem(413, "too_large", f"the body has more than {limit} octets")
+    with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
+        try:
+            async for piece in _pieces(call, origin):
+                body.feed(piece)
+                if body.full:
+                    await asyncio.to_thread(body.flush)
+            if body.spills:
+                await asyncio.to_thread(body.flush)
+        except TooLargeError as error:
+            raise Problem(413, "too_large", str(error)) from None
+        except OSError as error:
+            call.operators.trouble("submission", error)
+            again = {"Retry-After": "60"}
+            raise Problem(503, "unavailable", "no room to put the body", fields=again) from None
+        yield body, body.finish()
+
+
+def _decoded(data: bytes, of: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(data, type=of)
+    except msgspec.ValidationError as error:
+        raise invalid(error, "body") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, "malformed", f"the body is not JSON: {error}") from error
+
+
+def _converted(fields: dict[str, Any]) -> Submission:
+    try:
+        return msgspec.convert(fields, Submission)
+    except msgspec.ValidationError as error:
+        raise invalid(error, "message") from error
+
+
+async def _submit(call: Call) -> Answer:
+    with _submitted(call) as origin:
+        if call.request.content_type == _MESSAGE:
+            return _accepted(await _take_raw(call, origin))
+        async with _json(call, origin) as (body, data):
+            given = _decoded(data, Submission)
+            return _accepted(await _take(call, origin, given, body))
+
+
+def _accepted(accepted: Accepted) -> web.Response:
+    data = msgspec.json.encode(accepted) + b"\n"
+    fields = {"Location": f"/v1/messages/{accepted.id}", "Content-Type": _JSON}
+    return web.Response(status=202, body=data, headers=fields)
+
+
+async def _take(call: Call, origin: Origin, given: Submission, body: JsonBody) -> Accepted:
+    now = call.operators.clock.now()
+    if body.spills:
+        sending = await asyncio.to_thread(sending_of, given, body, origin, now)
+    else:
+        sending = sending_of(given, body, origin, now)
+    return await _hand_over(call, origin, sending, _composed(sending))
+
+
+async def _composed(sending: Sending) -> AsyncIterator[bytes]:
+    """A large file is decoded and encoded in a thread, a piece at a time."""
+    assert sending.draft is not None
+    yield sending.front
+    draft, pieces = sending.draft, compose_pieces(sending.draft)
+    large = bool(draft.files) or len(draft.text or "") + len(draft.html or "") > LONG
+    while True:
+        try:
+            piece = await asyncio.to_thread(next, pieces, None) if large else next(pieces, None)
+        except Base64Error as error:
+            pointer = re.sub(r"attachments\[(\d+)\].*", r"/attachments/\1/content", str(error))
+            raise wrong(pointer, str(error)) from None
+        if piece is None:
+            return
+        yield piece
+
+
+async def _hand_over(call: Call, origin: Origin, sending: Sending, pieces: AsyncIterator[bytes]) -> Accepted:
+    """Raises Problem."""
+    sockets = list(call.operators.workers())
+    at = secrets.randbelow(len(sockets)) if sockets else 0
+    worker = await Worker.open(sockets[at:] + sockets[:at], origin.client, origin.user)
+    with contextlib.closing(worker):
+        people = list(sending.recipients)
+        reply, replies = await worker.envelope(sending.sender, people, sending.parameters)
+        if not reply.good:
+            # What time helps against is no fault of a field.
+            raise reply.problem([("/from", reply.words)] if reply.code >= 500 else [])
+        refused = [(each, one) for each, one in zip(people, replies, strict=True) if not one.good]
+        if refused and (not sending.partial or len(refused) == len(people)):
+            raise _refusal(sending, refused)
+        reply = await worker.message(pieces)
+        if not reply.good:
+            raise reply.problem([("/from", reply.words)] if "From address" in reply.text else [])
+    states = (
+        RecipientState(
+            address=each,
+            index=index,
+            state="queued" if one.good else "refused",
+            reply="" if one.good else one.words,
+        )
+        for index, (each, one) in enumerate(zip(people, replies, strict=True))
+    )
+    return Accepted(id=message_id_of(reply), message_id=sending.message_id, recipients=tuple(states))
+
+
+def _refusal(sending: Sending, refused: list[tuple[Mailbox, Answered]]) -> Problem:
+    """Of those that time does not help, if there are any."""
+    _, worst = max(refused, key=lambda each: each[1].code)
+    pointers = [(sending.recipients[each], one.words) for each, one in refused]
+    return worst.problem(pointers)
+
+
+async def _take_raw(call: Call, origin: Origin) -> Accepted:
+    limit = origin.settings.listener[0].max_message_size
+    if (call.request.content_length or 0) > limit:
+        raise Problem(413, "too_large", f"the message has more than {limit} octets")
+    pieces = _strict_lines(_pieces(call, origin))
+    scanner = HeaderScanner(origin.settings.listener[0].max_header_size)
+    try:
+        while scanner.header is None and (piece := await anext(pieces, None)) is not None:
+            scanner.feed(piece)
+    except HeaderTooLargeError:
+        raise Problem(413, "too_large", "the header of the message is too large") from None
+    header = scanner.finish()
+    given: RawQuery = call.parameters
+    sender, recipients = _raw_envelope(header.fields, given)
+    message_id = next((value.strip() for name, value in header.fields if name.lower() == "message-id"), "")
+    front = key_field(origin)
+    if not message_id:
+        message_id = new_message_id(origin, sender, tuple(recipients))
+        front += f"Message-ID: {message_id}\r\n".encode()
+    held = bytes(scanner.held)
+    shown = _BCC.sub(b"", held[: scanner.size])
+    sending = Sending(
+        sender=sender,
+        recipients=recipients,
+        message_id=message_id,
+        parameters={"BODY": "8BITMIME"} | smtputf8(sender, *recipients),
+        front=front,
+        partial=given.partial,
+    )
+
+    async def message() -> AsyncIterator[bytes]:
+        yield front + header.lead + shown + held[scanner.size :]
+        async for piece in pieces:
+            yield piece
+
+    return await _hand_over(call, origin, sending, message())
+
+
+_BCC = re.compile(rb"^Bcc[ \t]*:.*\r\n(?:[ \t].*\r\n)*", re.IGNORECASE | re.MULTILINE)
+
+
+async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Files on Unix have LF alone at the ends of their lines."""
+    rest = b""
+    async for piece in pieces:
+        data = rest + piece
+        rest = b"\r" if data.endswith(b"\r") else b""
+        yield _BARE_LF.sub(b"\r\n", data[:-1] if rest else data)
+    if rest:
+        yield rest
+
+
+def _raw_envelope(fields: tuple[tuple[str, str], ...], given: RawQuery) -> tuple[Mailbox, dict[Mailbox, str]]:
+    faults = Faults()
+
+    def of(*names: str) -> list[str]:
+        values = [value for name, value in fields if name.lower() in names]
+        return [each for _, each in getaddresses(values) if each]
+
+    sender = NULL_SENDER
+    text = next(iter((*of("sender"), *of("from"))), None) if given.from_ is None else given.from_
+    with faults.at("/from"):
+        if text is None:
+            raise BadRowError("there is no address in From, Sender or the parameter from")
+        sender = address(text, "from").mailbox if text else NULL_SENDER
+    named = [each.strip() for each in given.to.split(",") if each.strip()] or of("to", "cc", "bcc")
+    found: dict[str, tuple[Mailbox, str]] = {}
+    for at, each in enumerate(named):
+        with faults.at(f"/to/{at}"):
+            mailbox = address(each, "to").mailbox
+            found.setdefault(recipient_key(mailbox), (mailbox, f"/to/{at}"))
+    if not named:
+        faults.add("/to", "there is no address in To, Cc, Bcc or the parameter to")
+    faults.end()
+    return sender, dict(found.values())
+
+
+async def _batch(call: Call) -> Answer:
+    from zonerelay.admin.submission.batch import substituted  # noqa: PLC0415 - the template library
+
+    answers: list[BatchAnswer] = []
+    with _submitted(call) as origin:
+        async with _json(call, origin) as (body, data):
+            given: Batch = _decoded(data, Batch)
+            for at, each in enumerate(given.messages):
+                try:
+                    message = _converted(substituted({**given.template, **each}, body))
+                    key = origin.key and f"{origin.key}.{at}"
+                    accepted = await _take(call, replace(origin, key=key), message, body)
+                    answers.append(BatchAnswer(status=202, accepted=accepted))
+                except Problem as problem:
+                    answers.append(BatchAnswer(status=problem.body.status, problem=problem.body))
+    return BatchAnswers(messages=tuple(answers))
+
+
+async def _state(call: Call) -> Answer:
+    return await state_of(call, call.path["message_id"])
+
+
+async def _withdraw(call: Call) -> Answer:
+    message_id = call.path["message_id"]
+    if await detail_of(call, message_id) is None:
+        await state_of(call, message_id)  # NotFoundError, unless it is the caller's
+        raise ControlError("nothing of this message waits any more")
+    request = QueueChange(
+        action="drop", filter=Filter(message_id=message_id), reason="withdrawn", who=call.caller
+    )
+    changed = await call.one(request, Changed)
+    if not changed.changed:
+        raise ControlError("nothing of this message waits: it is on its way at this moment")
+    return Withdrawn(withdrawn=changed.changed, in_flight=changed.busy)
+
+
+async def _zonemta_send(call: Call) -> Answer:
+    with _submitted(call) as origin:
+        async with _json(call, origin) as (body, data):
+            message = _converted(zonemta.submission_of(_decoded(data, dict[str, Any]), body))
+            return zonemta.answer_of(await _take(call, origin, message, body), message)
+
+
+async def _zonemta_send_raw(call: Call) -> Answer:
+    if call.request.content_type != _MESSAGE:
+        raise Problem(415, "unsupported_media_type", f"{call.request.content_type} is not taken here")
+    with _submitted(call) as origin:
+        accepted = await _take_raw(call, origin)
+    return zonemta.Sent(id=accepted.id, to=[each.address for each in accepted.recipients])
+
+
+def _mail(
+    path: str, summary: str, run: Callable[[Call], Awaitable[Answer]], answer: object, **more: Any
+) -> Verb:
+    return Verb(method="POST", path=path, scope="submit", summary=summary, run=run, answer=answer, **more)
+
+
+SUBMISSION: tuple[Verb, ...] = (
+    _mail(
+        "/v1/messages",
+        "Hand in a message. It is accepted when this is answered with 202.",
+        _submit,
+        Accepted,
+        parameters=RawQuery,
+        streams={_JSON: Submission, _MESSAGE: None},
+        success=202,
+    ),
+    _mail(
+        "/v1/messages/batch",
+        "Hand in up to 500 messages, each with an answer of its own.",
+        _batch,
+        BatchAnswers,
+        streams={_JSON: Batch},
+        success=207,
+    ),
+    Verb(
+        method="GET",
+        path="/v1/messages/{message_id}",
+        scope="submit",
+        also="read",
+        summary="What became of a message: a user's own, for operators any.",
+        run=_state,
+        answer=MessageState,
+    ),
+    Verb(
+        method="DELETE",
+        path="/v1/messages/{message_id}",
+        scope="submit",
+        also="operate",
+        summary="Withdraw what waits of a message, without a report.",
+        run=_withdraw,
+        answer=Withdrawn,
+        refusal=409,
+    ),
+    _mail(
+        "/send",
+        "As ZoneMTA takes it: the fields of Nodemailer.",
+        _zonemta_send,
+        zonemta.Sent,
+        streams={_JSON: dict[str, Any]},
+    ),
+    _mail(
+        "/send-raw",
+        "As ZoneMTA takes it: a message.",
+        _zonemta_send_raw,
+        zonemta.Sent,
+        parameters=RawQuery,
+        streams={_MESSAGE: None},
+    ),
+)

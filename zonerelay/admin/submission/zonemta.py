@@ -1,0 +1,103 @@
+"""ZoneMTA's `/send` and `/send-raw`: its words for ours and back, for programs that were written for it.
+
+A token is needed, and `X-Authenticated-User` and `X-Originating-IP` are not believed. Fields that mean
+nothing here are ignored, as there. A refusal is no 200, as it was there, but a problem.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from email.utils import getaddresses
+from typing import Any
+
+import msgspec
+
+from zonerelay.admin.api.problems import wrong
+from zonerelay.admin.submission.body import JsonBody
+from zonerelay.admin.submission.drafts import Submission
+
+_SAME = ("subject", "text", "html")
+_PEOPLE = ("to", "cc", "bcc")
+_HEADERS = {"messageId": "Message-ID", "inReplyTo": "In-Reply-To", "references": "References"}
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
+    id: str
+    from_: str = ""
+    to: Sequence[str]
+    response: str = "Message queued"
+
+
+def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
+    """The fields of a submission, not checked yet. Raises Problem."""
+    found: dict[str, Any] = {name: document[name] for name in _SAME if document.get(name) is not None}
+    found["from"] = _first(document.get("from"), "/from")
+    for name in _PEOPLE:
+        if document.get(name):
+            found[name] = _people(document[name], f"/{name}")
+    if document.get("replyTo"):
+        found["reply_to"] = _first(document["replyTo"], "/replyTo")
+    headers = document.get("headers") or {}
+    if isinstance(headers, list):
+        headers = {str(each.get("key")): each.get("value") for each in headers if isinstance(each, dict)}
+    found["headers"] = headers
+    for field, name in (
+        ("messageId", "Message-ID"),
+        ("inReplyTo", "In-Reply-To"),
+        ("references", "References"),
+    ):
+        if document.get(field):
+            found["headers"] = {**found["headers"], name: document[field]}
+    given = document.get("attachments") or []
+    if not isinstance(given, list):
+        raise wrong("/attachments", "attachments is a list")
+    found["attachments"] = [_attachment(each, body, f"/attachments/{at}") for at, each in enumerate(given)]
+    envelope = document.get("envelope")
+    if isinstance(envelope, dict):
+        to = envelope.get("to") or []
+        found["envelope"] = {"from": envelope.get("from") or "", "to": [to] if isinstance(to, str) else to}
+    return found
+
+
+def answer_of(accepted: Any, message: Submission) -> Sent:
+    sender = message.envelope.from_
+    if sender is None:
+        sender = message.from_ if isinstance(message.from_, str) else message.from_.email
+    return Sent(id=accepted.id, from_=sender, to=[each.address for each in accepted.recipients])
+
+
+def _people(given: object, pointer: str) -> list[dict[str, str]]:
+    """Nodemailer: a text with commas, an object {name, address}, or a list of these."""
+    found = []
+    for each in given if isinstance(given, list) else [given]:
+        if isinstance(each, str):
+            found += [{"name": name, "email": address} for name, address in getaddresses([each]) if address]
+        elif isinstance(each, dict) and isinstance(each.get("address"), str):
+            found.append({"name": str(each.get("name") or ""), "email": each["address"]})
+        else:
+            raise wrong(pointer, "an address is a text or {name, address}")
+    return found
+
+
+def _first(given: object, pointer: str) -> dict[str, str]:
+    found = _people(given, pointer)
+    if len(found) != 1:
+        raise wrong(pointer, "one address is needed")
+    return found[0]
+
+
+def _attachment(given: object, body: JsonBody, pointer: str) -> dict[str, Any]:
+    if not isinstance(given, dict) or not isinstance(given.get("content"), str):
+        raise wrong(pointer, "an attachment has content; files and addresses of the Web are not read")
+    content = given["content"]
+    if given.get("encoding") != "base64":
+        if body.long(content):
+            raise wrong(pointer, 'a large attachment is base64: "encoding": "base64"')
+        content = base64.b64encode(content.encode()).decode()
+    found = {
+        "filename": given.get("filename") or "",
+        "content_type": given.get("contentType") or "application/octet-stream",
+        "content_id": given.get("cid") or "",
+    }
+    return {"content": content, **found}

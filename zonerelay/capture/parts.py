@@ -1,0 +1,205 @@
+"""Takes a captured message apart: its text, its HTML, its attachments, its links. Pure.
+
+The message may be anything that a stranger or a bug has written, so nothing here raises: a header that cannot
+be decoded is shown as it is, and a message whose parts are too many, too deep or of too many lines is text
+alone. Numbers of parts are those of Mailpit: "1", "2", "2.1", and "0" of a message that has one part only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email.header import decode_header
+from email.message import Message
+from email.parser import BytesHeaderParser, BytesParser
+from email.policy import compat32
+from email.utils import getaddresses, parsedate_to_datetime
+from html import unescape
+
+MAX_PARTS = 200
+MAX_LINKS = 200
+MAX_WORDS = 64 * 1024
+SNIPPET = 250
+MAX_INLINE = 5_000_000
+"""Octets of images that are put into the HTML itself."""
+
+_MANY = re.compile(rb"^content-type:[ \t\r\n]*(?:multipart|message)/|^--", re.IGNORECASE | re.MULTILINE)
+_CONTAINERS = re.compile(rb"^content-type:[ \t\r\n]*(?:multipart|message)/", re.IGNORECASE | re.MULTILINE)
+_MAX_CONTAINERS = 20
+_MAX_LINES = 5_000_000
+"""Times containers: the parser looks at each line for each of them. 50 MB in base64 have 700,000 lines."""
+_INVISIBLE = re.compile(r"<(style|script|head|title)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)", re.S | re.I)
+_TAG = re.compile(r"<[^>]*>?")
+_HREF = re.compile(r"""\bhref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.IGNORECASE)
+_URL = re.compile(r"""https?://[^\s<>"'\\]+""", re.IGNORECASE)
+_CID = re.compile(r"""(["'(=]\s*)cid:([^"')\s>]+)""", re.IGNORECASE)
+_LINK = re.compile(r"<link\b[^>]*>?", re.IGNORECASE)
+
+Person = tuple[str, str]
+"""Name and address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    number: str
+    file_name: str
+    content_type: str
+    content_id: str
+    content: bytes = field(repr=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """`headers` are in order, decoded."""
+
+    headers: list[tuple[str, str]]
+    text: str = ""
+    html: str = ""
+    attachments: list[Part] = field(default_factory=list)
+    inline: list[Part] = field(default_factory=list)
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self.headers if key.lower() == name), "")
+
+    def people(self, name: str) -> list[Person]:
+        """The addresses in all fields of that name."""
+        found = getaddresses([value for key, value in self.headers if key.lower() == name])
+        return [each for each in found if each[1]]
+
+    @property
+    def date(self) -> str:
+        """As ISO 8601 has it, or ""."""
+        try:
+            return parsedate_to_datetime(self.header("date")).astimezone().isoformat(timespec="seconds")
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return ""
+
+    @property
+    def tags(self) -> list[str]:
+        return [each.strip() for each in self.header("x-tags").split(",") if each.strip()][:20]
+
+    def plain(self) -> str:
+        """The text, or what a reader sees of the HTML."""
+        return self.text if self.text.strip() else visible(self.html)
+
+    def words(self) -> str:
+        """Everything that a search looks through, in lower case."""
+        named = [value for key, value in self.headers if key.lower() in _SEARCHED]
+        named += [each.file_name for each in (*self.attachments, *self.inline)]
+        return " ".join(" ".join([*named, self.text, visible(self.html)]).split()).lower()[:MAX_WORDS]
+
+    def links(self) -> list[str]:
+        found = [unescape(next(filter(None, groups), "")) for groups in _HREF.findall(self.html)]
+        found += _URL.findall(self.text)
+        return list(dict.fromkeys(each.strip() for each in found if ":" in each))[:MAX_LINKS]
+
+    def find(self, number: str) -> Part | None:
+        return next((each for each in (*self.attachments, *self.inline) if each.number == number), None)
+
+    def html_to_show(self) -> str:
+        """The HTML with its own images in it. What it would fetch is for the frame's policy to refuse, but
+        for what browsers do about `<link>` before they ask a policy: name look-ups, connections.
+        """
+        import base64  # noqa: PLC0415 - for pages alone
+
+        room = MAX_INLINE
+        shown: dict[str, str] = {}
+        for each in (*self.inline, *self.attachments):
+            if each.content_id and each.content_type.startswith("image/") and len(each.content) <= room:
+                room -= len(each.content)
+                encoded = base64.b64encode(each.content).decode()
+                shown[each.content_id] = f"data:{each.content_type};base64,{encoded}"
+        # An image that is referred to again and again would multiply.
+        html = _CID.sub(lambda found: found[1] + shown.pop(found[2], f"cid:{found[2]}"), self.html)
+        return _LINK.sub("", html)
+
+
+_SEARCHED = ("subject", "from", "to", "cc", "bcc", "reply-to", "message-id")
+
+
+def take_apart(octets: bytes) -> Parts:
+    containers = len(_CONTAINERS.findall(octets))
+    if (
+        containers > _MAX_CONTAINERS
+        or len(_MANY.findall(octets)) > 2 * MAX_PARTS
+        or octets.count(b"\n") * (containers + 1) > _MAX_LINES
+    ):
+        return _as_text(octets)
+    try:
+        message = BytesParser(policy=compat32).parsebytes(octets)
+        parts = Parts(headers=_headers(message))
+        for number, part in _leaves(message):
+            _put(parts, number, part)
+    except Exception:  # noqa: BLE001 - the standard library fails at some messages in ways of its own
+        return _as_text(octets)
+    return parts
+
+
+def _as_text(octets: bytes) -> Parts:
+    head, _, rest = octets.partition(b"\r\n\r\n")
+    try:
+        headers = _headers(BytesHeaderParser(policy=compat32).parsebytes(head[: 64 * 1024]))
+    except Exception:  # noqa: BLE001 - as above
+        headers = []
+    return Parts(headers=headers, text=rest[:MAX_WORDS].decode("utf-8", "replace"))
+
+
+def _headers(message: Message) -> list[tuple[str, str]]:
+    # Not `items`, which has no text of octets beyond ASCII (RFC 6532).
+    return [(name, decoded(value)) for name, value in message.raw_items()]
+
+
+def decoded(value: object) -> str:
+    text = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = re.sub(r"\r?\n[ \t]*", " ", text)
+    try:
+        return "".join(
+            # What is not encoded comes in the form that the standard library has made of it.
+            each if isinstance(each, str) else each.decode(charset or "raw-unicode-escape", "replace")
+            for each, charset in decode_header(text)
+        )
+    except Exception:  # noqa: BLE001 - an unknown character set, a base64 that is none
+        return text
+
+
+def _leaves(message: Message, prefix: str = "") -> Iterator[tuple[str, Message]]:
+    if message.get_content_maintype() == "multipart" and message.is_multipart():
+        for at, part in enumerate(message.get_payload(), 1):
+            if isinstance(part, Message):
+                yield from _leaves(part, f"{prefix}{at}.")
+    else:
+        yield prefix.rstrip(".") or "0", message
+
+
+def _put(parts: Parts, number: str, part: Message) -> None:
+    kind = part.get_content_type()
+    name = decoded(part.get_filename() or "")
+    place = part.get_content_disposition()
+    if part.is_multipart():  # message/rfc822, message/delivery-status
+        content = b"".join(each.as_bytes() for each in part.get_payload() if isinstance(each, Message))
+    else:
+        payload = part.get_payload(decode=True)
+        content = payload if isinstance(payload, bytes) else b""
+    if kind in ("text/plain", "text/html") and place != "attachment" and not name:
+        text = _text(content, part.get_content_charset() or "utf-8")
+        if kind == "text/html":
+            parts.html += text
+        else:
+            parts.text += text
+        return
+    content_id = decoded(part.get("Content-ID", "")).strip().strip("<>")
+    found = Part(number, name, kind, content_id, content)
+    (parts.inline if place == "inline" or (content_id and place is None) else parts.attachments).append(found)
+
+
+def _text(content: bytes, charset: str) -> str:
+    try:
+        return content.decode(charset, "replace")
+    except (LookupError, ValueError):
+        return content.decode("utf-8", "replace")
+
+
+def visible(html: str) -> str:
+    """Good enough for a search and a first line."""
+    return unescape(_TAG.sub(" ", _INVISIBLE.sub(" ", html[: 4 * MAX_WORDS])))

@@ -1,0 +1,347 @@
+"""Keeps captured mail in one SQLite database beside the spool, which all processes of a relay write.
+
+`add` returns when the message is committed and synced, so that its 250 or its outcome may follow. It raises
+`CaptureFullError` while the file system has less free space than the bound of `[spool] min_free_space` would
+leave, and any other trouble of the file is a `CaptureError`: the sender tries again. The oldest messages go
+when all together are larger than `max_size`, and each goes when it is older than `keep`; a message goes whole
+or not at all. Everything here blocks and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.capture.parts import SNIPPET, Parts, take_apart
+from zonerelay.capture.search import condition
+from zonerelay.config.settings import Settings, space_guard
+
+DIRECTORY = "captured"
+FILE = "captured.db"
+LATEST = "latest"
+
+VERSION = 1
+BUSY = 30.0
+OVERHEAD = 4096
+"""Octets that a message takes beside its own, at a guess."""
+
+_TABLES = f"""
+CREATE TABLE mail (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, at REAL NOT NULL,
+    sender TEXT NOT NULL, recipients TEXT NOT NULL, size INTEGER NOT NULL, is_read INTEGER NOT NULL,
+    message_id TEXT NOT NULL, from_ TEXT NOT NULL, to_ TEXT NOT NULL, cc TEXT NOT NULL, bcc TEXT NOT NULL,
+    reply_to TEXT NOT NULL, subject TEXT NOT NULL, attachments INTEGER NOT NULL, inline INTEGER NOT NULL,
+    tags TEXT NOT NULL, snippet TEXT NOT NULL, words TEXT NOT NULL
+);
+CREATE TABLE content (number INTEGER PRIMARY KEY, octets BLOB NOT NULL);
+CREATE TABLE total (messages INTEGER NOT NULL, octets INTEGER NOT NULL);
+INSERT INTO total VALUES (0, 0);
+CREATE TRIGGER came AFTER INSERT ON mail BEGIN
+    UPDATE total SET messages = messages + 1, octets = octets + NEW.size + {OVERHEAD};
+END;
+CREATE TRIGGER went AFTER DELETE ON mail BEGIN
+    UPDATE total SET messages = messages - 1, octets = octets - OLD.size - {OVERHEAD};
+    DELETE FROM content WHERE number = OLD.number;
+END;
+PRAGMA user_version = {VERSION};
+"""  # noqa: S608 - two numbers
+_SUMMARY = (
+    "id, at, sender, recipients, size, is_read, message_id, from_, to_, cc, bcc, reply_to, subject, "
+    "attachments, inline, tags, snippet"
+)
+
+
+class CaptureError(Exception):
+    """The message is not kept; the text is for the operator."""
+
+
+class CaptureFullError(CaptureError):
+    """There is no space now."""
+
+
+class CaptureTooLargeError(CaptureError):
+    """There will never be space for this message."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list shows. People are pairs of name and address; `bcc` are recipients that no field names."""
+
+    id: str
+    at: float
+    sender: str
+    recipients: list[str]
+    size: int
+    is_read: bool
+    message_id: str
+    from_: list[tuple[str, str]]
+    to_: list[tuple[str, str]]
+    cc: list[tuple[str, str]]
+    bcc: list[tuple[str, str]]
+    reply_to: list[tuple[str, str]]
+    subject: str
+    attachments: int
+    inline: int
+    tags: list[str]
+    snippet: str
+
+
+class Totals(msgspec.Struct, frozen=True):
+    messages: int
+    unread: int
+    octets: int
+
+
+def capture_directory(settings: Settings) -> Path:
+    return settings.spool.path.parent / DIRECTORY
+
+
+def open_capture(settings: Settings, now: Callable[[], float]) -> Capture:
+    """Opens nothing yet: the file is made with its first use."""
+    return Capture(
+        capture_directory(settings) / FILE,
+        keep=settings.capture.keep,
+        max_size=settings.capture.max_size,
+        guard=space_guard(settings.spool),
+        now=now,
+    )
+
+
+class Capture:
+    """`guard` is the free space in octets below which nothing is kept, 0 for no bound."""
+
+    def __init__(
+        self, file: Path, *, keep: float, max_size: int, guard: int, now: Callable[[], float]
+    ) -> None:
+        self._file = file
+        self._keep, self._max_size, self._guard = keep, max_size, guard
+        self._now = now
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+
+    def add(self, message_id: str, sender: str, recipients: Sequence[str], octets: bytes) -> None:
+        """Keeps the message. When there is one with this id, its recipients become more. Raises
+        CaptureError.
+        """
+        size = len(octets)
+        if size + OVERHEAD > self._max_size:
+            raise CaptureTooLargeError(
+                f"{size} octets: max_size of captured mail is {self._max_size} ([capture] max_size)"
+            )
+        parts = take_apart(octets)
+        with self._writing() as database:
+            self._check_space(size)
+            found = database.execute("SELECT recipients FROM mail WHERE id = ?", (message_id,)).fetchone()
+            if found is not None:
+                recipients = list(dict.fromkeys([*json.loads(found[0]), *recipients]))
+                values = (_encode(recipients), _encode(_unnamed(parts, recipients)), message_id)
+                database.execute("UPDATE mail SET recipients = ?, bcc = ? WHERE id = ?", values)
+                return
+            self._make_room(database, size)
+            row = self._row(message_id, sender, recipients, size, parts)
+            marks = ", ".join("?" * len(row))
+            added = database.execute(f"INSERT INTO mail ({_SUMMARY}, words) VALUES ({marks})", row)  # noqa: S608
+            database.execute("INSERT INTO content VALUES (?, ?)", (added.lastrowid, octets))
+
+    def _row(
+        self, message_id: str, sender: str, recipients: Sequence[str], size: int, parts: Parts
+    ) -> tuple[object, ...]:
+        bcc = _unnamed(parts, recipients)
+        words = " ".join([parts.words(), sender, *(address for _, address in bcc)]).lower()
+        row = (
+            message_id, self._now(), sender, _encode(list(recipients)), size, 0,
+            parts.header("message-id").strip("<> "),
+            *(_encode(parts.people(name)) for name in ("from", "to", "cc")),
+            _encode(bcc), _encode(parts.people("reply-to")), parts.header("subject"),
+            len(parts.attachments), len(parts.inline), _encode(parts.tags),
+            " ".join(parts.plain().split())[:SNIPPET], words,
+        )  # fmt: skip
+        return tuple(_storable(each) if isinstance(each, str) else each for each in row)
+
+    def _make_room(self, database: sqlite3.Connection, size: int) -> None:
+        self._forget_old(database)
+        over = database.execute("SELECT octets FROM total").fetchone()[0] + size + OVERHEAD - self._max_size
+        rows = database.execute("SELECT number, size FROM mail ORDER BY number") if over > 0 else ()
+        going = list[tuple[int]]()
+        for number, octets in rows:
+            if over <= 0:
+                break
+            going.append((number,))
+            over -= octets + OVERHEAD
+        database.executemany("DELETE FROM mail WHERE number = ?", going)
+
+    def _forget_old(self, database: sqlite3.Connection) -> None:
+        database.execute("DELETE FROM mail WHERE at < ?", (self._now() - self._keep,))
+
+    def expire(self) -> None:
+        """Forgets what is older than `keep`. Raises CaptureError."""
+        if self._file.exists():
+            with self._writing() as database:
+                self._forget_old(database)
+
+    # --- what is there ----------------------------------------------------------------------------------
+
+    def find(
+        self, query: str = "", *, start: int = 0, limit: int = 50, tz: str = ""
+    ) -> tuple[list[Summary], int, int]:
+        """The newest first; how many match in all, and how many of these are unread. Raises SearchError and
+        CaptureError.
+        """
+        where, values = condition(query, tz)
+        where, values = f"{where} AND at >= ?", [*values, self._now() - self._keep]
+        with self._reading() as database:
+            rows = database.execute(
+                f"SELECT {_SUMMARY} FROM mail WHERE {where} ORDER BY number DESC LIMIT ? OFFSET ?",  # noqa: S608
+                (*values, limit, start),
+            ).fetchall()
+            count = f"SELECT count(*), count(*) FILTER (WHERE NOT is_read) FROM mail WHERE {where}"  # noqa: S608
+            matched, unread = database.execute(count, values).fetchone()
+        return [_summary(row) for row in rows], matched, unread
+
+    def totals(self) -> Totals:
+        """Raises CaptureError."""
+        with self._reading() as database:
+            messages, octets = database.execute("SELECT messages, octets FROM total").fetchone()
+            unread = database.execute("SELECT count(*) FROM mail WHERE NOT is_read").fetchone()[0]
+        return Totals(messages, unread, octets)
+
+    def tags(self) -> list[str]:
+        """Raises CaptureError."""
+        with self._reading() as database:
+            found = database.execute(
+                "SELECT DISTINCT value FROM mail, json_each(tags) ORDER BY value LIMIT 1000"
+            )
+            return [row[0] for row in found]
+
+    def read(self, message_id: str, *, mark: bool = True) -> tuple[Summary, bytes] | None:
+        """The message, `LATEST` the newest; `mark` it read. `None`: there is none. Raises CaptureError."""
+        with self._writing() as database:
+            which = "ORDER BY number DESC LIMIT 1" if message_id == LATEST else "AND id = ?"
+            values = (self._now() - self._keep, *(() if message_id == LATEST else (message_id,)))
+            row = database.execute(
+                f"SELECT {_SUMMARY}, (SELECT octets FROM content WHERE number = mail.number) "  # noqa: S608
+                f"FROM mail WHERE at >= ? {which}",
+                values,
+            ).fetchone()
+            if row is None:
+                return None
+            if mark:
+                database.execute("UPDATE mail SET is_read = 1 WHERE id = ? AND NOT is_read", (row[0],))
+        return _summary(row[:-1]), row[-1]
+
+    def mark(self, read: bool, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> None:
+        """All that match, or those with the ids. Raises SearchError and CaptureError."""
+        self._change("UPDATE mail SET is_read = ?", (int(read),), ids, query, tz)
+
+    def delete(self, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> int:
+        """How many were there. Raises SearchError and CaptureError."""
+        return self._change("DELETE FROM mail", (), ids, query, tz)
+
+    def _change(
+        self, statement: str, values: tuple[object, ...], ids: Sequence[str] | None, query: str, tz: str
+    ) -> int:
+        where, wanted = condition(query, tz)
+        with self._writing() as database:
+            if ids is None:
+                return database.execute(f"{statement} WHERE {where}", (*values, *wanted)).rowcount
+            return database.executemany(
+                f"{statement} WHERE id = ?", [(*values, each) for each in ids]
+            ).rowcount
+
+    def close(self) -> None:
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+
+    # --- the file ---------------------------------------------------------------------------------------
+
+    def _check_space(self, size: int) -> None:
+        if not self._guard:
+            return
+        found = os.statvfs(self._file.parent)
+        if found.f_bavail * found.f_frsize < self._guard + 2 * size:  # once in the log, once in the file
+            raise CaptureFullError("the disk of captured mail is nearly full (min_free_space)")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._reading() as database:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+                database.execute("COMMIT")
+            except BaseException:
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                if self._database is None:
+                    self._database = _open(self._file)
+                yield self._database
+            except sqlite3.Error as error:
+                full = "full" in str(error)
+                raise (CaptureFullError if full else CaptureError)(f"{self._file}: {error}") from error
+            except OSError as error:
+                raise CaptureError(f"{self._file}: {error.strerror}") from error
+
+
+def _open(file: Path) -> sqlite3.Connection:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    try:
+        found = int(database.execute("PRAGMA user_version").fetchone()[0])
+        if found > VERSION:
+            raise sqlite3.DatabaseError(f"it has format {found}, this release knows {VERSION}")
+        if not found:
+            _make_tables(database)
+        # A commit is on disk when it returns.
+        database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+        database.executescript("PRAGMA journal_size_limit = 16000000; PRAGMA case_sensitive_like = OFF;")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _make_tables(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA auto_vacuum = FULL")
+    database.execute("BEGIN IMMEDIATE")
+    if not database.execute("PRAGMA user_version").fetchone()[0]:  # another process may have made them
+        database.executescript(_TABLES)
+    if database.in_transaction:
+        database.execute("COMMIT")
+
+
+def _summary(row: Sequence[object]) -> Summary:
+    names = _SUMMARY.split(", ")
+    known = dict(zip(names, row, strict=True))
+    for name in ("recipients", "from_", "to_", "cc", "bcc", "reply_to", "tags"):
+        known[name] = json.loads(str(known[name]))
+    return msgspec.convert(known, Summary, strict=False)
+
+
+def _unnamed(parts: Parts, recipients: Sequence[str]) -> list[tuple[str, str]]:
+    named = {address.lower() for name in ("to", "cc") for _, address in parts.people(name)}
+    bcc = [each for each in parts.people("bcc") if each[1].lower() not in named]
+    named |= {address.lower() for _, address in bcc}
+    return [*bcc, *(("", each) for each in recipients if each.lower() not in named)]
+
+
+def _encode(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _storable(text: str) -> str:
+    """SQLite takes no half of a surrogate pair; a NUL would end a text for some of its functions."""
+    return re.sub("[\ud800-\udfff\0]", "\ufffd", text)

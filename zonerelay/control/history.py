@@ -1,0 +1,188 @@
+"""Searches of the history, and time lines of messages, as the command line, the API and the page show them,
+with what they do not cover.
+
+All of it blocks, and raises RedactKeyError when the key of the pseudonyms cannot be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from zonerelay.config.settings import HistoryAddresses, Settings
+from zonerelay.control.messages.answers import TraceStep
+from zonerelay.history.reader import Entry, Gap, Histories, Query, entries_of, steps
+from zonerelay.history.writer import DIRECTORY
+from zonerelay.model.address import Mailbox
+from zonerelay.process.setup import redact_key_of
+from zonerelay.store.spool_paths import is_shared
+from zonerelay.telemetry.logs.address_forms import Form, form_of
+from zonerelay.telemetry.logs.redact import Redactor, load_key
+
+MAX_GAPS = 5
+"""Told one by one."""
+MAX_KNOWN = 1000
+
+_PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything given must match. `about` is a sender, a recipient, a Message-ID, a message id, a user or a
+    client; `since` and `until` are Unix seconds. Addresses may be pseudonyms. The newest `limit` are found.
+    """
+
+    about: str | None = None
+    sender: str | None = None
+    recipient: str | None = None
+    client: str | None = None
+    user: str | None = None
+    zone: str = ""
+    destination: str = ""
+    reply: str = ""
+    outcome: (
+        Literal["waiting", "delivered", "deferred", "bounced", "expired", "dropped", "refused"] | None
+    ) = None
+    since: float = 0.0
+    until: float | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """In order of time. `more`: there are older ones. `gaps` is time that is not covered; `refused_more` are
+    refusals that were counted and not kept. `other_machines`: others share the queue and were not asked.
+    """
+
+    found: tuple[Entry, ...]
+    more: bool
+    gaps: tuple[Gap, ...]
+    refused_more: int
+    workers: tuple[int, ...]
+    other_machines: bool
+
+
+class TimeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one message, in order of time; none: it is not in the history, which has `gaps`."""
+
+    steps: tuple[TraceStep, ...]
+    gaps: tuple[Gap, ...]
+    workers: tuple[int, ...]
+
+
+def redactor_of(settings: Settings) -> Redactor | None:
+    """`None` when there is no key, and so no pseudonym."""
+    key = load_key(redact_key_of(settings))
+    return None if key is None else Redactor(key, enabled=True)
+
+
+def form(value: str, settings: Settings, redactor: Redactor | None) -> Form:
+    """Raises SearchError."""
+    return form_of(value, redactor, clear=settings.history.addresses is HistoryAddresses.CLEAR)
+
+
+def _histories(settings: Settings, now: float) -> Histories:
+    return Histories(settings.spool.path.parent / DIRECTORY, redactor_of(settings), now)
+
+
+def search(settings: Settings, wanted: Wanted, now: float) -> Found:
+    """Raises SearchError."""
+    with _histories(settings, now) as histories:
+
+        def given(value: str | None) -> Form | None:
+            return None if value is None else form(value, settings, histories.redactor)
+
+        query = Query(
+            any=given(wanted.about),
+            sender=given(wanted.sender),
+            recipient=given(wanted.recipient),
+            client=given(wanted.client),
+            user=given(wanted.user),
+            zone=wanted.zone,
+            destination=wanted.destination,
+            reply=wanted.reply,
+            outcome=wanted.outcome or "",
+            since=wanted.since,
+            until=float("inf") if wanted.until is None else wanted.until,
+        )
+        found, more = histories.find(query, wanted.limit)
+        return Found(
+            found=tuple(found),
+            more=more,
+            gaps=tuple(histories.gaps(query.since, min(query.until, now))),
+            refused_more=histories.refused_more(query),
+            workers=tuple(histories.workers),
+            other_machines=is_shared(settings.spool),
+        )
+
+
+def time_line(settings: Settings, message_id: str, now: float) -> TimeLine:
+    with _histories(settings, now) as histories:
+        told = [
+            TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
+            for each in steps(histories.records(message_id), message_id)
+        ]
+        accepted = int(message_id[:11], 16) / 1000
+        gaps, workers = tuple(histories.gaps(accepted, now)), tuple(histories.workers)
+        return TimeLine(steps=tuple(told), gaps=gaps, workers=workers)
+
+
+def entries(settings: Settings, message_id: str, user: str | None, now: float) -> list[Entry]:
+    """Returns what became of one message, for each recipient in the order of its envelope; of a `user` only
+    that user's message. Raises SearchError.
+    """
+    with _histories(settings, now) as histories:
+        found = entries_of(message_id, histories.records(message_id))
+        own = None if user is None else form(user, settings, histories.redactor)
+        return [
+            each for each in found if each.outcome != "refused" and (own is None or own.matches(each.user))
+        ]
+
+
+def whole_line(
+    settings: Settings, message_id: str, queued: Sequence[TraceStep], known: Sequence[str], now: float
+) -> tuple[list[TraceStep], Sequence[Gap]]:
+    """Everything that is known of one message, the future at the end, which its queue knows; and the gaps.
+    The `known` addresses, which the queue shows, are shown in what the history has, too.
+    """
+    told = time_line(settings, message_id, now)
+    if not any(each.event in ("accepted", "is a report") for each in told.steps):
+        return list(queued), told.gaps  # the queue knows the acceptance and the last attempt
+    names = pseudonyms(settings, known[:MAX_KNOWN])
+    line = [
+        msgspec.structs.replace(
+            each,
+            recipient=names.get(each.recipient, each.recipient),
+            text=_PSEUDONYM.sub(lambda found: names.get(found[0], found[0]), each.text),
+        )
+        for each in told.steps
+    ]
+    later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
+    return line + later, told.gaps
+
+
+def pseudonyms(settings: Settings, addresses: Iterable[str]) -> dict[str, str]:
+    """Each address by its pseudonym: those that the operator knows are shown as given."""
+    redactor = redactor_of(settings)
+    return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
+
+
+def of_interest(answer: Found, *, asked: bool) -> list[Gap]:
+    """That nothing is kept from before is news where nothing was found, or that time was `asked` for."""
+    return [
+        gap for gap in answer.gaps if gap.began is not None or gap.ended is None or asked or not answer.found
+    ]
+
+
+def in_words(gaps: Sequence[Gap], when: Callable[[float], str], *, several: bool) -> list[str]:
+    """`several` workers are told apart."""
+    told = []
+    for gap in gaps[:MAX_GAPS]:
+        began = "the beginning" if gap.began is None else when(gap.began)
+        ended = "now" if gap.ended is None else when(gap.ended)
+        span = "" if gap.began is gap.ended is None else f"from {began} to {ended}: "
+        told.append(f"{f'worker {gap.worker}: ' if several else ''}{span}{gap.why}")
+    if len(gaps) > MAX_GAPS:
+        told.append(f"and {len(gaps) - MAX_GAPS} more times (zonerelay log find --json has them all)")
+    return told

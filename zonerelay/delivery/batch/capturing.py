@@ -1,0 +1,115 @@
+"""Delivers to captured mail the batches of zones whose next hop is "capture:".
+
+The store of the capture has synced the message before there is an outcome, so a crash between the two repeats
+the batch, and a message with the same id is the same message there. A full disk and any other trouble of the
+file is a deferral, as our own (scope LOCAL); a message that can never be kept bounces. One message at a time
+is in memory. Old messages are looked for every `EXPIRED` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from zonerelay.config.settings import Settings
+from zonerelay.delivery.batch.transaction_io import unreadable
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
+from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.store.contract import StoreError
+
+if TYPE_CHECKING:
+    from zonerelay.capture.store import Capture
+
+EXPIRED = 600.0
+_HOST = "capture"
+
+
+class Capturing:
+    """One per worker. Opens the store with the first batch, or with `start`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        read_body: ReadBody,
+        clock: Clock,
+        trouble: Callable[[str, BaseException], None],
+    ) -> None:
+        self._settings = settings
+        self._read_body = read_body
+        self._clock = clock
+        self._trouble = trouble
+        self._capture: Capture | None = None
+        self._lock = asyncio.Lock()
+        self._expiring: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._expiring is None:
+            self._expiring = asyncio.create_task(self._expire())
+
+    async def close(self) -> None:
+        if self._expiring is not None:
+            self._expiring.cancel()
+            await asyncio.wait({self._expiring})
+        if self._capture is not None:
+            await asyncio.to_thread(self._capture.close)
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        """Raises nothing but CancelledError."""
+        async with self._lock:
+            self.start()
+            try:
+                pieces = [piece async for piece in self._read_body(batch.message.id)]
+                outcome = await asyncio.to_thread(self._keep, batch, b"".join(pieces))
+            except StoreError as error:
+                outcome = _outcome(Verdict.DEFERRED, unreadable(error))
+            except Exception as error:  # noqa: BLE001 - unknown trouble is temporary
+                self._trouble("capture", error)
+                outcome = _outcome(
+                    Verdict.DEFERRED, Reply(451, "3.0", f"internal error: {type(error).__name__}")
+                )
+        return [outcome] * len(batch.deliveries)
+
+    def _keep(self, batch: Batch, octets: bytes) -> Outcome:
+        from zonerelay.capture.store import (  # noqa: PLC0415 - SQLite: most relays capture nothing
+            CaptureError,
+            CaptureFullError,
+            CaptureTooLargeError,
+        )
+
+        recipients = [delivery.recipient for delivery in batch.deliveries]
+        try:
+            self._open().add(batch.message.id, batch.message.envelope.sender, recipients, octets)
+        except CaptureTooLargeError as error:
+            return _outcome(Verdict.BOUNCED, Reply(552, "3.4", str(error)))
+        except CaptureFullError as error:
+            return _outcome(Verdict.DEFERRED, Reply(452, "3.1", str(error)))
+        except CaptureError as error:
+            return _outcome(Verdict.DEFERRED, Reply(451, "3.0", f"captured mail: {error}"))
+        return _outcome(Verdict.DELIVERED, Reply(250, "0.0", "captured"))
+
+    def _open(self) -> Capture:
+        if self._capture is None:
+            from zonerelay.capture.store import open_capture  # noqa: PLC0415 - as above
+
+            self._capture = open_capture(self._settings, self._clock.now)
+        return self._capture
+
+    async def _expire(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # the next message tells
+                await asyncio.to_thread(self._expire_now)
+            await asyncio.sleep(EXPIRED)
+
+    def _expire_now(self) -> None:
+        self._open().expire()
+
+
+def _outcome(verdict: Verdict, reply: Reply) -> Outcome:
+    scope = Scope.MESSAGE if verdict is Verdict.BOUNCED else Scope.LOCAL
+    return Outcome(verdict, reply, scope=scope, host=_HOST, local=True)

@@ -1,0 +1,199 @@
+"""Holds users to their guard rails (`config/rails`): what a user may do, asked by name.
+
+SMTP asks at the log-in, at MAIL, at RCPT and before the commit; who takes mail in another way asks the same
+functions. A change of the file counts from the next MAIL, without a reload. A user without guard rails costs
+one stat per message, mail without a log-in nothing.
+
+Failure: guard rails that cannot be read, and a usage that cannot be counted, are temporary refusals; nothing
+opens for want of them.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from zonerelay.config.rails import NONE, Mode, Rails, file_beside
+from zonerelay.config.units import format_size
+from zonerelay.inbound.access.credentials_watch import RailsWatch
+from zonerelay.inbound.limits.quotas import NEAR, Full, Quotas, Usage
+from zonerelay.limits.shared import BookStore
+from zonerelay.limits.values import AuthorityError
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.reply import Reply
+from zonerelay.routing.zones.address_patterns import AddressPatterns
+from zonerelay.routing.zones.networks import Networks
+from zonerelay.telemetry.events.events import Events
+
+
+class Refusal(NamedTuple):
+    """`full` is the quota that is met, if that is why; it says in how many seconds there is room."""
+
+    reply: Reply
+    full: Full | None = None
+
+
+UNREADABLE = Refusal(Reply(451, "7.0", "What this user may do cannot be read now, try again later"))
+UNCOUNTED = Refusal(Reply(451, "7.0", "The quotas of this user cannot be counted now, try again later"))
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a user may do in one mail transaction. `usage` is there when the user has quotas."""
+
+    user: str
+    rails: Rails
+    usage: Usage | None = None
+
+    def mail_refusal(self, client_address: str, now: float, size: int) -> Refusal | None:
+        refusal = bar(self.rails, client_address, now) or self.size_refusal(size)
+        return refusal or self._no_room((1, 0, size))
+
+    def rcpt_refusal(self, recipient: Mailbox, so_far: int) -> Refusal | None:
+        """`so_far` is the number of recipients that the transaction has."""
+        rails = self.rails
+        if (
+            rails.mode is not Mode.LISTED
+            and rails.recipients
+            and not _patterns(rails.recipients).match(recipient)
+        ):
+            return _no("7.1", "This user may not write to this recipient")
+        return self._no_room((0, so_far + 1, 0))
+
+    def size_refusal(self, size: int) -> Refusal | None:
+        most = self.rails.max_message_size
+        if not most or size <= most:
+            return None
+        return Refusal(
+            Reply(552, "3.4", f"Message is larger than {format_size(most)}, the limit of this user")
+        )
+
+    def zone_refusal(self, deliveries: Iterable[Delivery]) -> Refusal | None:
+        allowed = self.rails.zones
+        for each in deliveries if allowed else ():
+            if each.zone not in allowed and not self.is_captured(each.recipient):
+                return _no("7.1", f"This user may not send through the zone {each.zone}")
+        return None
+
+    def is_captured(self, recipient: Mailbox) -> bool:
+        """Whether mail for this recipient is kept here instead of being sent."""
+        if self.rails.mode is Mode.LISTED:
+            return not _patterns(self.rails.recipients).match(recipient)
+        return self.rails.mode is Mode.CAPTURE
+
+    def _no_room(self, more: tuple[int, int, int]) -> Refusal | None:
+        full = None if self.usage is None else self.usage.full(self.rails, more)
+        return None if full is None else Refusal(full.reply(), full)
+
+
+class Guard:
+    """One per worker, on its event loop. `pages` is where usage is counted."""
+
+    def __init__(
+        self, credentials: Path, pages: Callable[[], BookStore], *, events: Events, clock: Clock
+    ) -> None:
+        self._events = events
+        self._clock = clock
+        self._quotas = Quotas(pages, clock, lambda user, level: events.quota_near(user, *level))
+        self.configure(credentials)
+        events.metrics.attach_quotas(self._ratios)
+
+    def configure(self, credentials: Path) -> None:
+        self._watch = RailsWatch(file_beside(credentials), events=self._events)
+
+    @property
+    def problem(self) -> str:
+        return self._watch.problem
+
+    async def rails_of(self, user: str) -> Rails | None:
+        """`None`: they cannot be read."""
+        await self._watch.refresh()
+        return self._watch.of(user)
+
+    def second_hash(self, user: str) -> str:
+        """That of a second password, as far as it is known at once."""
+        rails = self._watch.of(user) if self._watch.is_current() else None
+        return "" if rails is None else rails.second_hash
+
+    def known(self, user: str) -> Allowance | None:
+        """The allowance of a user without quotas, at once; `None`: ask `allowance`."""
+        rails = self._watch.of(user) if self._watch.is_current() else None
+        return Allowance(user, rails) if rails is not None and not rails.quotas else None
+
+    async def allowance(self, user: str) -> Allowance | Refusal:
+        """What the user may do now; a Refusal when that cannot be known."""
+        rails = await self.rails_of(user)
+        if rails is None:
+            return UNREADABLE
+        try:
+            usage = await self._quotas.usage(user) if rails.quotas else None
+        except AuthorityError as error:
+            self._events.trouble("quotas", error)
+            return UNCOUNTED
+        return Allowance(user, rails, usage)
+
+    async def log_in_refusal(self, user: str, client_address: str) -> Refusal | None:
+        """Why a user who knows the password may not log in."""
+        rails = await self.rails_of(user)
+        return UNREADABLE if rails is None else bar(rails, client_address, self._clock.now())
+
+    async def take(self, allowance: Allowance, recipients: int, octets: int) -> Refusal | None:
+        """Count a message that is about to be accepted, or return why it is not."""
+        if allowance.usage is None:
+            return None
+        try:
+            full = await self._quotas.take(allowance.user, allowance.rails, (1, recipients, octets))
+        except AuthorityError as error:
+            self._events.trouble("quotas", error)
+            return UNCOUNTED
+        return None if full is None else Refusal(full.reply(), full)
+
+    async def give_back(self, allowance: Allowance, recipients: int, octets: int) -> None:
+        """The message was not accepted after all."""
+        if allowance.usage is not None:
+            try:
+                await self._quotas.give_back(allowance.user, allowance.rails, (1, recipients, octets))
+            except AuthorityError as error:
+                self._events.trouble("quotas", error)
+
+    def nearly_used(self) -> Iterator[tuple[str, str, int, int]]:
+        for user, level in self._quotas.seen():
+            if level.used >= NEAR * level.most:
+                yield (user, *level)
+
+    async def close(self) -> None:
+        await self._quotas.close()
+
+    def _ratios(self) -> list[tuple[tuple[str, ...], float]]:
+        found: dict[str, float] = {}
+        for user, level in self._quotas.seen():
+            found[user] = max(found.get(user, 0.0), level.used / level.most)
+        return [((self._events.shown_user(user),), ratio) for user, ratio in found.items()]
+
+
+def bar(rails: Rails, client_address: str, now: float) -> Refusal | None:
+    """Why the user may do nothing at all, from this client."""
+    if rails is NONE:
+        return None
+    if rails.disabled:
+        return _no("7.13", "This user is disabled")
+    if rails.expires and now >= rails.expires:
+        day = datetime.datetime.fromtimestamp(rails.expires, datetime.UTC)
+        return _no("7.13", f"This user has expired on {day:%Y-%m-%d}")
+    if rails.networks and not _networks(rails.networks).match(client_address):
+        return _no("7.1", f"This user may not send from {client_address or 'here'}")
+    return None
+
+
+def _no(detail: str, text: str) -> Refusal:
+    return Refusal(Reply(550, detail, text))
+
+
+_patterns = lru_cache(1024)(AddressPatterns)
+_networks = lru_cache(1024)(Networks)

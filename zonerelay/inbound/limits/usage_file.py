@@ -1,0 +1,105 @@
+"""The usage of users in a SQLite file beside the spool, which all workers of the machine share.
+
+It is kept over restarts. It is not synced at each message: after a power cut the last seconds may be missing
+from it. While SQLite cannot read it, mail of users with quotas is refused, temporarily.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from zonerelay.history.database import open_for_reading
+from zonerelay.limits.shared import BookVersion
+from zonerelay.limits.values import AuthorityError
+from zonerelay.model.clock import Clock
+
+DIRECTORY = "usage"
+FILE = "usage.db"
+BUSY = 5.0
+"""Seconds that a statement waits for another worker's."""
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS usage (name TEXT PRIMARY KEY, stamp INTEGER, page BLOB, until REAL)"
+    " WITHOUT ROWID"
+)
+_REPLACE = (
+    "INSERT INTO usage VALUES (?1, ?2 + 1, ?3, ?4) ON CONFLICT (name) DO UPDATE SET"
+    " stamp = ?2 + 1, page = ?3, until = ?4 WHERE stamp = ?2"
+)
+
+T = TypeVar("T")
+
+
+class UsageFile:
+    """`BookStore` in a file. Its statements run in a thread of their own."""
+
+    def __init__(self, home: Path, clock: Clock, *, read_only: bool = False) -> None:
+        self._file = home / DIRECTORY / FILE
+        self.name = str(self._file)
+        self._clock = clock
+        self._read_only = read_only
+        self._executor: ThreadPoolExecutor | None = None
+        self._database: sqlite3.Connection | None = None
+
+    async def open(self, hear: Callable[[str], None]) -> None:
+        await self._run(self._begin)
+
+    async def read(self, zone: str) -> BookVersion:
+        def read() -> BookVersion:
+            found = self._opened().execute("SELECT page, stamp FROM usage WHERE name = ?", (zone,)).fetchone()
+            data, stamp = found or (None, 0)
+            return BookVersion(data, stamp, self._clock.now())
+
+        return await self._run(read)
+
+    async def replace(
+        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
+    ) -> bool:
+        row = (zone, page.stamp, data, page.now + keep)
+        return await self._run(lambda: self._opened().execute(_REPLACE, row).rowcount == 1)
+
+    async def ended(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        executor, self._executor = self._executor, None
+        database, self._database = self._database, None
+        if executor is not None:
+            if database is not None:
+                executor.submit(database.close)  # in the thread that has opened it
+            executor.shutdown()
+
+    def _begin(self) -> None:
+        """Forget users who have not sent for long: their names may be those of users who are no more."""
+        if not self._read_only:
+            self._opened().execute("DELETE FROM usage WHERE until < ?", (self._clock.now(),))
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            if self._read_only:
+                kept_from = not os.access(self._file.parent, os.W_OK)
+                self._database = open_for_reading(self._file, immutable=kept_from)
+                return self._database
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            database = sqlite3.connect(
+                self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
+            )
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute(_TABLE)
+            self._database = database
+        return self._database
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "usage")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        except (sqlite3.Error, OSError) as error:
+            raise AuthorityError(f"{self._file}: {error}") from error
