@@ -111,7 +111,8 @@ NOT_OURS_DETAILS = re.compile(
 
 _NOT_OURS = re.compile("|".join(NOT_OURS))
 _BRACKETED = re.compile(r"<[^<>]{0,330}>")
-_TEXTS = re.compile("|".join(TEXTS))
+_TEXTS = "|".join(TEXTS)
+"""Compiled with the first refusal."""
 _TEXTS_BY_CODE = tuple((re.compile(code), re.compile(text)) for code, text in TEXTS_BY_CODE)
 
 
@@ -121,5 +122,5 @@ def blames_address(reply: Reply) -> bool:
         return False
     text = _BRACKETED.sub(" ", reply.text[:MAX_TEXT].lower()).replace("\n", " ")
     code = f"{reply.code} {reply.status}" if reply.detail else str(reply.code)
-    named = _TEXTS.search(text) or any(c.match(code) and t.search(text) for c, t in _TEXTS_BY_CODE)
+    named = re.search(_TEXTS, text) or any(c.match(code) and t.search(text) for c, t in _TEXTS_BY_CODE)
     return bool(named) and _NOT_OURS.search(text) is None
