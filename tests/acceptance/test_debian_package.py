@@ -149,14 +149,17 @@ def _from_installation_to_purge(machine: Machine) -> None:
         queued = machine.queue()
         assert len(queued) == 3
         assert queued[0] in machine.run("mailq")
-    assert "does not answer" in machine.run("sendmail", "ann@d.example", stdin=LETTER, status=75)
+    # The relay is down: the message waits for it in the drop directory.
+    assert machine.run("sendmail", "ann@d.example", user="nobody", stdin=LETTER) == ""
 
     edited = machine.config.read_text()
     machine.install("newer.deb")
     assert machine.config.read_text() == edited
     assert machine.run("zonerelay", "version").startswith("zonerelay 9")
     with machine.relay():
-        assert machine.queue() == queued
+        assert wait_until(lambda: len(machine.queue()) == 4, timeout=60)
+        before, queued = queued, machine.queue()
+        assert set(before) < set(queued)
 
     machine.run(*DPKG, "--purge", "zonerelay-sendmail")
     told = machine.run(*DPKG, "--purge", "zonerelay")

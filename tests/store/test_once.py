@@ -203,7 +203,7 @@ class Workers:
         self.spools: list[Spool] = []
 
     async def start(self, worker: int, count: int = 2) -> Store:
-        siblings = Siblings(self.home / "keys", worker, frozenset(range(count)))
+        siblings = Siblings(self.home / "idempotency-register", worker, frozenset(range(count)))
         spool = Spool(
             self.home / f"spool{worker}", backend=self.backend, clock=ManualClock(NOW), siblings=siblings
         )
@@ -255,13 +255,15 @@ async def test_a_lost_register_is_made_again_of_the_spools(workers: Workers, tmp
     first = await answer(one, 1)
     await workers.stack.aclose()
     # As after a crash of the machine: the directory is named after its start.
-    for each in (tmp_path / "keys").iterdir():
+    for each in (tmp_path / "idempotency-register").iterdir():
         each.rename(each.with_name("an-earlier-boot"))
     two = await workers.start(1)
     await workers.start(0)
     await until_known(two)
     assert await answer(two, 2) == first
-    assert [each.name for each in (tmp_path / "keys").iterdir() if each.name == "an-earlier-boot"] == []
+    assert [
+        each.name for each in (tmp_path / "idempotency-register").iterdir() if each.name == "an-earlier-boot"
+    ] == []
 
 
 async def until_known(store: Store) -> None:

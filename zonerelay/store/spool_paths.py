@@ -16,7 +16,7 @@ from pathlib import Path
 from zonerelay.config.settings import AUTO, Backend, PostgresSettings, Settings, SpoolSettings
 
 SHARED = frozenset({Backend.REDIS, Backend.POSTGRES, Backend.S3})
-KEYS = "keys"
+KEYS = "idempotency-register"
 """The directory beside the spool in which workers share what they know of idempotency keys."""
 _NUMBER = re.compile(r"\d{2,3}", re.ASCII)
 _REMOVED = ".removed"

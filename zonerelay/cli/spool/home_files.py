@@ -31,6 +31,9 @@ from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.store.check import Fault, Findings
 from zonerelay.transfer.register import FILE as REGISTER
 
+DIRECTORIES = (HISTORY, USAGE, CAPTURED, ACTS, ORDERS)
+"""In the home, whose files a command that root has run gives to the relay's user."""
+
 _SET_ASIDE = ": a relay sets a history that it cannot use aside, and begins another"
 
 

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zonerelay.cli.spool import home_files
 from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config.settings import Backend
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import control_socket_path
-from zonerelay.history.writer import DIRECTORY as HISTORY
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.setup import StartError, prepare_home
 from zonerelay.store.contract import StoreError
@@ -153,7 +153,7 @@ def _give_back(spool: SpoolSettings) -> None:
         spool.env_directory,
         spool.meta_directory,
         spool.scratch_directory,
-        spool.path.parent / HISTORY,
+        *(spool.path.parent / name for name in home_files.DIRECTORIES),
     ]
     give_to_owner(spool, (each for each in places if each is not None))
     home = spool.path.parent
