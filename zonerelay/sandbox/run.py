@@ -48,17 +48,24 @@ _SMTP_PORT = 2525
 _HTTP_PORT = 8025
 _FIRST_MAIL = ("someone@example.com", "reject-550@example.com", "greylist@example.com")
 
+ATTEMPTS = 3
+"""Starts, where another process takes a port between the look for it and its use."""
+
 
 def main(release_to: str) -> int:
     """`release_to` is the address that captured mail may be released to, "" for none."""
     console = Console(highlight=False)
-    with tempfile.TemporaryDirectory(prefix=DIRECTORY) as directory:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_play(console, Path(directory), release_to))
-        except StartError as error:
-            print(f"zonerelay sandbox: {error}", file=sys.stderr)
-            return 1
+    for attempt in range(1, ATTEMPTS + 1):
+        with tempfile.TemporaryDirectory(prefix=DIRECTORY) as directory:
+            try:
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    return runner.run(_play(console, Path(directory), release_to))
+            except StartError as error:
+                # Another sandbox that starts at the same moment may have found the same port free.
+                if attempt == ATTEMPTS or "in use" not in str(error):
+                    print(f"zonerelay sandbox: {error}", file=sys.stderr)
+                    return 1
+    return 1
 
 
 async def _play(console: Console, directory: Path, release_to: str) -> int:
