@@ -317,10 +317,19 @@ def _open(file: Path) -> sqlite3.Connection:
 def _make_tables(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA auto_vacuum = FULL")
     database.execute("BEGIN IMMEDIATE")
-    if not database.execute("PRAGMA user_version").fetchone()[0]:  # another process may have made them
-        database.executescript(_TABLES)
-    if database.in_transaction:
+    try:
+        if not database.execute("PRAGMA user_version").fetchone()[0]:  # another process may have made them
+            statement = ""
+            # One by one: a script would end the transaction first, and the lock with it.
+            for line in _TABLES.splitlines(keepends=True):
+                statement += line
+                if sqlite3.complete_statement(statement):
+                    database.execute(statement)
+                    statement = ""
         database.execute("COMMIT")
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
 
 
 def _summary(row: Sequence[object]) -> Summary:
