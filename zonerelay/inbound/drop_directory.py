@@ -30,8 +30,6 @@ from zonerelay.telemetry.events.events import Events
 INTERVAL = 10.0
 SHARE = 100
 """Files of one owner in one pass."""
-MOST = 10_000
-"""Names that are looked at in one pass."""
 REFUSED = ".refused"
 _KEYED = re.compile(rb"(?im)^Idempotency-Key[ \t]*:")
 
@@ -94,7 +92,9 @@ class DropDirectory:
     def _pass(self, refused: list[tuple[str, int, str]]) -> bool:
         """Blocks. Adds name, owner and reason of each refusal; returns whether no file has to wait."""
         taken, count, whole = Counter[int](), 0, True
-        self._problem = ""
+        self._problem = self._not_ours()
+        if self._problem:
+            return False
         for name in _names(self._new):
             if name.endswith(REFUSED):
                 count += 1
@@ -115,6 +115,16 @@ class DropDirectory:
                 whole = False
         self._refused = count + len(refused)
         return whole
+
+    def _not_ours(self) -> str:
+        """What the relay could not remove it would hand over again and again."""
+        try:
+            owner = self._new.stat().st_uid
+        except FileNotFoundError:
+            return ""
+        if os.geteuid() in (0, owner):
+            return ""
+        return f"{self._new} belongs to user {owner}: it has to be the relay's, which removes what it takes"
 
     def _take(self, path: Path) -> tuple[int, str]:
         """Returns the owner, and the reason of a refusal."""
@@ -194,9 +204,7 @@ def _changed(directory: Path) -> int:
 def _names(directory: Path) -> Iterator[str]:
     try:
         with os.scandir(directory) as entries:
-            for count, entry in enumerate(entries):
-                if count == MOST:
-                    return
+            for entry in entries:
                 yield entry.name
     except FileNotFoundError:
         return

@@ -106,7 +106,7 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
         yield output.console(), sys.stdout
         return
     try:
-        # It has addresses, and perhaps more: nobody else reads it.
+        # The file has addresses, and perhaps more: only its owner reads it.
         descriptor = os.open(arguments.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise CliError(f"cannot write {arguments.out}: {error.strerror}") from error
