@@ -23,6 +23,7 @@ import msgspec
 from zonerelay.capture.parts import SNIPPET, Parts, take_apart
 from zonerelay.capture.search import condition
 from zonerelay.config.settings import Settings, space_guard
+from zonerelay.process.directory_lock import locked_directory
 
 DIRECTORY = "captured"
 FILE = "captured.db"
@@ -287,7 +288,8 @@ class Capture:
         with self._lock:
             try:
                 if self._database is None:
-                    self._database = _open(self._file)
+                    with locked_directory(self._file.parent):
+                        self._database = _open(self._file)
                 yield self._database
             except sqlite3.Error as error:
                 full = "full" in str(error)
@@ -297,7 +299,6 @@ class Capture:
 
 
 def _open(file: Path) -> sqlite3.Connection:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = sqlite3.connect(file, timeout=BUSY, isolation_level=None, check_same_thread=False)
     try:
         found = int(database.execute("PRAGMA user_version").fetchone()[0])

@@ -18,6 +18,7 @@ from zonerelay.history.database import open_for_reading
 from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
+from zonerelay.process.directory_lock import locked_directory
 
 DIRECTORY = "usage"
 FILE = "usage.db"
@@ -86,13 +87,13 @@ class UsageFile:
                 kept_from = not os.access(self._file.parent, os.W_OK)
                 self._database = open_for_reading(self._file, immutable=kept_from)
                 return self._database
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            database = sqlite3.connect(
-                self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
-            )
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
-            database.execute(_TABLE)
+            with locked_directory(self._file.parent):
+                database = sqlite3.connect(
+                    self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
+                )
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute("PRAGMA synchronous = NORMAL")
+                database.execute(_TABLE)
             self._database = database
         return self._database
 

@@ -14,11 +14,9 @@ share a store.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, Origin
+from zonerelay.process.directory_lock import locked_directory
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SUSPEND, Order, OrderTable, Subject
 from zonerelay.queue.settle.settler import Settler
@@ -339,7 +338,7 @@ class Orders:
             ) from error
 
     def _change(self, change: _Change) -> list[Order]:
-        with self._locked():
+        with locked_directory(self._directory) as directory:
             orders = self._read()
             oldest = self._clock.now() - KEPT
             changed = change(orders)
@@ -347,18 +346,8 @@ class Orders:
             kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
             if kept != orders:
                 self._write(kept)
+            os.fsync(directory)
             return kept
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self._directory.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _write(self, orders: list[Order]) -> None:
         draft = self._path.with_suffix(".new")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
 
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.directory_lock import locked_directory
 from zonerelay.store.common.keeper import health
 from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError
 from zonerelay.store.surroundings import Siblings
@@ -182,13 +183,14 @@ class Register:
             import sqlite3  # noqa: PLC0415 - as above
 
             self._make_directory()
-            database = sqlite3.connect(
-                self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
-            )
-            database.execute("PRAGMA journal_mode = WAL")
-            # Nothing in it has to outlive the machine.
-            database.execute("PRAGMA synchronous = OFF")
-            database.executescript(_TABLES)
+            with locked_directory(self._file.parent):
+                database = sqlite3.connect(
+                    self._file, timeout=BUSY, isolation_level=None, check_same_thread=False
+                )
+                database.execute("PRAGMA journal_mode = WAL")
+                # Nothing in it has to outlive the machine.
+                database.execute("PRAGMA synchronous = OFF")
+                database.executescript(_TABLES)
             self._database = database
         return self._database
 
