@@ -101,6 +101,7 @@ class FlakyStore(MemoryStore):
         self.silence: asyncio.Event | None = None
         self.sick: set[DeliveryKey] = set()
         self.settled: list[list[Change]] = []
+        self.settled_lazily: list[bool] = []
         self.asked: Counter[str] = Counter()
 
     def _refuse(self, what: str) -> None:
@@ -135,6 +136,7 @@ class FlakyStore(MemoryStore):
             raise StoreError("a sick record")
         await super().settle(changes, lazy=lazy)
         self.settled.append(list(changes))
+        self.settled_lazily.append(lazy)
 
     async def usable(self) -> bool:
         if self.repaired is None:

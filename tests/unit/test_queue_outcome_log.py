@@ -95,6 +95,19 @@ async def test_a_store_that_is_repaired_is_tried_at_once(
     assert bench.done == ["a"]
 
 
+async def test_what_a_repaired_store_is_given_waits_for_no_company(bench: Bench) -> None:
+    """A spool on a full disk is good for milliseconds, until LevelDB fails to move its tables again."""
+    bench.store.refuses = True
+    for _ in range(2):
+        put_lazily(bench, 3)
+        while bench.journal.has_room or len(bench.journal.keys()) < 3:
+            await asyncio.sleep(0.01)
+    bench.store.refuses = False
+    assert await bench.journal.drain(1.0)
+    assert [len(changes) for changes in bench.store.settled] == [6]
+    assert bench.store.settled_lazily == [False]
+
+
 async def test_nobody_gets_room_while_the_store_does_not_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

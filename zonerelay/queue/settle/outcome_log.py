@@ -131,9 +131,9 @@ class OutcomeLog:
             if not await self._settle(part):
                 self._keep(part)
 
-    async def _settle(self, entries: list[AtomicWrite]) -> bool:
+    async def _settle(self, entries: list[AtomicWrite], *, again: bool = False) -> bool:
         changes = [change for entry in entries for change in entry.changes]
-        lazy = len(changes) < COMPANY and all(entry.lazy for entry in entries)
+        lazy = not again and len(changes) < COMPANY and all(entry.lazy for entry in entries)
         silence = asyncio.get_running_loop().call_later(SILENT, self._is_late, id(entries))
         try:
             await self._store.settle(changes, lazy=lazy)
@@ -217,14 +217,22 @@ class OutcomeLog:
         return True
 
     async def _try_each(self) -> bool:
-        """Tries the failed writes one by one, so that a sick one is alone; true when any was written."""
+        """True when any of the failed writes was written. A part with a sick one is tried one by one.
+
+        A store that was just repaired may be good for some milliseconds: nothing waits for company here.
+        """
         progress = False
-        for entry in list(self._failed):
-            if await self._settle([entry]):
-                self._failed.remove(entry)
-                progress = True
-            elif not await self._probed():
-                break
+        for part in _parts(list(self._failed)):
+            tries = [part]
+            while tries:
+                entries = tries.pop(0)
+                if await self._settle(entries, again=True):
+                    self._failed = [entry for entry in self._failed if entry not in entries]
+                    progress = True
+                elif not await self._probed():
+                    return progress
+                elif len(entries) > 1:
+                    tries = [[entry] for entry in entries]
         return progress
 
     def _update_room(self) -> None:

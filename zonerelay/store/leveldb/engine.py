@@ -40,6 +40,8 @@ Jump = Callable[[bytes], bytes]
 _BLOCK_CACHE = 4 * 1024 * 1024
 _FILE_SIZE = 3 * 1024 * 1024
 """With LevelDB's own 2 MB every octet is written 3.0 times, with 3 to 8 MB 2.6, with 32 MB 4.4 times."""
+_TIGHT_FILE_SIZE = 1024 * 1024
+"""LevelDB's least. A compaction below level 0 takes up to 25 times the file size."""
 _OPEN_FILES = 74
 """LevelDB's least. Ten are not for tables; the others are mapped, so this and the file size bound what of the
 spool is counted as memory of the relay: 192 MB, however large the queue is.
@@ -56,8 +58,10 @@ LevelDbError = plyvel.Error
 LevelDbCorruptionError = plyvel.CorruptionError
 
 
-def connect(path: Path, *, write_buffer: int, create: bool = False) -> Handle:
-    """Opens a database, or makes one. `write_buffer` is in octets. Raises LevelDbError."""
+def connect(path: Path, *, write_buffer: int, create: bool = False, is_tight: bool = False) -> Handle:
+    """Opens a database, or makes one. `write_buffer` is in octets; `is_tight`: the disk is nearly full.
+    Raises LevelDbError.
+    """
     # Snappy: 20 % less CPU than none even for bodies that do not shrink (fewer octets to
     # checksum and write when they do). Without paranoid_checks LevelDB drops what is damaged in a log,
     # a compaction gives damaged octets a new checksum, and a damaged index or filter is believed.
@@ -66,7 +70,7 @@ def connect(path: Path, *, write_buffer: int, create: bool = False) -> Handle:
         create_if_missing=create,
         paranoid_checks=True,
         write_buffer_size=write_buffer,
-        max_file_size=_FILE_SIZE,
+        max_file_size=_TIGHT_FILE_SIZE if is_tight else _FILE_SIZE,
         max_open_files=_OPEN_FILES,
         lru_cache_size=_BLOCK_CACHE,
         compression="snappy",
@@ -229,6 +233,17 @@ class Database:
     def _tables(self) -> set[str]:
         lines = (self._handle().get_property(b"leveldb.sstables") or b"").splitlines()
         return {f"{int(line.partition(b':')[0]):06d}.ldb" for line in lines if line.startswith(b" ")}
+
+    def moved_at_once(self) -> int:
+        """Octets that a compaction may write before it removes any table. Raises StoreError.
+
+        Every table of level 0 has keys from all over the spool, so a compaction takes all of them, and all of
+        level 1. Half as much again is for what comes meanwhile.
+        """
+        with self._translated():
+            lines = (self._handle().get_property(b"leveldb.stats") or b"").splitlines()[3:5]
+        megabytes = {int(level): int(size) for level, _, size, *_ in map(bytes.split, lines)}
+        return (megabytes.get(0, 0) + megabytes.get(1, 0)) * 3 * 1024 * 1024 // 2
 
     def rows(
         self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None

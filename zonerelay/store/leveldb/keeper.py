@@ -149,7 +149,12 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
 
     def _count_space(self, opened: LevelDb) -> int:
         opened.look()
-        return super()._count_space(opened)
+        free = super()._count_space(opened)
+        if not self._min_free_space:
+            return free
+        # With less than a compaction takes LevelDB fails, is reopened and begins anew, again and again, and
+        # few outcomes are stored in between.
+        return free - max(0, opened.moved_at_once() - self._min_free_space)
 
     async def _compact(self) -> None:
         """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
@@ -234,9 +239,9 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
 
     def _repaired(self, found: View) -> None:
         self.note_losses()
+        self._spawn(self._sweep_cut_off())
         self._spawn(self._tell_of_all())
         self._spawn(self._count(found))
-        self._spawn(self._sweep_cut_off())
 
     async def _tell_of_all(self) -> None:
         """Mail that was refused may be in the spool all the same, when only its sync failed."""
@@ -295,9 +300,10 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             view.close()
 
     async def _remove(self, prefix: bytes) -> None:
+        """Does not wait for other writes: a spool on a full disk may be good for some milliseconds."""
         while keys := await self.reader.read(scan.keys_under, prefix):
             _log.info("removing an aborted upload of %d chunks or more", len(keys))
-            await self.committer.submit([(key, None) for key in keys], lazy=True)
+            await self.committer.submit([(key, None) for key in keys])
 
     # --- closing
 
@@ -319,5 +325,5 @@ def _damage_advice(path: Path, what: str) -> str:
 def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> View:
     if full:
         ballast.drop()
-    ballast.make_way(db.reopen)
+    ballast.make_way(functools.partial(db.reopen, full=full))
     return db.snapshot()

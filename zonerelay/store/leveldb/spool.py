@@ -67,6 +67,7 @@ class LevelDb(Database):
         super().__init__(path)
         self.losses = Losses(path)
         self._write_buffer = write_buffer
+        self._is_tight = False
         self._lock = -1
         self._mark: Mark | None = None
         self._missing = set[str]()
@@ -98,8 +99,12 @@ class LevelDb(Database):
         kind = NoRoomToOpenError if is_full(error) else StoreOpenError
         return kind(_explain(self.path, error))
 
-    def reopen(self) -> None:
-        """Reads the log back up to the last whole batch after a failed write, and starts a new log."""
+    def reopen(self, *, full: bool = False) -> None:
+        """Reads the log back up to the last whole batch after a failed write, and starts a new log.
+
+        Once the disk was `full`, tables are small until the next start, for a compaction takes less then.
+        """
+        self._is_tight = self._is_tight or full
         self._close()
         with self._translated():
             self._db = self._connect()
@@ -150,14 +155,14 @@ class LevelDb(Database):
 
     def _open_mended(self, mending: Mending, *, is_new: bool) -> Handle:
         try:
-            return connect(self.path, write_buffer=self._write_buffer, create=is_new)
+            return connect(self.path, write_buffer=self._write_buffer, create=is_new, is_tight=self._is_tight)
         except LevelDbCorruptionError:
             suspects = judge(self.path, verify=True).suspects
             if not suspects:
                 raise
             for log in suspects:
                 mending.mend(log)
-        return connect(self.path, write_buffer=self._write_buffer)
+        return connect(self.path, write_buffer=self._write_buffer, is_tight=self._is_tight)
 
     def _look_at(self, found: Judgement) -> None:
         """A database without our mark is that of an older release, or not ours, and opening it would change

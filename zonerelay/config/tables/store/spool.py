@@ -57,8 +57,9 @@ class SpoolSettings:
     """With less free space than this on the spool's file system new mail is answered 452 4.3.1 and /readyz
     says no, so that what is queued can still be delivered. Half of it is kept back in a file (ballast) and
     given up when others fill the disk all the same. 0 turns both off. With leveldb less than four times
-    write_buffer and 4 MB counts as that, for so much it needs to move its tables. With redis it is the memory
-    below the server's maxmemory, if that is set, and there is no ballast.
+    write_buffer and 4 MB counts as that, for so much it needs to move its tables, and while there is more to
+    move at once, as after a burst, that is kept free too. With redis it is the memory below the server's
+    maxmemory, if that is set, and there is no ballast.
     """
     write_buffer: int = size(8 * MB, least=MB, most=256 * MB)
     """What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster here and
