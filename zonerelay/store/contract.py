@@ -188,8 +188,7 @@ class MessageWriter(Protocol):
     ) -> Message:
         """Make the message and its deliveries exist, durably. 250 may be sent when this returns.
 
-        So do the messages of our own that `beside` makes: in the same write, or, where each message is
-        written by itself (Redis, S3), in one behind it and before this returns.
+        So do the messages of our own that `beside` makes, in the same write.
 
         `once` becomes durable in the same write. Raises StoredBeforeError, OtherContentError or
         BeingStoredError when a message has it already, or may have it, and NotKeptError.

@@ -104,7 +104,7 @@ class RedisStore(BatchedUpdate):
         return True  # the server counts
 
     def begin(self, envelope: Envelope) -> BodyWriter:
-        return BodyWriter(self, envelope, behind=self.settle)
+        return BodyWriter(self, envelope)
 
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]
@@ -126,7 +126,7 @@ class RedisStore(BatchedUpdate):
             await self._keeper.call("SET", self._prefix + b"once:" + identity.encode(), value, "PX", left)
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
-        message, deliveries, chunks, _, once = given  # the writer stores the others: one script, one message
+        message, deliveries, chunks, beside, once = given
         owner = self._owners.get(message.id, self._keeper.lease.token)
         stored = message.chunks - len(chunks)
         key: tuple[Argument, ...] = ("", "", 0)
@@ -134,7 +134,19 @@ class RedisStore(BatchedUpdate):
             left = max(1, math.ceil((once.until - self._clock.now()) * 1000))
             key = (once.identity, once.digest, left)
         rows = _delivery_rows(deliveries)
-        asked = self._keeper.run("commit", owner, *_head(message), stored, len(chunks), *key, *chunks, *rows)
+        others = [part for each in beside for part in self._submit_arguments(each)]
+        asked = self._keeper.run(
+            "commit",
+            owner,
+            *_head(message),
+            stored,
+            len(chunks),
+            *key,
+            *chunks,
+            len(rows) // 3,
+            *rows,
+            *others,
+        )
         self._owners.pop(message.id, None)
         self._book.remember(message)
         self._book.remember_body(message.id, stored + 1, chunks)
@@ -147,7 +159,8 @@ class RedisStore(BatchedUpdate):
                 self._book.forget_body(message.id)
                 check_kept(once, _kept(told, once))
             _check_upload(status)
-            self._book.note_id(message.id)
+            for each in (message, *(other.message for other in beside)):
+                self._book.note_id(each.id)
             self._book.take_counts(as_list(reply)[1])
 
         def failed(error: StoreError) -> None:
@@ -155,7 +168,8 @@ class RedisStore(BatchedUpdate):
                 self._keeper.full()
             elif once is None:
                 # A message with a key that is stored after all is what its client will ask for again.
-                self._doubtful[message.id] = owner
+                for each in (message, *(other.message for other in beside)):
+                    self._doubtful[each.id] = owner
 
         return then(asked, committed, failed)
 

@@ -146,7 +146,7 @@ class S3Store:
             raise NotKeptError("a queue in a bucket cannot remember idempotency keys")
 
     def begin(self, envelope: Envelope) -> BodyWriter:
-        return BodyWriter(self._uploads, envelope, behind=self.settle)
+        return BodyWriter(self._uploads, envelope)
 
     def _has_room(self) -> bool:
         return self._reader.ready < CROWDED

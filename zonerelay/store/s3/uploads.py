@@ -23,12 +23,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.body.writer import NewMessage
-from zonerelay.store.contract import NotKeptError, Once, StoreCorruptError, StoreError
+from zonerelay.store.contract import NotKeptError, Once, StoreCorruptError, StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
 from zonerelay.store.s3.keeper import S3Keeper
@@ -169,6 +171,7 @@ class S3Uploads:
         self._bucket = objects.bucket
         self._mine = mine
         self._nodes = keeper.nodes
+        self._writer = writer
         self._throw_away = writer.throw_away
         self._owner = owner
         self._offered = offered
@@ -253,7 +256,7 @@ class S3Uploads:
         raise NotKeptError("a queue in a bucket cannot remember idempotency keys")
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
-        message, deliveries, chunks, *_ = given  # the writer stores the others: one object, one message
+        message, deliveries, chunks, beside, _ = given
         upload = self._open.pop(message.id, None)
         if upload is None and message.size > INLINE_LIMIT:
             upload = self._new_upload(message.id)
@@ -267,11 +270,16 @@ class S3Uploads:
             body=upload.key if upload is not None else "",
         )
         self._mine.bodies.extend(message.id, message.chunks - len(chunks) + 1, chunks)
-        work = self._commit(message, head, list(chunks), upload)
+        work = self._commit(message, head, list(chunks), upload, beside)
         return asyncio.shield(self._tasks.start(work))
 
     async def _commit(
-        self, message: Message, head: Head, chunks: list[bytes], upload: _Upload | None
+        self,
+        message: Message,
+        head: Head,
+        chunks: list[bytes],
+        upload: _Upload | None,
+        beside: Sequence[Submit],
     ) -> None:
         session, started = self._nodes.session, self._clock.monotonic()
         version: Version | None = None
@@ -279,6 +287,8 @@ class S3Uploads:
         try:
             if upload is not None:
                 await self._finish_body(upload, chunks)
+            if beside:
+                head = msgspec.structs.replace(head, intent=await self._writer.word_intent(beside, {}))
             is_sent = True
             version = await self._create(message.id, head, b"" if upload is not None else b"".join(chunks))
             if session != self._nodes.session:
@@ -297,6 +307,8 @@ class S3Uploads:
         self._observe(self._clock.monotonic() - started)
         if head.owner == session:
             self._mine.take_in(message.id, version)
+            if beside:
+                await self._writer.finish_new(message.id)
         else:
             self._mine.note_id(message.id)
             self._offered(message.id)

@@ -135,7 +135,7 @@ class ObjectWriter:
         reports = [r for job in jobs for r in job.reports if r.message.id not in self._made]
         others = {key: new for job in jobs for key, new in job.others.items()}
         if steps or reports or others:
-            intent = await self._word_intent(reports, others) if reports or others else None
+            intent = await self.word_intent(reports, others) if reports or others else None
             reported = [report.message.id for report in reports]
             try:
                 await self._put(stored, left, intent)
@@ -201,6 +201,14 @@ class ObjectWriter:
             _log.warning("message %s: what was decided with it is done later: %s", stored.id, error)
             self.unfinished.add(stored.id)
 
+    async def finish_new(self, message_id: MessageId) -> None:
+        """Carries out the intent that a message was stored with, or leaves that for later."""
+        try:
+            await self.submit(message_id, MessageJob(()))
+        except StoreError as error:
+            _log.warning("message %s: what was stored with it is done later: %s", message_id, error)
+            self.unfinished.add(message_id)
+
     async def finish(self, stored: OwnMessage) -> None:
         """Carries out the intent and forgets it. Raises StoreError; the intent is still there then."""
         intent = stored.intent
@@ -228,7 +236,7 @@ class ObjectWriter:
         """Stores messages that belong to no other change. The future raises StoreError."""
         return self._tasks.start(self._make_all(reports))
 
-    async def _word_intent(
+    async def word_intent(
         self, reports: Sequence[Submit], others: Mapping[DeliveryKey, Delivery | None]
     ) -> HeadIntent:
         """Returns the intent, and stores the large bodies in it now. Raises StoreError."""

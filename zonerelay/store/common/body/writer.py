@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self, Unpack
 
 from zonerelay.model.delivery import Delivery
@@ -24,7 +24,6 @@ from zonerelay.store.contract import (
     CHUNK_SIZE,
     Beside,
     BodyFacts,
-    Change,
     Once,
     OtherContentError,
     StoredBeforeError,
@@ -34,7 +33,6 @@ from zonerelay.store.contract import (
 
 GROUP_CHUNKS = 8
 """Chunks in one synced batch of a large body: 512 KiB."""
-Settle = Callable[[Sequence[Change]], Awaitable[None]]
 UPLOAD_MEMORY = 64 * 1024 * 1024
 """What all large uploads together may hold in memory before their groups shrink."""
 
@@ -79,10 +77,8 @@ class Spool(Protocol):
 class BodyWriter:
     """A message that is arriving."""
 
-    def __init__(self, spool: Spool, envelope: Envelope, *, behind: Settle | None = None) -> None:
-        """`behind` stores what belongs beside a message, where that cannot be in the same write."""
+    def __init__(self, spool: Spool, envelope: Envelope) -> None:
         self._spool = spool
-        self._behind = behind
         self._envelope = envelope
         self._size = 0
         self._parts: list[bytes] = []  # at most a chunk
@@ -170,8 +166,6 @@ class BodyWriter:
             if self._submitted:
                 self._spool.remove_chunks(message.id, self._submitted)
             raise
-        if others and self._behind is not None:
-            await self._behind(others)
         return message
 
     def _finish(self) -> None:

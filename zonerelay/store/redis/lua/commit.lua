@@ -1,4 +1,5 @@
--- owner id created metadata stored new identity digest left (chunk…) (zone rcpt record)…: the message exists from here.
+-- owner id created metadata stored new identity digest left (chunk…) deliveries (zone rcpt record)… (S submit)…:
+-- the message exists from here, and what stands beside it.
 local owner, id, created, metadata = take(), take(), take(), take()
 local stored, new = tonumber(take()), tonumber(take())
 local identity, digest, left = take(), take(), tonumber(take())
@@ -14,6 +15,10 @@ if call('HLEN', key) ~= (stored > 0 and stored + 1 or 0) then return {'GONE'} en
 teller = owner
 put(id, owner, created, metadata)
 for i = 1, new do call('HSET', key, stored + i, take()) end
-while at < #ARGV do add(take(), id, take(), take()) end
+for i = 1, tonumber(take()) do add(take(), id, take(), take()) end
+while at < #ARGV do
+  take()
+  make(take_submit(), owner)
+end
 if identity ~= '' then call('SET', once, id .. ' ' .. digest, 'PX', left) end
 return {'OK', counted()}

@@ -108,3 +108,18 @@ local function put(id, owner, created, metadata)
   local last = call('GET', P .. 'last-id')
   if not last or last < id then call('SET', P .. 'last-id', id) end
 end
+
+-- A message of our own: id created metadata doubtful chunks (chunk…) deliveries (zone rcpt record)…
+local function take_submit()
+  local s = {id = take(), created = take(), metadata = take(), doubtful = take() == '1', chunks = {}, rows = {}}
+  for i = 1, tonumber(take()) do s.chunks[i] = take() end
+  for i = 1, tonumber(take()) do s.rows[i] = {take(), take(), take()} end
+  return s
+end
+
+local function make(s, owner)
+  if call('HEXISTS', message_key(s.id), '#') == 1 then return end
+  put(s.id, owner, s.created, s.metadata)
+  for i, chunk in ipairs(s.chunks) do call('HSET', message_key(s.id), i, chunk) end
+  for _, row in ipairs(s.rows) do add(row[1], s.id, row[2], row[3]) end
+end

@@ -18,10 +18,7 @@ end
 while at < #ARGV do
   local kind = take()
   if kind == 'S' then
-    local s = {id = take(), created = take(), metadata = take(), doubtful = take() == '1', chunks = {}, rows = {}}
-    for i = 1, tonumber(take()) do s.chunks[i] = take() end
-    for i = 1, tonumber(take()) do s.rows[i] = {take(), take(), take()} end
-    submits[#submits + 1] = s
+    submits[#submits + 1] = take_submit()
   else
     local c = {zone = take(), id = take(), rcpt = take(), token = take()}
     if kind == 'P' then c.record = take() end
@@ -49,10 +46,6 @@ for _, c in ipairs(changes) do
 end
 for _, s in ipairs(submits) do
   local void = sound == 0 and (lost > 0 or (s.doubtful and #changes > 0))
-  if not void and call('HEXISTS', message_key(s.id), '#') == 0 then
-    put(s.id, me, s.created, s.metadata)
-    for i, chunk in ipairs(s.chunks) do call('HSET', message_key(s.id), i, chunk) end
-    for _, row in ipairs(s.rows) do add(row[1], s.id, row[2], row[3]) end
-  end
+  if not void then make(s, me) end
 end
 return {'OK', counted(), lost}
