@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from zonerelay.store.contract import (
     MessageNotFoundError,
     Postpone,
     QueueCounts,
+    Store,
     StoreError,
     StoreFullError,
     StoreOpenError,
@@ -39,7 +41,20 @@ from zonerelay.store.contract import (
 from zonerelay.store.open import open_store
 from zonerelay.store.redis import keeper as redis_keeper
 from zonerelay.store.redis import lease as redis_lease
+from zonerelay.store.redis.store import Doubt
 from zonerelay.store.surroundings import Surroundings
+
+
+async def store_with_event(store: Store) -> None:
+    """Message 1, and message 2 beside it in a zone of its own."""
+    envelope = envelope_for(message_id(1), "a@example.net")
+    event, told = own_message(message_id(2), b"event", "0.0.1@hook")
+    told = replace(told, queue="webhook/hook")
+    async with store.begin(envelope) as writer:
+        await writer.write(b"body")
+        await writer.commit(
+            [delivery_for(envelope, "a@example.net")], beside=lambda _: [Submit(event, b"event", (told,))]
+        )
 
 
 class TestPromises:
@@ -243,28 +258,30 @@ class TestTrouble:
         """The client has heard 451 and comes again."""
         spool = await fleet.relay()
         store = spool.store
-        await store_message(store, 1)
+        await store_with_event(store)
         link = store._keeper  # type: ignore[attr-defined]
-        store._doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
+        store._doubtful[message_id(1)] = Doubt(link.lease.token, [message_id(2)])  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
-        await until(lambda: store.counts()["default"].total == 0)
-        with pytest.raises(MessageNotFoundError):
-            await store.read_message(message_id(1))
+        await until(lambda: not any(each.total for each in store.counts().values()))
+        for number in (1, 2):
+            with pytest.raises(MessageNotFoundError):
+                await store.read_message(message_id(number))
 
     async def test_commit_whose_answer_was_lost_stays_when_somebody_has_claimed_it(
         self, fleet: Fleet
     ) -> None:
         spool, other = await fleet.relay(), await fleet.relay()
         store = spool.store
-        await store_message(store, 1)
+        await store_with_event(store)
         assert await claim_ids(other.store) == [1]
         link = store._keeper  # type: ignore[attr-defined]
-        store._doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
+        store._doubtful[message_id(1)] = Doubt(link.lease.token, [message_id(2)])  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
         await until(lambda: not store._doubtful)  # type: ignore[attr-defined]
-        assert await other.store.read_message(message_id(1))
+        for number in (1, 2):
+            assert await other.store.read_message(message_id(number))
 
     async def test_claims_that_nobody_heard_of_are_given_back(self, fleet: Fleet) -> None:
         spool = await fleet.relay()

@@ -350,6 +350,25 @@ async def test_deferral_that_was_decided_with_a_bounce_is_carried_out_by_the_hei
     assert await heir.store.deliveries_of(message_id(9)) == [bounced]
 
 
+async def test_what_stands_beside_a_message_is_carried_out_by_the_heir(fleet: Fleet) -> None:
+    """The relay is cut off behind the request that stores the message: its client hears 250 all the same."""
+    spool = await fleet.relay()
+    envelope = envelope_for(message_id(1), "a@example.net")
+    event, told = own_message(message_id(2), b"event", "0.0.1@hook")
+    cut_off(spool, after=1)
+    async with spool.store.begin(envelope) as writer:
+        await writer.write(b"body")
+        delivery = delivery_for(envelope, "a@example.net")
+        await writer.commit([delivery], beside=lambda _: [Report(event, b"event", (told,))])
+    heir = await fleet.relay()
+    await find_dead(heir, spool)
+    await inside(heir)._walking  # type: ignore[misc]  # it has begun
+    await inside(heir)._writer.drain()
+    assert await heir.store.deliveries_of(message_id(1)) == [delivery]
+    assert await heir.store.deliveries_of(message_id(2)) == [told]
+    assert await body_of(heir.store, message_id(2)) == b"event"
+
+
 async def test_commit_whose_answer_was_lost_is_taken_back(fleet: Fleet) -> None:
     """The client has heard 451 and comes again."""
     spool = await fleet.relay()

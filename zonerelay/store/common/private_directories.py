@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import threading
 from pathlib import Path
 
 from zonerelay.store.contract import StoreOpenError
@@ -69,9 +70,9 @@ def take_from_others(directory: Path) -> None:
 def write_durably(path: Path, content: bytes) -> None:
     """Writes the whole file or leaves it as it was; it stays its owner's. Raises OSError.
 
-    Two processes may write the same file: each has a draft of its own, and the last one counts.
+    Two threads or processes may write the same file: each has a draft of its own, and the last one counts.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{threading.get_native_id()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:

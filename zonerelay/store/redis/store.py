@@ -16,6 +16,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -53,6 +54,13 @@ UPLOAD_KEPT = 15 * 60_000
 _log = logging.getLogger("zonerelay.store")
 
 
+class Doubt(NamedTuple):
+    """A commit that had no answer: the token that it was begun under, and what stands beside its message."""
+
+    owner: bytes
+    beside: Sequence[MessageId] = ()
+
+
 class RedisStore(BatchedUpdate):
     """Built by `open_redis`; belongs to the event loop that was running then."""
 
@@ -76,7 +84,7 @@ class RedisStore(BatchedUpdate):
         claims = self._claims = RedisClaims(keeper, book, around.clock)
         # Uploads under way and commits without an answer, with the token they were begun under.
         self._owners: dict[MessageId, bytes] = {}
-        self._doubtful: dict[MessageId, bytes] = {}
+        self._doubtful: dict[MessageId, Doubt] = {}
         self._doubtful_submits: set[MessageId] = set()
         self.claim, self.claim_new = claims.claim, claims.claim_new
         self.claim_domain, self.release = claims.claim_domain, claims.release
@@ -168,8 +176,7 @@ class RedisStore(BatchedUpdate):
                 self._keeper.full()
             elif once is None:
                 # A message with a key that is stored after all is what its client will ask for again.
-                for each in (message, *(other.message for other in beside)):
-                    self._doubtful[each.id] = owner
+                self._doubtful[message.id] = Doubt(owner, [other.message.id for other in beside])
 
         return then(asked, committed, failed)
 
@@ -177,21 +184,22 @@ class RedisStore(BatchedUpdate):
         del count  # all of it is under one key
         owner = self._owners.pop(message_id, self._keeper.lease.token)
         self._book.forget_body(message_id)
+        doubt = Doubt(owner)
         try:
-            self._abort(message_id, owner)
+            self._abort(message_id, doubt)
         except StoreError:
-            self._doubtful[message_id] = owner
+            self._doubtful[message_id] = doubt
 
-    def _abort(self, message_id: MessageId, owner: bytes) -> asyncio.Future[None]:
+    def _abort(self, message_id: MessageId, doubt: Doubt) -> asyncio.Future[None]:
         # Behind what was sent of the body.
-        asked = self._keeper.run_body("abort", owner, message_id)
+        asked = self._keeper.run_body("abort", doubt.owner, message_id, *doubt.beside)
 
         def aborted(reply: Reply) -> None:
             if len(as_list(reply)) > 1:
                 self._book.take_counts(as_list(reply)[1])
 
         def failed(_: StoreError) -> None:
-            self._doubtful[message_id] = owner
+            self._doubtful[message_id] = doubt
 
         return then(asked, aborted, failed)
 
@@ -203,8 +211,8 @@ class RedisStore(BatchedUpdate):
 
     async def _take_back(self) -> None:
         """Removes doubtful messages, now that the server is there again. Raises StoreError."""
-        for message_id, owner in list(self._doubtful.items()):
-            await self._abort(message_id, owner)
+        for message_id, doubt in list(self._doubtful.items()):
+            await self._abort(message_id, doubt)
             del self._doubtful[message_id]
 
     # --- settling

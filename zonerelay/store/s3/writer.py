@@ -229,7 +229,6 @@ class ObjectWriter:
     def finish_left(self) -> None:
         """Tries once more to carry out the intents that are left."""
         for message_id in list(self.unfinished):
-            self.unfinished.discard(message_id)
             self.submit(message_id, MessageJob(()))
 
     def submit_apart(self, reports: Sequence[Submit]) -> asyncio.Future[None]:
@@ -369,6 +368,7 @@ class ObjectWriter:
             self._lost(handed)
         if was_mine and settled:
             _log.warning("message %s was settled after its claim was lost, or is gone", stored.id)
+        self.unfinished.discard(stored.id)
         await self._make_all(reports)
         for job in jobs:
             job.end(StoreError(APART) if job.others else None)
