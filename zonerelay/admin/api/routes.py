@@ -20,6 +20,7 @@ from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, invalid
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
 from zonerelay.admin.operators import BusyError, Operators
+from zonerelay.admin.submission.transaction import Sessions
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
@@ -40,6 +41,7 @@ class Api:
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
+        self._sessions = Sessions(operators.workers)
         verbs = (*VERBS, *SUBMISSION)
         self._description = document(verbs)
         paths: dict[str, dict[str, Verb]] = defaultdict(dict)
@@ -79,7 +81,8 @@ class Api:
             self._operators.audit(
                 {"by": f"token {token.name}", "request": f"{request.method} {request.path}"}
             )
-        return await self._answer(verb, Call(self._operators, token, request, path, parameters, body))
+        call = Call(self._operators, self._sessions, token, request, path, parameters, body)
+        return await self._answer(verb, call)
 
     def _admit(self, request: web.Request) -> Token:
         visit = VISIT.get()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -35,7 +34,7 @@ from zonerelay.admin.submission.drafts import (
     smtputf8,
 )
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
-from zonerelay.admin.submission.transaction import Answered, Worker, message_id_of
+from zonerelay.admin.submission.transaction import Answered, message_id_of
 from zonerelay.admin.visit import VISIT
 from zonerelay.control.messages.answers import Changed
 from zonerelay.control.messages.requests import Filter, QueueChange
@@ -235,10 +234,7 @@ async def _composed(sending: Sending) -> AsyncIterator[bytes]:
 
 async def _hand_over(call: Call, origin: Origin, sending: Sending, pieces: AsyncIterator[bytes]) -> Accepted:
     """Raises Problem."""
-    sockets = list(call.operators.workers())
-    at = secrets.randbelow(len(sockets)) if sockets else 0
-    worker = await Worker.open(sockets[at:] + sockets[:at], origin.client, origin.user)
-    with contextlib.closing(worker):
+    async with call.sessions.session(origin.client, origin.user) as worker:
         people = list(sending.recipients)
         reply, replies = await worker.envelope(sending.sender, people, sending.parameters)
         if not reply.good:
