@@ -20,7 +20,7 @@ from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, invalid
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
 from zonerelay.admin.operators import BusyError, Operators
-from zonerelay.admin.submission.transaction import Sessions
+from zonerelay.admin.submission.transaction import WorkerSessions
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
@@ -41,13 +41,14 @@ class Api:
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
-        self._sessions = Sessions(operators.workers)
+        self._sessions = WorkerSessions(operators.workers)
         verbs = (*VERBS, *SUBMISSION)
         self._description = document(verbs)
         paths: dict[str, dict[str, Verb]] = defaultdict(dict)
         for verb in verbs:
             paths[verb.path][verb.method] = verb
-        self._paths = [(_pattern(path), verbs) for path, verbs in paths.items()]
+        self._paths = {path: verbs for path, verbs in paths.items() if "{" not in path}
+        self._patterns = [(_pattern(path), verbs) for path, verbs in paths.items() if "{" in path]
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -111,7 +112,9 @@ class Api:
         return token
 
     def _find(self, path: str) -> tuple[dict[str, str], dict[str, Verb]]:
-        for pattern, verbs in self._paths:
+        if path in self._paths:
+            return {}, self._paths[path]
+        for pattern, verbs in self._patterns:
             if match := pattern.fullmatch(path):
                 return match.groupdict(), verbs
         raise Problem(404, "not_found", f"there is no {path}; {DESCRIPTION} has what there is")

@@ -31,7 +31,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.telemetry.logs.address_forms import SearchError
 
 if TYPE_CHECKING:
-    from zonerelay.admin.submission.transaction import Sessions
+    from zonerelay.admin.submission.transaction import WorkerSessions
 
 MAX_PAGE = 1000
 BEAT = 0.25
@@ -235,7 +235,7 @@ class Call:
     """
 
     operators: Operators
-    sessions: Sessions
+    sessions: WorkerSessions
     token: Token
     request: web.Request
     path: Mapping[str, str]

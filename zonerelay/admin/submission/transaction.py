@@ -30,11 +30,10 @@ PATIENCE = 600.0
 GREETING = 20.0
 CHUNK = 256 * 1024
 MAX_KEPT = 16
-"""Sessions that are kept with one worker."""
+"""WorkerSessions that are kept with one worker."""
 _QUEUED = re.compile(r"queued as ([0-9a-f]{16})")
 _AGAIN = re.compile(r"in (\d+) (second|minute|hour)")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +208,7 @@ def _lost() -> Iterator[None]:
         raise Problem(503, "unavailable", text, fields={"Retry-After": "5"}) from error
 
 
-class Sessions:
+class WorkerSessions:
     """The sessions with workers. `places` are those that take mail now."""
 
     def __init__(self, places: Callable[[], Sequence[Place]]) -> None:

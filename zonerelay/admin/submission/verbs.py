@@ -28,6 +28,7 @@ from zonerelay.admin.submission.drafts import (
     Origin,
     Sending,
     Submission,
+    address,
     key_field,
     new_message_id,
     sending_of,
@@ -43,7 +44,7 @@ from zonerelay.message.compose.compose import compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
-from zonerelay.outbox.compose.drafts import BadRowError, address
+from zonerelay.outbox.compose.drafts import BadRowError
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
@@ -159,6 +160,9 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
     if (call.request.content_length or 0) > limit:
         raise Problem(413, "too_large", f"the body has more than {limit} octets")
     with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
+        if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
+            yield body, call.request.content.read_nowait()  # no string in it is long
+            return
         try:
             async for piece in _pieces(call, origin):
                 body.feed(piece)

@@ -31,7 +31,7 @@ class _End(asyncio.Transport):
             self.other.protocol.pause_writing()
 
     def write(self, data: bytes | bytearray | memoryview[int]) -> None:
-        if data and not self._closing and not self.other._closing:  # noqa: SLF001 - the same class
+        if data and not self._closing and not self.other._closing:
             self.other.take(bytes(data))
 
     def get_write_buffer_size(self) -> int:

@@ -264,10 +264,9 @@ class Listeners:
                 guard=self._guard,
             )
         self._shared = replace(
-            self._shared, users=self._users, named=None if self._users is None else self._users.named
-        )
-        self._shared = replace(
             self._shared,
+            users=self._users,
+            named=self._users,
             access=AccessRules(settings.access) if settings.access else None,
             rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
             srs=self._srs(),
