@@ -30,7 +30,9 @@ PATIENCE = 600.0
 GREETING = 20.0
 CHUNK = 256 * 1024
 MAX_KEPT = 16
-"""WorkerSessions that are kept with one worker."""
+"""Sessions that are kept with one worker."""
+KEPT_FOR = 30.0
+"""Seconds for which a session is kept: less than a listener waits, which logs that its client is silent."""
 _QUEUED = re.compile(r"queued as ([0-9a-f]{16})")
 _AGAIN = re.compile(r"in (\d+) (second|minute|hour)")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
@@ -98,6 +100,7 @@ class Worker(asyncio.Protocol):
         self._lines: list[str] = []
         self._replies = deque[Answered]()
         self._waiter: asyncio.Future[None] | None = None
+        self._end: asyncio.TimerHandle | None = None
 
     # The event loop calls these.
 
@@ -124,9 +127,13 @@ class Worker(asyncio.Protocol):
 
     # What is said.
 
-    @property
-    def is_fresh(self) -> bool:
-        """It is open, and nothing waits to be read: the worker has not said farewell."""
+    def keep(self) -> None:
+        self._end = asyncio.get_running_loop().call_later(KEPT_FOR, self.close)
+
+    def taken_up(self) -> bool:
+        """Whether it is open, and nothing waits to be read: the worker has not said farewell."""
+        if self._end is not None:
+            self._end.cancel()
         return self._transport is not None and not self._transport.is_closing() and not self._replies
 
     async def greet(self, address: str) -> Answered:
@@ -231,6 +238,7 @@ class WorkerSessions:
             worker.close()
             raise
         if len(self._kept[place]) < MAX_KEPT:
+            worker.keep()
             self._kept[place].append(worker)
         else:
             worker.close()
@@ -267,7 +275,7 @@ class WorkerSessions:
         kept = self._kept[place]
         while kept:
             worker = kept.pop()
-            if worker.is_fresh:
+            if worker.taken_up():
                 return worker
             worker.close()
         return None
