@@ -23,6 +23,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -263,6 +264,7 @@ def _is_below(name: str, pattern: str) -> bool:
     return pattern.startswith("*.") and name.endswith(pattern[1:])
 
 
+@lru_cache(maxsize=1024)
 def _unmapped(address: str) -> str:
     """The address as `ipaddress` writes it, IPv4 also where an IPv6 socket has it; "" if it is none."""
     try:
@@ -272,6 +274,7 @@ def _unmapped(address: str) -> str:
     return str(getattr(found, "ipv4_mapped", None) or found)
 
 
+@lru_cache(maxsize=1024)
 def _is_loopback(address: str) -> bool:
     return bool(address) and ipaddress.ip_address(address).is_loopback
 

@@ -4,6 +4,7 @@ workers that take mail.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_STREAMS = 16
 """Event streams at once; they are among the connections of operators and leave the most for requests."""
+
+Place = Path | Callable[[asyncio.Protocol], None]
+"""Where mail can be handed in: the socket of a worker, or what connects a client with one in this process."""
 
 Trouble = Callable[[str, BaseException], None]
 Audit = Callable[[Mapping[str, str]], None]
@@ -53,7 +57,7 @@ class Streams:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
     """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log;
-    `workers` are the sockets on which mail can be handed in now.
+    `workers` are the places where mail can be handed in now.
     """
 
     asking: Asking
@@ -63,7 +67,7 @@ class Operators:
     trouble: Trouble
     audit: Audit
     clock: Clock
-    workers: Callable[[], Sequence[Path]]
+    workers: Callable[[], Sequence[Place]]
     streams: Streams = field(default_factory=Streams)
     sandbox: Sandbox | None = None
 
@@ -80,7 +84,7 @@ def build_operators(
     trouble: Trouble,
     audit: Audit,
     clock: Clock,
-    workers: Callable[[], Sequence[Path]],
+    workers: Callable[[], Sequence[Place]],
     sandbox: Sandbox | None = None,
 ) -> Operators:
     start = settings()

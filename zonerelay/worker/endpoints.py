@@ -4,7 +4,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
@@ -12,7 +12,7 @@ from zonerelay.admin.http import AdminServer
 from zonerelay.config.settings import Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.socket.server import ControlServer, Handler
-from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
+from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
@@ -21,7 +21,7 @@ from zonerelay.telemetry.events.events import Events
 
 if TYPE_CHECKING:
     from zonerelay.admin.captured import Sandbox
-    from zonerelay.admin.operators import Operators
+    from zonerelay.admin.operators import Operators, Place
 
 
 class Endpoints:
@@ -58,17 +58,23 @@ class Endpoints:
     def http_port(self) -> int | None:
         return None if self._admin is None else self._admin.port
 
-    async def open(self, handler: Handler, settings: Callable[[], Settings]) -> None:
-        """`settings` gives those in force. Raises ControlError and AdminError."""
+    async def open(
+        self, handler: Handler, settings: Callable[[], Settings], workers: Callable[[], Sequence[Place]]
+    ) -> None:
+        """`settings` gives those in force, `workers` the places where mail is handed in over HTTP. Raises
+        ControlError and AdminError.
+        """
         identity = self._identity
         path = control_socket_path(self._settings, identity.index if identity.supervised else None)
         control = ControlServer(path, handler, trouble=self._events.trouble)
         await control.start()
         self._control = control
         if self._settings.admin.address and not identity.supervised:
-            await self._serve_http(handler, settings)
+            await self._serve_http(handler, settings, workers)
 
-    async def _serve_http(self, handler: Handler, settings: Callable[[], Settings]) -> None:
+    async def _serve_http(
+        self, handler: Handler, settings: Callable[[], Settings], workers: Callable[[], Sequence[Place]]
+    ) -> None:
         def operators() -> Operators:
             from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
 
@@ -78,7 +84,7 @@ class Endpoints:
                 trouble=self._events.trouble,
                 audit=self._events.requested,
                 clock=self._clock,
-                workers=lambda: (submission_socket_path(self._settings),),
+                workers=workers,
                 sandbox=self._sandbox,
             )
             return self._operators

@@ -64,6 +64,7 @@ from zonerelay.worker.webhooks import TellsOthers
 
 if TYPE_CHECKING:
     from zonerelay.admin.captured import Sandbox
+    from zonerelay.admin.operators import Place
 
 __all__ = ["StartError", "Worker"]
 
@@ -215,11 +216,10 @@ class Worker:
                 self._drop.start()
 
     def _bind_for_http(self) -> socket.socket | None:
-        """Raises ControlError."""
-        if not self.settings.admin.address:
+        """Where the supervisor has the address of [admin]. Raises ControlError."""
+        if not self.settings.admin.address or not self.identity.supervised:
             return None
-        worker = self.identity.index if self.identity.supervised else None
-        return bind(submission_socket_path(self.settings, worker))
+        return bind(submission_socket_path(self.settings, self.identity.index))
 
     def _build_drop_directory(self) -> DropDirectory:
         return DropDirectory(
@@ -373,7 +373,12 @@ class Worker:
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
         acts = OperatorActs(operations, journal, parts.zones, self.clock)
         handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
-        await endpoints.open(handler, lambda: self.settings)
+        listeners = parts.listeners
+
+        def door() -> Sequence[Place]:
+            return () if listeners.over_http is None else (listeners.over_http.connect,)
+
+        await endpoints.open(handler, lambda: self.settings, door)
 
     # ---- reload -----------------------------------------------------------------------------------
 

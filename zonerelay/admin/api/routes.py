@@ -20,6 +20,7 @@ from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, invalid
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
 from zonerelay.admin.operators import BusyError, Operators
+from zonerelay.admin.submission.transaction import WorkerSessions
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
@@ -40,12 +41,14 @@ class Api:
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
+        self._sessions = WorkerSessions(operators.workers)
         verbs = (*VERBS, *SUBMISSION)
         self._description = document(verbs)
         paths: dict[str, dict[str, Verb]] = defaultdict(dict)
         for verb in verbs:
             paths[verb.path][verb.method] = verb
-        self._paths = [(_pattern(path), verbs) for path, verbs in paths.items()]
+        self._paths = {path: verbs for path, verbs in paths.items() if "{" not in path}
+        self._patterns = [(_pattern(path), verbs) for path, verbs in paths.items() if "{" in path]
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -79,7 +82,8 @@ class Api:
             self._operators.audit(
                 {"by": f"token {token.name}", "request": f"{request.method} {request.path}"}
             )
-        return await self._answer(verb, Call(self._operators, token, request, path, parameters, body))
+        call = Call(self._operators, self._sessions, token, request, path, parameters, body)
+        return await self._answer(verb, call)
 
     def _admit(self, request: web.Request) -> Token:
         visit = VISIT.get()
@@ -108,7 +112,9 @@ class Api:
         return token
 
     def _find(self, path: str) -> tuple[dict[str, str], dict[str, Verb]]:
-        for pattern, verbs in self._paths:
+        if path in self._paths:
+            return {}, self._paths[path]
+        for pattern, verbs in self._patterns:
             if match := pattern.fullmatch(path):
                 return match.groupdict(), verbs
         raise Problem(404, "not_found", f"there is no {path}; {DESCRIPTION} has what there is")

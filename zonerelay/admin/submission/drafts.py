@@ -7,15 +7,16 @@ itself, addresses as SMTP takes them, their domains as A-labels.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from types import TracebackType
 from typing import Annotated
 
 import msgspec
@@ -26,16 +27,18 @@ from zonerelay.config.settings import Settings
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
+from zonerelay.outbox.compose import drafts
 from zonerelay.outbox.compose.drafts import (
     MAX_FILES,
     BadRowError,
-    address,
     checked_file,
     checked_headers,
     checked_subject,
 )
 from zonerelay.routing.zones.networks import Networks
 
+address = lru_cache(maxsize=1024)(drafts.address)
+"""The same come again and again."""
 MAX_TAGS = 10
 MAX_METADATA = 20
 MAX_NOTE = 256
@@ -126,16 +129,26 @@ class Faults:
 
     def __init__(self) -> None:
         self._found: list[FieldError] = []
+        self._at = ""
 
     def add(self, pointer: str, detail: str) -> None:
         self._found.append(FieldError(pointer=pointer, detail=detail))
 
-    @contextlib.contextmanager
-    def at(self, pointer: str) -> Iterator[None]:
-        try:
-            yield
-        except (BadRowError, msgspec.DecodeError) as error:
-            self.add(pointer, str(error))
+    def at(self, pointer: str) -> Faults:
+        """What is wrong in the block that begins is the fault of this field. Such blocks are not nested."""
+        self._at = pointer
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, BadRowError | msgspec.DecodeError):
+            return False
+        self.add(self._at, str(error))
+        return True
 
     def end(self) -> None:
         """Raises Problem."""
@@ -166,9 +179,10 @@ def sending_of(given: Submission, body: JsonBody, origin: Origin, now: float) ->
         with faults.at("/envelope/from"):
             sender = address(given.envelope.from_, "from").mailbox if given.envelope.from_ else NULL_SENDER
     recipients = _recipients(given, shown, faults)
-    rest = (given.from_, given.to, given.cc, given.bcc, given.reply_to, given.subject, given.headers)
-    if body.refers(msgspec.json.encode((*rest, given.envelope, given.zone, given.metadata, given.tags))):
-        faults.add("", "only text, html and the content of attachments may be that long")
+    if body.spills:
+        rest = (given.from_, given.to, given.cc, given.bcc, given.reply_to, given.subject, given.headers)
+        if body.refers(msgspec.json.encode((*rest, given.envelope, given.zone, given.metadata, given.tags))):
+            faults.add("", "only text, html and the content of attachments may be that long")
     faults.end()
     assert author is not None
     message_id = next((value for name, value in headers if name == "Message-ID"), None)

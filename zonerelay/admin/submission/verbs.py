@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -29,13 +28,14 @@ from zonerelay.admin.submission.drafts import (
     Origin,
     Sending,
     Submission,
+    address,
     key_field,
     new_message_id,
     sending_of,
     smtputf8,
 )
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
-from zonerelay.admin.submission.transaction import Answered, Worker, message_id_of
+from zonerelay.admin.submission.transaction import Answered, message_id_of
 from zonerelay.admin.visit import VISIT
 from zonerelay.control.messages.answers import Changed
 from zonerelay.control.messages.requests import Filter, QueueChange
@@ -44,7 +44,7 @@ from zonerelay.message.compose.compose import compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
-from zonerelay.outbox.compose.drafts import BadRowError, address
+from zonerelay.outbox.compose.drafts import BadRowError
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
@@ -160,6 +160,9 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
     if (call.request.content_length or 0) > limit:
         raise Problem(413, "too_large", f"the body has more than {limit} octets")
     with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
+        if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
+            yield body, call.request.content.read_nowait()  # no string in it is long
+            return
         try:
             async for piece in _pieces(call, origin):
                 body.feed(piece)
@@ -235,10 +238,7 @@ async def _composed(sending: Sending) -> AsyncIterator[bytes]:
 
 async def _hand_over(call: Call, origin: Origin, sending: Sending, pieces: AsyncIterator[bytes]) -> Accepted:
     """Raises Problem."""
-    sockets = list(call.operators.workers())
-    at = secrets.randbelow(len(sockets)) if sockets else 0
-    worker = await Worker.open(sockets[at:] + sockets[:at], origin.client, origin.user)
-    with contextlib.closing(worker):
+    async with call.sessions.session(origin.client, origin.user) as worker:
         people = list(sending.recipients)
         reply, replies = await worker.envelope(sending.sender, people, sending.parameters)
         if not reply.good:

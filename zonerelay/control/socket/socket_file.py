@@ -113,12 +113,11 @@ def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
     return path
 
 
-def submission_socket_path(settings: Settings, worker: int | None = None) -> Path:
-    """Returns the path of the socket on which a worker takes mail from the HTTP server: beside its control
-    socket. Raises ControlError.
+def submission_socket_path(settings: Settings, worker: int) -> Path:
+    """Returns the path of the socket on which a worker takes mail from the supervisor's HTTP server: beside
+    its control socket. Raises ControlError.
     """
-    path = control_socket_path(settings, worker)
-    return path.with_name("http.sock" if worker is None else f"http-{worker:02d}.sock")
+    return control_socket_path(settings, worker).with_name(f"http-{worker:02d}.sock")
 
 
 def limits_socket_path(settings: Settings) -> Path:

@@ -178,9 +178,16 @@ class Authenticator:
             await self._sleep(delay)
         return login
 
+    def known(self, name: str) -> Login | None:
+        """Return what `named` would, if no file has to be read for it."""
+        return self._named(name) if self._file.is_current() else None
+
     async def named(self, name: str) -> Login:
         """Return the user of that name, for whom a token vouches."""
         await self._file.refresh()
+        return self._named(name)
+
+    def _named(self, name: str) -> Login:
         if self._file.users is None:
             return Login(LoginKind.BROKEN, detail=self._file.problem)
         user = self._file.users.get(name)

@@ -16,6 +16,7 @@ from pathlib import Path
 from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.binding import BACKLOG, bound, explained, refuse_live_socket
+from zonerelay.inbound.listen.in_process import connect
 from zonerelay.inbound.listen.sibling_sockets import SiblingSockets
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
@@ -53,10 +54,10 @@ class Listener:
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
         inherited: Inherited = NOTHING,
-        over_http: socket.socket | None = None,
+        over_http: bool = False,
     ) -> None:
-        """`over_http` is a bound Unix socket on which the relay's own HTTP server hands mail in, under these
-        settings.
+        """`over_http`: no client reaches it. The relay's own HTTP server hands mail in, under these settings:
+        by `connect`, or from another process through the socket of `start_at`.
         """
         self.settings = settings
         self._over_http = over_http
@@ -77,7 +78,7 @@ class Listener:
             certificates=certificates,
         )
         self._admission: Admission[Session] = Admission(
-            settings, memory=shared.memory, metrics=events.metrics, over_http=over_http is not None
+            settings, memory=shared.memory, metrics=events.metrics, over_http=over_http
         )
         self._server: asyncio.Server | None = None
         self._siblings: SiblingSockets | None = None
@@ -105,15 +106,20 @@ class Listener:
         except OSError as error:
             raise ListenError(f"cannot listen on {text}: {explained(error)}") from error
 
-    async def _listen(self, address: ListenAddress) -> asyncio.Server:
+    def connect(self, client: asyncio.Protocol) -> None:
+        """Begin a session with a client in this process."""
+        connect(client, self._session())
+
+    async def start_at(self, bound_socket: socket.socket) -> None:
+        self._socket_path = Path(bound_socket.getsockname())
         loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._session, sock=bound_socket, backlog=BACKLOG)
 
-        def session() -> Session:
-            return Session(self._context, self._admission, loop)
+    def _session(self) -> Session:
+        return Session(self._context, self._admission, asyncio.get_running_loop())
 
-        if self._over_http is not None:
-            self._socket_path = Path(self._over_http.getsockname())
-            return await loop.create_unix_server(session, sock=self._over_http, backlog=BACKLOG)
+    async def _listen(self, address: ListenAddress) -> asyncio.Server:
+        loop, session = asyncio.get_running_loop(), self._session
         handed = self._inherited.take(self.settings.address)
         if handed is not None:
             text = self.settings.address
@@ -156,6 +162,9 @@ class Listener:
             certificates=certificates,
         )
         self._admission.configure(settings)
+        if self._over_http:
+            for session in tuple(self._admission.sessions):
+                session.drain()  # the HTTP server keeps sessions for later mail, which goes by these settings
 
     def asks(self, policy: AskedPolicy) -> bool:
         """A session that is open asks this policy, which may have been replaced since it began."""
@@ -184,7 +193,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         for session in tuple(self._admission.sessions):
             moment = min(session.deadlines.heard + TALKING - loop.time(), timeout / 2)
-            if moment > 0:
+            if moment > 0 and not self._over_http:
                 loop.call_later(moment, session.drain)
             else:
                 session.drain()

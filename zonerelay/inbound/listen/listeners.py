@@ -121,7 +121,8 @@ class Listeners:
             inherited=inherited,
         )
         self._kept: list[_Kept] = []
-        self._over_http: Listener | None = None
+        self.over_http: Listener | None = None
+        """Mail over HTTP at the address of [admin] goes by the rules of the first listener."""
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
         events.metrics.refused.declare((reason,) for reason in Reason)
@@ -171,22 +172,20 @@ class Listeners:
 
     async def start(self, settings: Settings, over_http: socket.socket | None = None) -> None:
         """Raises ListenError or ValueError; what was started by then is for `stop_accepting`. On the bound
-        Unix socket `over_http` the HTTP server hands mail in, which goes by the rules of the first listener.
+        Unix socket `over_http` the HTTP server of another process hands mail in, as by `over_http` here.
         """
         self._share(settings)
         built = [self._build(each) for each in settings.listener]
         for kept in built:
             self._kept.append(kept)
             await kept.listener.start()
-        if over_http is not None:
+        if settings.admin.address:
             first = self._kept[0]
-            self._over_http = self._make_listener(
-                _for_http(first.listener.settings),
-                shared=self._shared,
-                policy=first.policy,
-                over_http=over_http,
+            self.over_http = self._make_listener(
+                _for_http(first.listener.settings), shared=self._shared, policy=first.policy, over_http=True
             )
-            await self._over_http.start()
+            if over_http is not None:
+                await self.over_http.start_at(over_http)
 
     async def reload(self, settings: Settings) -> tuple[str, ...]:
         """Take up other settings; what could not be taken up, in words."""
@@ -215,9 +214,9 @@ class Listeners:
                 problems.append(str(error))
         address = settings.listener[0].address
         for kept in self._kept:
-            if self._over_http is not None and kept.listener.settings.address == address:
+            if self.over_http is not None and kept.listener.settings.address == address:
                 rules = _for_http(kept.listener.settings)
-                self._over_http.configure(rules, self._shared, policy=kept.policy)
+                self.over_http.configure(rules, self._shared, policy=kept.policy)
         for problem in problems:
             self._events.lifecycle("reload-incomplete", problem=problem)
         return tuple(problems)
@@ -240,7 +239,7 @@ class Listeners:
         await self._guard.close()
 
     def _all(self) -> list[Listener]:
-        over_http = [] if self._over_http is None else [self._over_http]
+        over_http = [] if self.over_http is None else [self.over_http]
         return [kept.listener for kept in self._kept] + over_http
 
     # Building.
@@ -265,10 +264,9 @@ class Listeners:
                 guard=self._guard,
             )
         self._shared = replace(
-            self._shared, users=self._users, named=None if self._users is None else self._users.named
-        )
-        self._shared = replace(
             self._shared,
+            users=self._users,
+            named=self._users,
             access=AccessRules(settings.access) if settings.access else None,
             rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
             srs=self._srs(),
@@ -333,7 +331,7 @@ class Listeners:
         """Close it when no session is left that began with it: an application may keep one all day."""
 
         async def retire() -> None:
-            over_http = self._over_http
+            over_http = self.over_http
             while listener.asks(policy) or (over_http is not None and over_http.asks(policy)):  # noqa: ASYNC110  (asked at every farewell it would cost more)
                 await asyncio.sleep(LOOK_EVERY)
             await policy.close()

@@ -6,7 +6,7 @@ makes the session that of another client; what that client may do is decided ane
 
 from __future__ import annotations
 
-from zonerelay.inbound.access.auth import LoginKind
+from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.policy import Helo
 from zonerelay.inbound.policy.changes import Changes
 from zonerelay.inbound.session.conversation import Conversation
@@ -80,12 +80,14 @@ def xclient(conversation: Conversation, argument: str) -> ServerReply:
     conversation.xclient = xclient = parse_xclient(argument)
     users = conversation.context.named
     if xclient.login and users is not None and conversation.client_state.client.over_http:
-        return conversation.ask(Named(xclient.login, users), lambda verdict: _named(conversation, verdict))
+        if (known := users.known(xclient.login)) is not None:
+            return _named(conversation, known)
+        question = Named(xclient.login, users)
+        return conversation.ask(question, lambda verdict: _named(conversation, verdict.login))
     return replies.READMIT
 
 
-def _named(conversation: Conversation, verdict: Verdict) -> ServerReply:
-    login = verdict.login
+def _named(conversation: Conversation, login: Login | None) -> ServerReply:
     if login is None or login.kind is LoginKind.BROKEN:
         detail = "" if login is None else login.detail
         return conversation.refuse(replies.AUTH_TROUBLE, "XCLIENT", detail=detail)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
+from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.bursts import Bursts
@@ -22,7 +23,7 @@ from zonerelay.inbound.limits.srs_recipients import SrsRecipients
 from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.state.ehlo_reply import Greeting
 from zonerelay.inbound.state.permissions import GrantTable
-from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, UserByName, Users
+from zonerelay.inbound.state.questions import Consultants, SenderDomainCheck, Users
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.inbound.tls.ports import TlsContexts
@@ -90,7 +91,7 @@ class SharedContext:
     error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None = None
     users: Users | None = None
-    named: UserByName | None = None
+    named: Authenticator | None = None
     guard: Guard | None = None
     sender_domains: SenderDomainCheck | None = None
     bursts: Bursts | None = None

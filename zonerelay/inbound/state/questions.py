@@ -8,13 +8,13 @@ Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from zonerelay.config.credentials.file import User
-from zonerelay.inbound.access.auth import AskForLogin, Login, LoginKind
+from zonerelay.inbound.access.auth import AskForLogin, Authenticator, Login, LoginKind
 from zonerelay.inbound.access.guard import Allowance, Guard, Refusal
 from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
 from zonerelay.inbound.policy.changes import PresentedLogin
@@ -34,15 +34,12 @@ class LogIn:
     credentials: Credentials
 
 
-UserByName = Callable[[str], Awaitable[Login]]
-
-
 @dataclass(frozen=True, slots=True)
 class Named:
     """The relay's HTTP server vouches for a user."""
 
     user: str
-    users: UserByName
+    users: Authenticator
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ class Consultants:
             if isinstance(question, LogIn):
                 return await self._log_in(question)
             if isinstance(question, Named):
-                return Verdict(login=await question.users(question.user))
+                return Verdict(login=await question.users.named(question.user))
             if isinstance(question, Allow):
                 return Verdict(allowance=await question.guard.allowance(question.user))
             if isinstance(question, Mail) and self._sender_domains is not None:

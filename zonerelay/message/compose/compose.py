@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from zonerelay.message.compose import mime
 from zonerelay.message.compose.mime import Base64Text
@@ -98,13 +99,17 @@ class _Body:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._count = 0
+
+    @cached_property
+    def _digest(self) -> str:
+        draft = self._draft
         digest = hashlib.blake2b(draft.message_id.encode(), digest_size=15)
         for text in (draft.text, draft.html):
             digest.update(b"\0" if text is None else text.encode())
         for file in draft.files:
             for piece in file.content.pieces():
                 digest.update(piece)
-        self._digest = digest.hexdigest()
+        return digest.hexdigest()
 
     def whole(self) -> Iterable[bytes]:
         draft = self._draft

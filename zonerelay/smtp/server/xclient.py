@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zonerelay.smtp.server import client_address
 from zonerelay.smtp.server.paths import command_error
@@ -38,6 +39,7 @@ class XClient:
     protocol: str | None = None  # SMTP or ESMTP
 
 
+@lru_cache(maxsize=1024)
 def parse_xclient(argument: str) -> XClient:
     """`NAME=value ADDR=value …`. Raises CommandError."""
     values: dict[str, str] = {}
