@@ -24,8 +24,9 @@ def counted(log: str, command: str) -> int:
     return sum(map(int, found))
 
 
-@pytest.mark.parametrize("size", [1000, 60_000, 700_000])
-@pytest.mark.parametrize("chunking", [True, False])
+@pytest.mark.parametrize(
+    ("size", "chunking"), [(1000, True), (60_000, True), (700_000, True), (700_000, False)]
+)
 async def test_postfix_takes_bdat(
     open_path: Path, sink: Sink, postfix_tools: PostfixTools, size: int, chunking: bool
 ) -> None:
