@@ -86,6 +86,7 @@ async def attempted(relay: Relay) -> int:
         pytest.param(NEXT_HOP, 0.5 * HOUR, 4 * HOUR, id="next hop, long away"),
         pytest.param(NEXT_HOP, 0.2 * HOUR, 60.0, id="next hop, old mail"),
         pytest.param(MX, 100.0, 4 * HOUR, id="mx"),
+        pytest.param(MX, 0.5 * HOUR, 4 * HOUR, id="mx, long away"),
     ],
 )
 def test_all_that_waits_leaves_as_fast_as_new_mail_from_the_first_second_on(
