@@ -586,7 +586,9 @@ def _spool(commands: Commands) -> None:
         "--to", type=Path, required=True, metavar="OTHER.toml", help="the configuration of the other relay"
     )
     moving.add_argument(
-        "--drop-keys", action="store_true", help="go on although the other engine cannot take idempotency keys"
+        "--drop-keys",
+        action="store_true",
+        help="go on although the other engine cannot take idempotency keys",
     )
     _json(moving)
     export = _command(verbs, "export", "write mail of a stopped relay to files; it stays in the spool")
