@@ -60,7 +60,8 @@ class Migrated(msgspec.Struct, kw_only=True):
     """What `spool migrate --json` prints. `already`: messages that the source showed again after they had
     left it. `left` and `unusable`: messages that stay in it, because a relay is attempting them, and because
     they cannot be moved. `spool`: the directory beside a running relay's own spool that has the mail, or "".
-    `keys`: idempotency keys that the target has been given. `copied`: what lies beside the spool and was copied to the target; `kept`: of what the target had its own.
+    `keys`: idempotency keys that the target has been given. `copied`: what lies beside the spool and was
+    copied to the target; `kept`: of what the target had its own.
     """
 
     messages: int
