@@ -8,11 +8,12 @@ import itertools
 import json
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.store.builders import message_id, store_message
+from tests.store.builders import delivery_for, envelope_for, message_id, store_message
 from tests.transfer.migrations import (
     ENGINES,
     PAIRS,
@@ -29,6 +30,7 @@ from zonerelay.cli.main import main
 from zonerelay.history.database import insert, open_for_reading, open_for_writing
 from zonerelay.model.delivery import Delivery
 from zonerelay.store.common import records
+from zonerelay.store.contract import Finish, Kept, Once, StoredBeforeError
 from zonerelay.store.disk.format import HEAD
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer.journal import Journal
@@ -127,6 +129,64 @@ def test_what_cannot_be_read_or_is_there_already_stays_as_it_was(
     elsewhere = configured(tmp_path / "c", "leveldb")
     assert migrate(source, elsewhere) == 2
     assert "is not finished" in capsys.readouterr().err
+
+
+KEPT = 4e9
+"""Valid until 2096: a migration leaves what has expired."""
+
+
+@pytest.mark.parametrize(
+    "pair", [("leveldb", "disk"), ("disk", "redis"), ("redis", "postgres")], ids="-".join
+)
+def test_keys_go_along_also_of_mail_that_has_left(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = (configured(tmp_path / each, each) for each in pair)
+    queued, left = (Once(f"{number:032x}", "d" * 32, KEPT) for number in (1, 2))
+
+    async def submit(config: Path, number: int, once: Once) -> None:
+        async with queue(config) as store:
+            envelope = envelope_for(message_id(number * 256), "to@example.net")
+            async with store.begin(envelope) as writer:
+                await writer.write(b"Subject: x\r\n\r\n")
+                await writer.commit([delivery_for(envelope, "to@example.net")], once=once)
+
+    async def prepare() -> None:
+        await submit(source, 2, left)
+        async with queue(source) as store:
+            (claimed,) = await store.claim("default", 1, now=time.time())
+            await store.settle([Finish(claimed)])
+            if pair[0] != "redis":  # which has removed it
+                await store.keep_keys([("e" * 32, Kept(message_id(7), "d" * 32, time.time() - 60))])
+        await submit(source, 1, queued)
+
+    asyncio.run(prepare())
+    assert migrate(source, target, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["keys"] == 2
+    for number, once in ((1, queued), (2, left)):
+        with pytest.raises(StoredBeforeError) as repeated:
+            asyncio.run(submit(target, 3, once))
+        assert repeated.value.message_id == message_id(number * 256)
+    assert asyncio.run(contents(target)).keys() == {"to@example.net"}
+
+
+def test_a_bucket_that_cannot_take_keys_is_refused_before_anything_moves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "s3")
+
+    async def prepare() -> None:
+        await fill(source, 1)
+        async with queue(source) as store:
+            await store.keep_keys([("1" * 32, Kept(message_id(256), "d" * 32, KEPT))])
+
+    asyncio.run(prepare())
+    before = asyncio.run(contents(source))
+    assert migrate(source, target) == 2
+    assert "nothing was moved" in capsys.readouterr().err
+    assert asyncio.run(contents(source)) == before
+    assert migrate(source, target, "--drop-keys") == 0
+    assert asyncio.run(contents(target)) == before
 
 
 async def states(config: Path) -> list[Delivery]:

@@ -585,6 +585,11 @@ def _spool(commands: Commands) -> None:
     moving.add_argument(
         "--to", type=Path, required=True, metavar="OTHER.toml", help="the configuration of the other relay"
     )
+    moving.add_argument(
+        "--drop-keys",
+        action="store_true",
+        help="go on although the other engine cannot take idempotency keys",
+    )
     _json(moving)
     export = _command(verbs, "export", "write mail of a stopped relay to files; it stays in the spool")
     export.add_argument("path", type=Path, metavar="DIR|FILE.tar", help="what does not exist yet")

@@ -7,6 +7,9 @@ target runs, the mail goes into the spool of a further worker beside its own, wh
 removes from its next start on: no process touches a spool that another one has open. S3 is stopped on both
 sides, because there a message belongs to a relay whether it is claimed or not.
 
+Idempotency keys are copied before any message moves, and again behind messages that have come meanwhile, so
+that the target knows a key before it may send the message. They stay in the source until they expire.
+
 The target is opened anew for each `STRETCH` messages, so that what is read back comes from where it is kept.
 Exits 0 when the source is empty, 1 when mail has stayed in it, named, or a store gave up, and 2 when nothing
 could be begun. However it ends, it is run again to go on; transfer/migration.py says how.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -35,9 +39,9 @@ from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
 from zonerelay.model.message_id import LENGTH, MessageId
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
-from zonerelay.store.contract import QueueCounts, Store, StoreError
+from zonerelay.store.contract import NotKeptError, QueueCounts, Store, StoreError
 from zonerelay.store.offline import place_of_queue
-from zonerelay.store.spool_paths import directories_of, is_shared, name_of
+from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
 from zonerelay.transfer.export import Survey, survey
 from zonerelay.transfer.journal import Journal
 from zonerelay.transfer.migration import Migration, Moved
@@ -56,12 +60,14 @@ class Migrated(msgspec.Struct, kw_only=True):
     """What `spool migrate --json` prints. `already`: messages that the source showed again after they had
     left it. `left` and `unusable`: messages that stay in it, because a relay is attempting them, and because
     they cannot be moved. `spool`: the directory beside a running relay's own spool that has the mail, or "".
-    `copied`: what lies beside the spool and was copied to the target; `kept`: of what the target had its own.
+    `keys`: idempotency keys that the target has been given. `copied`: what lies beside the spool and was
+    copied to the target; `kept`: of what the target had its own.
     """
 
     messages: int
     deliveries: int
     octets: int
+    keys: int
     zones: dict[str, QueueCounts]
     already: int
     left: int
@@ -86,7 +92,9 @@ def migrate(arguments: Namespace) -> int:
         process = _enter_target(stack, source, target, journal)
         with _translated(), output.without_log():
             run = _Run(_as_node(source), _as_node(target), journal)
-            left = asyncio.run(run.go())
+            left = asyncio.run(run.go(carry_keys=not arguments.drop_keys))
+            if not process:  # the workers of the target make it again of their spools
+                shutil.rmtree(target.spool.path.parent / KEYS, ignore_errors=True)
             copied, kept = home_files.bring_along(source, target)
         moved = run.moved
         journal.is_over = not left and not moved.unusable
@@ -94,6 +102,7 @@ def migrate(arguments: Namespace) -> int:
         messages=moved.messages,
         deliveries=moved.deliveries,
         octets=moved.octets,
+        keys=sum(run.keys.values()),
         zones=moved.zones,
         already=moved.already,
         left=left,
@@ -181,6 +190,12 @@ def _translated() -> Iterator[None]:
         yield
     except TransferError as error:
         raise CliError(str(error), USAGE) from error
+    except NotKeptError as error:
+        raise CliError(
+            f"nothing was moved: {error}, so mail that clients submit again would be sent twice. Wait until"
+            " the keys have expired ([spool] idempotency_window), or go on without them: --drop-keys",
+            USAGE,
+        ) from error
     except (StoreError, OSError) as error:
         raise CliError(f"{error}. What was done until then is kept: run it again to go on") from error
     except KeyboardInterrupt:
@@ -210,12 +225,17 @@ class _Run:
         self._total = 0
         self._bar = ProgressBar("Migrating")
         self.moved = Moved()
+        self.keys = dict[int, int]()
+        """How many were copied from the spool of each worker."""
 
-    async def go(self) -> int:
+    async def go(self, *, carry_keys: bool) -> int:
         """Returns how many messages relays still have in the source. Raises StoreError, TransferError,
         OSError, CliError.
         """
         left = 0
+        for worker in spools(self._source.spool) if carry_keys else ():
+            async with opened(self._source, worker) as store:
+                await self._copy_keys(store, worker)
         with self._bar:
             for worker in spools(self._source.spool):
                 async with opened(self._source, worker) as store:
@@ -232,6 +252,8 @@ class _Run:
             before = self.moved.messages
             await self._pass(store, worker, meant)
             meant = await self._look(store)
+            if worker in self.keys and _may_run(self._source) and self.moved.messages > before:
+                await self._copy_keys(store, worker)
             if not meant.ids:
                 return 0
             if self.moved.messages > before:
@@ -239,6 +261,23 @@ class _Run:
             elif time.monotonic() - progress > self._patience:
                 return len(meant.ids)
             await asyncio.sleep(_PAUSE)
+
+    async def _copy_keys(self, store: Store, worker: int) -> None:
+        """Raises CliError when the target cannot remember keys."""
+        now, copied, cursor = time.time(), 0, ""
+        async with contextlib.AsyncExitStack() as stack:
+            targets: Sequence[Store] = ()
+            while True:
+                page, cursor = await store.kept_keys(cursor)
+                valid = [each for each in page if each[1].until > now]
+                if valid and not targets:
+                    targets = await stack.enter_async_context(self._targets())
+                for number, target in enumerate(targets):
+                    await target.keep_keys(valid[number :: len(targets)])
+                copied += len(valid)
+                if not cursor:
+                    break
+        self.keys[worker] = copied
 
     async def _look(self, store: Store) -> Survey:
         found = await survey(store, Matcher(QueueFilter(), time.time()), time.time())
@@ -291,6 +330,8 @@ def _print(done: Migrated, process: int) -> None:
             for zone, each in sorted(done.zones.items())
         ]
         output.console().print(output.table(("zone", "ready", "deferred", "held"), rows))
+    if done.keys:
+        print(f"{text.plural(done.keys, 'idempotency key')} copied along.")
     if done.already:
         print(f"{text.plural(done.already, 'message')} of the source had been moved before: removed there.")
     if done.left:

@@ -131,7 +131,9 @@ class RedisStore(BatchedUpdate):
         for identity, kept in keys:
             value = f"{kept.message_id} {kept.digest}"
             left = max(1, math.ceil((kept.until - self._clock.now()) * 1000))
-            await self._keeper.call("SET", self._prefix + b"once:" + identity.encode(), value, "PX", left)
+            await self._keeper.call(
+                "SET", self._prefix + b"once:" + identity.encode(), value, "PX", left, "NX"
+            )
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
         message, deliveries, chunks, beside, once = given
