@@ -300,6 +300,25 @@ CONTRADICTIONS = [
         'cleartext_auth = "I understand that passwords can be read on the way"',
     ),
     ("required AUTH in clear text", 'auth = "required"', "auth", '"required" with tls = "none" would send'),
+    ("HTTP without tokens", 'protocol = "http"', "protocol", '"http" needs auth = "required"'),
+    (
+        "tokens in clear text on a network",
+        'protocol = "http"\nauth = "required"\naddress = "192.0.2.1:8443"',
+        "auth",
+        '"required" with tls = "none" would send passwords in clear text',
+    ),
+    (
+        "HTTP after STARTTLS",
+        f'protocol = "http"\n{CERTIFIED}auth = "required"',
+        "tls",
+        'is "none" or "implicit" with protocol = "http", which has no STARTTLS',
+    ),
+    (
+        "HTTP with client certificates",
+        f'protocol = "http"\n{IMPLICIT}auth = "required"\nallow_certificates = ["{DIGEST}"]',
+        "allow_certificates",
+        "a token names the user (zonerelay token add)",
+    ),
     (
         "nearly the right words",
         'auth = "optional"\ncleartext_auth = "yes"',
@@ -441,6 +460,7 @@ ACCEPTED = [
     ("users alone", f'{CERTIFIED}auth = "required"\nallow_networks = []'),
     ("client certificates alone", f'{IMPLICIT}allow_networks = []\nallow_certificates = ["{DIGEST}"]'),
     ("AUTH on a wire of one's own, in words", f'auth = "required"\n{CLEAR}'),
+    ("HTTP behind a proxy on this machine", 'protocol = "http"\nauth = "required"'),
     ("anybody, and users as well", f'{CERTIFIED}auth = "optional"\n{OPEN}'),
     ("anybody alone", f"allow_networks = []\n{OPEN}"),
     ("users over a Unix socket", f'address = "unix:/x"\nauth = "required"\n{CLEAR}'),

@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
 import ssl
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from zonerelay.admin.monitoring import PATHS, Monitoring
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.visit import VISIT, Visit, plain
+from zonerelay.admin.requests import OPTIONS, Trouble, answered, dress, visit_of
+from zonerelay.admin.visit import VISIT, plain
 from zonerelay.routing.zones.networks import Networks
 
 MAX_CONNECTIONS = 64
@@ -38,17 +37,12 @@ MAX_OPERATORS = 64
 LIFETIME = 30.0
 IDLE = 15.0
 STALL = 60.0
-MAX_LINE = 8190
-MAX_FIELD = 4096
 MAX_BODY = 1024 * 1024
 SHUTDOWN_TIMEOUT = 1.0
 
 HANDSHAKE = 10.0
-LINGER = 2.0
-"""Seconds for which a client that was refused may go on sending a body, so that it sees the refusal."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
-Trouble = Callable[[str, BaseException], None]
 Connection = web.RequestHandler
 
 
@@ -75,13 +69,8 @@ class HttpServer:
         self._trouble = trouble
         self._runner = web.AppRunner(
             self._application(monitoring, operators),
-            handler_cancellation=True,
-            access_log=None,
-            logger=_quiet_logger(),
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_FIELD,
+            **OPTIONS,
             keepalive_timeout=IDLE,
-            lingering_time=LINGER,
             shutdown_timeout=SHUTDOWN_TIMEOUT,
         )
         self._server: asyncio.Server | None = None
@@ -110,7 +99,7 @@ class HttpServer:
         application.router.add_routes(monitoring.routes())
         if operators is not None:
             application.router.add_routes(_routes(operators))
-        application.on_response_prepare.append(_dress)
+        application.on_response_prepare.append(dress)
         return application
 
     # --- connections --------------------------------------------------------------------------------
@@ -150,7 +139,7 @@ class HttpServer:
     def _middleware(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            visit = self._visit(request)
+            visit = visit_of(request, self._proxies, secure=self._tls is not None)
             VISIT.set(visit)
             is_monitoring = request.path in PATHS
             host = request.headers.get("Host", "")
@@ -161,37 +150,12 @@ class HttpServer:
             elif request.method not in _SAFE and self._is_foreign(request, host):
                 response = plain(403, "a page of another origin sent this")
             else:
-                response = await self._guarded(request, handler)
+                response = await answered(request, handler, self._trouble)
             if is_monitoring or not visit.identified or not request.content.at_eof():
                 response.force_close()  # what is left of a body is not read for the sake of a connection
             return response
 
         return guard
-
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except web.HTTPException as error:
-            allowed = error.headers.get("Allow")
-            return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})
-        except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
-            self._trouble("admin-http", error)
-            return plain(500, "something went wrong; the relay's log has it as `trouble`")
-
-    def _visit(self, request: web.Request) -> Visit:
-        peername = request.transport.get_extra_info("peername") if request.transport is not None else None
-        peer = _unmapped(str(peername[0])) if peername else ""
-        secure, client = self._tls is not None, peer
-        if not self._proxies.match(peer):
-            return Visit(client, secure, private=secure or _is_loopback(peer))
-        for name in reversed(request.headers.get("X-Forwarded-For", "").split(",")):
-            if not (name := name.strip()):
-                break
-            client = _unmapped(name)
-            if not self._proxies.match(client):
-                break
-        scheme = request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower()
-        return Visit(client, scheme == "https", private=scheme != "http" or _is_loopback(client))
 
     def _is_foreign(self, request: web.Request, host: str) -> bool:
         """A browser says so; other clients send neither field."""
@@ -264,21 +228,6 @@ def _is_below(name: str, pattern: str) -> bool:
     return pattern.startswith("*.") and name.endswith(pattern[1:])
 
 
-@lru_cache(maxsize=1024)
-def _unmapped(address: str) -> str:
-    """The address as `ipaddress` writes it, IPv4 also where an IPv6 socket has it; "" if it is none."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return ""
-    return str(getattr(found, "ipv4_mapped", None) or found)
-
-
-@lru_cache(maxsize=1024)
-def _is_loopback(address: str) -> bool:
-    return bool(address) and ipaddress.ip_address(address).is_loopback
-
-
 class _Coming(asyncio.Protocol):
     """A connection until its handshake is over: aiohttp knows nothing of it before, and it counts."""
 
@@ -314,16 +263,3 @@ def _watch(handler: Connection, before: int) -> None:
         handler.transport.abort()
     else:
         asyncio.get_running_loop().call_later(STALL, _watch, handler, unread)
-
-
-async def _dress(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.popall("Server", None)
-    response.headers.setdefault("Cache-Control", "no-store")
-    response.headers.setdefault("X-Content-Type-Options", "nosniff")
-
-
-def _quiet_logger() -> logging.Logger:
-    """Aiohttp logs every malformed request as an error with a traceback: noise that a stranger controls."""
-    logger = logging.getLogger("zonerelay.admin.http")
-    logger.setLevel(logging.CRITICAL)
-    return logger

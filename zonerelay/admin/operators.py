@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, identities_file
 from zonerelay.config.endpoints import CAPTURE
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.asking import Asking
 from zonerelay.control.socket.server import Handler
 from zonerelay.model.clock import Clock
@@ -57,7 +57,8 @@ class Streams:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
     """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log;
-    `workers` are the places where mail can be handed in now.
+    `workers` are the places where mail can be handed in now, `rules` gives the settings of the listener by
+    which it is taken there.
     """
 
     asking: Asking
@@ -68,6 +69,7 @@ class Operators:
     audit: Audit
     clock: Clock
     workers: Callable[[], Sequence[Place]]
+    rules: Callable[[], ListenerSettings]
     streams: Streams = field(default_factory=Streams)
     sandbox: Sandbox | None = None
 
@@ -85,8 +87,10 @@ def build_operators(
     audit: Audit,
     clock: Clock,
     workers: Callable[[], Sequence[Place]],
+    rules: Callable[[], ListenerSettings] | None = None,
     sandbox: Sandbox | None = None,
 ) -> Operators:
+    """Without `rules` mail is taken by those of the first listener."""
     start = settings()
     identities = Identities(
         identities_file(start.spool.path.parent), clock.now, token_file=start.admin.token_file
@@ -100,5 +104,6 @@ def build_operators(
         audit=audit,
         clock=clock,
         workers=workers,
+        rules=rules or (lambda: settings().listener[0]),
         sandbox=sandbox,
     )

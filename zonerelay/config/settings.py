@@ -43,6 +43,7 @@ from zonerelay.config.tables.inbound.listener import (
     HeaderControls,
     Idempotency,
     ListenerAuth,
+    ListenerProtocol,
     ListenerSettings,
     ListenerTls,
     Network,

@@ -50,9 +50,13 @@ def plan(old: Settings, new: Settings) -> ReloadPlan:
     later = tuple(name for name in NEXT_START if getattr(old, name) != getattr(new, name))
     settings = kept_from(old, new)
     roll = [name for name in ROLL if getattr(old, name) != getattr(new, name)]
-    if {each.address for each in old.listener} != {each.address for each in new.listener}:
+    if _sockets_of(old) != _sockets_of(new):
         roll.append("listener")  # a running process cannot be handed a socket
     return ReloadPlan(settings, later, tuple(roll))
+
+
+def _sockets_of(settings: Settings) -> set[tuple[str, str]]:
+    return {(each.address, each.protocol) for each in settings.listener}
 
 
 VERDICT_TIMEOUT = 30.0

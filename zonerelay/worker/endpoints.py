@@ -4,16 +4,23 @@ itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.handler import PartAnswers
-from zonerelay.control.socket.server import ControlServer, Handler
+from zonerelay.control.messages.answers import End
+from zonerelay.control.messages.requests import Request
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.server import Answer, ControlServer, Handler
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.status import StatusBoard
+from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
 from zonerelay.store.contract import Store
@@ -52,7 +59,8 @@ class Endpoints:
         self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
-        self._operators: Operators | None = None
+        self._operators: list[Operators] = []
+        self._answering: tuple[Handler, Callable[[], Settings]] | None = None
 
     @property
     def http_port(self) -> int | None:
@@ -65,6 +73,7 @@ class Endpoints:
         ControlError and AdminError.
         """
         identity = self._identity
+        self._answering = handler, settings
         path = control_socket_path(self._settings, identity.index if identity.supervised else None)
         control = ControlServer(path, handler, trouble=self._events.trouble)
         await control.start()
@@ -78,7 +87,7 @@ class Endpoints:
         def operators() -> Operators:
             from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
 
-            self._operators = build_operators(
+            built = build_operators(
                 handler,
                 settings,
                 trouble=self._events.trouble,
@@ -87,7 +96,8 @@ class Endpoints:
                 workers=workers,
                 sandbox=self._sandbox,
             )
-            return self._operators
+            self._operators.append(built)
+            return built
 
         admin = AdminServer(
             self._settings.admin,
@@ -101,13 +111,53 @@ class Endpoints:
         await admin.start()
         self._admin = admin
 
+    async def open_http(
+        self, rules: Callable[[], ListenerSettings], connect: Callable[[asyncio.Protocol], None]
+    ) -> ServesHttp:
+        """The HTTP server of a listener, once this is open. It asks the supervisor, if there is one, about
+        mail that another worker has.
+        """
+        await asyncio.to_thread(import_module, "zonerelay.admin.submission.server")
+        from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first client
+        from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415
+
+        assert self._answering is not None
+        handler, settings = self._answering
+        if self._identity.supervised:
+            handler = _Supervisor(control_socket_path(settings()))
+        operators = build_operators(
+            handler,
+            settings,
+            trouble=self._events.trouble,
+            audit=self._events.requested,
+            clock=self._clock,
+            workers=lambda: (connect,),
+            rules=rules,
+        )
+        self._operators.append(operators)
+        return SubmissionServer(operators, rules)
+
     async def close(self) -> None:
         """Call before the store is closed."""
         if self._control is not None:
             await self._control.close()
         if self._admin is not None:
             await self._admin.close()
-        if self._operators is not None:
-            await self._operators.asking.close()
+        for each in self._operators:
+            await each.asking.close()
         await self._board.close()
         await self._readiness.close()
+
+
+class _Supervisor:
+    """Satisfies `Handler`: the supervisor answers, over its control socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._client = ControlClient(path)
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        *frames, end = await asyncio.to_thread(lambda: list(self._client.stream(request)))
+        for frame in frames:
+            await answer.send(frame)
+        assert isinstance(end, End)
+        return end

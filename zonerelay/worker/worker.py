@@ -16,21 +16,22 @@ import asyncio
 import random
 import secrets
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
-from zonerelay.config.settings import Backend, Settings, space_guard, webhook_keys
+from zonerelay.config.settings import Backend, ListenerSettings, Settings, space_guard, webhook_keys
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import bind, submission_socket_path
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.drop_directory import DropDirectory, hand_over
-from zonerelay.inbound.listen.listener import ListenError
+from zonerelay.inbound.listen.binding import ListenError
+from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.model.clock import Clock
@@ -338,11 +339,18 @@ class Worker:
             clock=self.clock,
             secret=secrets.token_bytes(32),
             pages=partial(usage_pages, self.settings, self._environment, self.clock),
+            open_http=self._open_http,
             srs=lambda: sending.srs,
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
             orders=orders,
             inherited=self.identity.inherited,
         )
+
+    async def _open_http(
+        self, rules: Callable[[], ListenerSettings], connect: Callable[[asyncio.Protocol], None]
+    ) -> ServesHttp:
+        assert self._endpoints is not None
+        return await self._endpoints.open_http(rules, connect)
 
     async def _open_to_operators(self, parts: Parts) -> None:
         board = build_board(self.settings, parts, self.surface)

@@ -37,12 +37,11 @@ _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
 class Api:
-    """`serve` answers any request below `/v1/`."""
+    """`serve` answers any request below `/v1/`, by a table of verbs."""
 
-    def __init__(self, operators: Operators) -> None:
+    def __init__(self, operators: Operators, verbs: Sequence[Verb] = (*VERBS, *SUBMISSION)) -> None:
         self._operators = operators
         self._sessions = WorkerSessions(operators.workers)
-        verbs = (*VERBS, *SUBMISSION)
         self._description = document(verbs)
         paths: dict[str, dict[str, Verb]] = defaultdict(dict)
         for verb in verbs:
@@ -91,7 +90,7 @@ class Api:
             raise Problem(
                 403,
                 "clear_text",
-                "from other machines tokens are taken over TLS, or from a proxy of [admin] proxy_networks",
+                "from other machines tokens are taken over TLS, or from a proxy that this relay trusts",
             )
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         challenge = {"WWW-Authenticate": 'Bearer realm="zonerelay"'}

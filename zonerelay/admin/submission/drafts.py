@@ -23,7 +23,7 @@ import msgspec
 
 from zonerelay.admin.api.problems import FieldError, Problem
 from zonerelay.admin.submission.body import JsonBody, StoredBase64, TooLargeError
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
@@ -116,12 +116,13 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who hands the message in, under which key, and the settings in force."""
+    """Who hands the message in, under which key, and the settings in force; `listener` are the rules."""
 
     user: str
     client: str
     key: str
     settings: Settings
+    listener: ListenerSettings
 
 
 class Faults:
@@ -303,7 +304,7 @@ def _files(given: Submission, body: JsonBody, faults: Faults) -> tuple[File, ...
 
 def _wishes(given: Submission, origin: Origin, now: float, faults: Faults) -> tuple[bytes, dict[str, str]]:
     """Fields in front of the message, and parameters of MAIL."""
-    listener = origin.settings.listener[0]
+    listener = origin.listener
     lines, parameters = [], dict[str, str]()
     for at, tag in enumerate(given.tags):
         if not _WORD.fullmatch(tag) or at >= MAX_TAGS:
@@ -327,7 +328,7 @@ def _wishes(given: Submission, origin: Origin, now: float, faults: Faults) -> tu
             {origin.user, "*"} & set(listener.zone_header_users)
             or Networks(listener.zone_header_networks).match(origin.client)
         ):
-            faults.add("/zone", "this user may not name a zone (zone_header_users of the first [[listener]])")
+            faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
     if given.require_tls:
         faults.add("/require_tls", "not supported for one message: a zone can demand TLS of its connections")
     if given.send_at is not None:

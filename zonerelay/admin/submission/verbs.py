@@ -114,6 +114,9 @@ _reading = Counter[str]()
 @contextlib.contextmanager
 def _submitted(call: Call) -> Iterator[Origin]:
     origin = _origin(call)
+    if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
+        yield origin  # it is here already, and small
+        return
     if _reading.total() >= MAX_AT_ONCE or _reading[origin.user] >= MAX_OF_ONE:
         raise Problem(503, "busy", "too many messages are being read", fields={"Retry-After": "1"})
     _reading[origin.user] += 1
@@ -133,13 +136,17 @@ def _origin(call: Call) -> Origin:
     if "Idempotency-Key" in call.request.headers and not _KEY.fullmatch(key):
         raise Problem(400, "malformed", "Idempotency-Key has to be 1 to 255 visible ASCII characters")
     return Origin(
-        user=call.token.user, client=VISIT.get().client, key=key, settings=call.operators.settings()
+        user=call.token.user,
+        client=VISIT.get().client,
+        key=key,
+        settings=call.operators.settings(),
+        listener=call.operators.rules(),
     )
 
 
 async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    end = loop.time() + origin.settings.listener[0].transaction_timeout
+    end = loop.time() + origin.listener.transaction_timeout
     while True:
         try:
             async with asyncio.timeout_at(min(end, loop.time() + SILENCE)):
@@ -156,7 +163,7 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
     """The body, read to its end."""
     if call.request.content_type != _JSON:
         raise Problem(415, "unsupported_media_type", f"{call.request.content_type} is not taken here")
-    limit = origin.settings.listener[0].max_message_size * 4 // 3 * 78 // 76 + SLACK
+    limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
         raise Problem(413, "too_large", f"the body has more than {limit} octets")
     with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
@@ -270,11 +277,11 @@ def _refusal(sending: Sending, refused: list[tuple[Mailbox, Answered]]) -> Probl
 
 
 async def _take_raw(call: Call, origin: Origin) -> Accepted:
-    limit = origin.settings.listener[0].max_message_size
+    limit = origin.listener.max_message_size
     if (call.request.content_length or 0) > limit:
         raise Problem(413, "too_large", f"the message has more than {limit} octets")
     pieces = _strict_lines(_pieces(call, origin))
-    scanner = HeaderScanner(origin.settings.listener[0].max_header_size)
+    scanner = HeaderScanner(origin.listener.max_header_size)
     try:
         while scanner.header is None and (piece := await anext(pieces, None)) is not None:
             scanner.feed(piece)

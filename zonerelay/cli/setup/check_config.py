@@ -21,6 +21,7 @@ from zonerelay.config.settings import (
     OPEN_RELAY_WORDS,
     Backend,
     ListenerAuth,
+    ListenerProtocol,
     ListenerSettings,
     ListenerTls,
     RetryPolicyName,
@@ -88,6 +89,8 @@ def _listener(listener: ListenerSettings) -> str:
     tls = _TLS[listener.tls]
     if listener.tls is ListenerTls.STARTTLS and listener.require_tls:
         tls += " only"
+    if listener.protocol is ListenerProtocol.HTTP:
+        tls = " over HTTPS" if tls else " over HTTP"
     policy = f", asks {listener.policy}" if listener.policy else ""
     size = format_size(listener.max_message_size)
     return f"listener {listener.address}{tls} from {', '.join(_who(listener))}, up to {size}{policy}"

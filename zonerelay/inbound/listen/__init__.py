@@ -1,8 +1,9 @@
-"""Listening sockets: `listeners` owns those of a worker, `listener` one address and its sessions.
+"""Listening sockets: `listeners` owns those of a worker; `listener` is one for SMTP with its sessions,
+`http_listener` one for HTTP with its connections.
 
-`binding` makes sockets and says in words why an address cannot be used; `sibling_sockets` accepts clients
-that wait at the socket of another worker.
+`listening_socket` opens the socket of either; `binding` makes sockets and says in words why an address cannot
+be used; `sibling_sockets` accepts clients that wait at the socket of another worker.
 
-Code outside takes `listeners`, `listener` for its error, and `binding`, with which the supervisor binds for
-all workers.
+Code outside takes `listeners`, `http_connection` for the seam to the HTTP server, and `binding`, with which
+the supervisor binds for all workers.
 """

@@ -21,6 +21,10 @@ _WORDS = {
 _LOOK_TIMEOUT = 1.0
 
 
+class ListenError(Exception):
+    """The address cannot be listened on; the text is for the operator."""
+
+
 def explained(error: OSError) -> str:
     return _WORDS.get(error.errno or 0, error.strerror or str(error))
 

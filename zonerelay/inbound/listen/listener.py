@@ -1,6 +1,6 @@
-"""A listening socket and the sessions it has made.
+"""One [[listener]] for SMTP and the sessions it has made.
 
-Owns the server socket and what its sessions share. `start` says in words why an address cannot be used.
+Owns what its sessions share. `start` says in words why an address cannot be used.
 Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a transaction the time to
 finish it and never leaves a commit behind.
 """
@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import sys
 from dataclasses import replace
-from pathlib import Path
 
-from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
-from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.listen.binding import BACKLOG, bound, explained, refuse_live_socket
+from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls
 from zonerelay.inbound.listen.in_process import connect
-from zonerelay.inbound.listen.sibling_sockets import SiblingSockets
+from zonerelay.inbound.listen.listening_socket import ListeningSocket
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import ListenerContext, NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import HTTP_NOTE, ListenerContext, NotifyQueue, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy, Consultants
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
@@ -32,10 +29,6 @@ from zonerelay.telemetry.events.events import Events
 
 TALKING = 1.0
 """Seconds after which a client that is in no transaction counts as idle when the relay stops."""
-
-
-class ListenError(Exception):
-    """The address cannot be listened on; the text is for the operator."""
 
 
 class Listener:
@@ -59,9 +52,9 @@ class Listener:
         """`over_http`: no client reaches it. The relay's own HTTP server hands mail in, under these settings:
         by `connect`, or from another process through the socket of `start_at`.
         """
+        settings = _for_http(settings) if over_http else settings
         self.settings = settings
         self._over_http = over_http
-        self._inherited = inherited
         self._events = events
         self._shared = shared
         self._context = ListenerContext(
@@ -80,9 +73,7 @@ class Listener:
         self._admission: Admission[Session] = Admission(
             settings, memory=shared.memory, metrics=events.metrics, over_http=over_http
         )
-        self._server: asyncio.Server | None = None
-        self._siblings: SiblingSockets | None = None
-        self._socket_path: Path | None = None
+        self._socket = ListeningSocket(inherited, self._session)
 
     @property
     def connections(self) -> int:
@@ -91,48 +82,22 @@ class Listener:
     @property
     def addresses(self) -> list[str]:
         """The addresses that the socket is bound to, as in the configuration; empty before `start`."""
-        if self._server is None:
-            return []
-        names = [each.getsockname() for each in self._server.sockets]
-        return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
+        return self._socket.addresses
 
     async def start(self) -> None:
         """Raises ListenError."""
-        text = self.settings.address
-        try:
-            self._server = await self._listen(parse_listen(text))
-        except ValueError as error:
-            raise ListenError(f"cannot listen on {text}: {error}") from error
-        except OSError as error:
-            raise ListenError(f"cannot listen on {text}: {explained(error)}") from error
+        await self._socket.start(self.settings.address)
+
+    async def start_at(self, bound_socket: socket.socket) -> None:
+        """Listen on a Unix socket instead."""
+        await self._socket.start_at(bound_socket)
 
     def connect(self, client: asyncio.Protocol) -> None:
         """Begin a session with a client in this process."""
         connect(client, self._session())
 
-    async def start_at(self, bound_socket: socket.socket) -> None:
-        self._socket_path = Path(bound_socket.getsockname())
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._session, sock=bound_socket, backlog=BACKLOG)
-
     def _session(self) -> Session:
         return Session(self._context, self._admission, asyncio.get_running_loop())
-
-    async def _listen(self, address: ListenAddress) -> asyncio.Server:
-        loop, session = asyncio.get_running_loop(), self._session
-        handed = self._inherited.take(self.settings.address)
-        if handed is not None:
-            text = self.settings.address
-            others, spare = self._inherited.take_others(text), self._inherited.take_spare(text)
-            self._siblings = SiblingSockets(others, session, spare=spare) if others or spare else None
-            return await _serve(loop, session, handed)
-        if address.is_unix:
-            path = Path(address.path)
-            refuse_live_socket(path)
-            server = await loop.create_unix_server(session, address.path, backlog=BACKLOG)
-            self._socket_path = path
-            return server
-        return await loop.create_server(session, sock=bound(address), backlog=BACKLOG)
 
     def _consultants(
         self, settings: ListenerSettings, shared: SharedContext, policy: AskedPolicy | None
@@ -152,6 +117,7 @@ class Listener:
         policy: AskedPolicy | None = None,
     ) -> None:
         """Apply these settings to new sessions; open sessions keep those they began with."""
+        settings = _for_http(settings) if self._over_http else settings
         self.settings = settings
         self._shared = shared
         self._context = replace(
@@ -172,14 +138,7 @@ class Listener:
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""
-        if self._server is None:
-            return
-        self._server.close()
-        self._server = None
-        if self._siblings is not None:
-            self._siblings.close()
-        if self._socket_path is not None:
-            self._socket_path.unlink(missing_ok=True)
+        self._socket.close()
 
     async def drain(self, timeout: float) -> None:
         """Send 421 to idle clients now, to the others after their transaction; after `timeout` close hard.
@@ -203,10 +162,16 @@ class Listener:
             await self._admission.emptied(None)
 
 
-async def _serve(
-    loop: asyncio.AbstractEventLoop, session: Callable[[], Session], handed: socket.socket
-) -> asyncio.Server:
-    """Listen on a socket that stays open elsewhere when we close ours."""
-    if handed.family == socket.AF_UNIX:
-        return await loop.create_unix_server(session, sock=handed, backlog=BACKLOG)
-    return await loop.create_server(session, sock=handed, backlog=BACKLOG)
+def _for_http(settings: ListenerSettings) -> ListenerSettings:
+    """A token has let the client in: it needs no log-in and no TLS. One request names all its recipients, so
+    that many of them may be refused.
+    """
+    return replace(
+        settings,
+        tls=ListenerTls.NONE,
+        require_tls=False,
+        auth=ListenerAuth.OFF,
+        drop_headers=(*settings.drop_headers, HTTP_NOTE),
+        max_commands=sys.maxsize,
+        max_errors=sys.maxsize,
+    )

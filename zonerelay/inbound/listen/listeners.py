@@ -12,27 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
 from zonerelay.config.endpoints import CAPTURE
-from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.listen.listener import Listener, ListenError
+from zonerelay.inbound.listen.binding import ListenError
+from zonerelay.inbound.listen.http_connection import OpenHttp
+from zonerelay.inbound.listen.http_listener import HttpListener
+from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.policy import Policy, PolicyContext
 from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import (
-    HTTP_NOTE,
     NotifyQueue,
     RefusesMail,
     SharedContext,
@@ -60,7 +61,7 @@ LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
 class _Kept:
     """A listener and what is its own."""
 
-    listener: Listener
+    listener: Listener | HttpListener
     certificates: TlsContexts | None
     policy: PolicyRunner | None
 
@@ -69,7 +70,7 @@ class Listeners:
     """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose.
 
     `srs` gives what [srs] is now, `None` for nothing. `pages` makes the store in which the usage of users is
-    counted.
+    counted. `open_http` loads the HTTP server of a listener.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Listeners:
         clock: Clock,
         secret: bytes,
         pages: Callable[[], BookStore],
+        open_http: OpenHttp,
         srs: Callable[[], Srs | None] = lambda: None,
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
         orders: RefusesMail | None = None,
@@ -120,6 +122,8 @@ class Listeners:
             clock=clock,
             inherited=inherited,
         )
+        self._open_http = open_http
+        self._inherited = inherited
         self._kept: list[_Kept] = []
         self.over_http: Listener | None = None
         """Mail over HTTP at the address of [admin] goes by the rules of the first listener."""
@@ -182,7 +186,7 @@ class Listeners:
         if settings.admin.address:
             first = self._kept[0]
             self.over_http = self._make_listener(
-                _for_http(first.listener.settings), shared=self._shared, policy=first.policy, over_http=True
+                first.listener.settings, shared=self._shared, policy=first.policy, over_http=True
             )
             if over_http is not None:
                 await self.over_http.start_at(over_http)
@@ -197,6 +201,8 @@ class Listeners:
         wanted = {each.address: each for each in settings.listener}
         for kept in list(self._kept):
             new = wanted.pop(kept.listener.settings.address, None)
+            if new is not None and new.protocol is not kept.listener.settings.protocol:
+                wanted[new.address], new = new, None  # another listener at the same address
             if new is None:
                 self._kept.remove(kept)
                 self._let_go(kept, settings.shutdown_timeout)
@@ -215,8 +221,7 @@ class Listeners:
         address = settings.listener[0].address
         for kept in self._kept:
             if self.over_http is not None and kept.listener.settings.address == address:
-                rules = _for_http(kept.listener.settings)
-                self.over_http.configure(rules, self._shared, policy=kept.policy)
+                self.over_http.configure(kept.listener.settings, self._shared, policy=kept.policy)
         for problem in problems:
             self._events.lifecycle("reload-incomplete", problem=problem)
         return tuple(problems)
@@ -238,7 +243,7 @@ class Listeners:
             self._users.close()
         await self._guard.close()
 
-    def _all(self) -> list[Listener]:
+    def _all(self) -> list[Listener | HttpListener]:
         over_http = [] if self.over_http is None else [self.over_http]
         return [kept.listener for kept in self._kept] + over_http
 
@@ -281,9 +286,20 @@ class Listeners:
         """Raises ValueError."""
         certificates = self._certificates(settings)
         policy = self._policy(settings)
-        listener = self._make_listener(
-            _bounded(settings, policy), shared=self._shared, certificates=certificates, policy=policy
-        )
+        bounded, make = _bounded(settings, policy), self._make_listener
+        if settings.protocol is ListenerProtocol.HTTP:
+            door = make(bounded, shared=self._shared, policy=policy, over_http=True)
+            http = HttpListener(
+                bounded,
+                door,
+                open_http=self._open_http,
+                events=self._events,
+                shared=self._shared,
+                certificates=certificates,
+                inherited=self._inherited,
+            )
+            return _Kept(http, certificates, policy)
+        listener = make(bounded, shared=self._shared, certificates=certificates, policy=policy)
         return _Kept(listener, certificates, policy)
 
     def _configure(self, kept: _Kept, new: ListenerSettings) -> None:
@@ -327,7 +343,7 @@ class Listeners:
             else None,
         )
 
-    def _retire(self, policy: PolicyRunner, listener: Listener) -> None:
+    def _retire(self, policy: PolicyRunner, listener: Listener | HttpListener) -> None:
         """Close it when no session is left that began with it: an application may keep one all day."""
 
         async def retire() -> None:
@@ -350,21 +366,6 @@ class Listeners:
         await kept.listener.drain(timeout)
         if kept.policy is not None:
             await kept.policy.close()
-
-
-def _for_http(settings: ListenerSettings) -> ListenerSettings:
-    """A token has let the client in: it needs no log-in and no TLS. One request names all its recipients, so
-    that many of them may be refused.
-    """
-    return replace(
-        settings,
-        tls=ListenerTls.NONE,
-        require_tls=False,
-        auth=ListenerAuth.OFF,
-        drop_headers=(*settings.drop_headers, HTTP_NOTE),
-        max_commands=sys.maxsize,
-        max_errors=sys.maxsize,
-    )
 
 
 def _files(settings: ListenerSettings) -> tuple[object, ...]:

@@ -77,7 +77,8 @@ class Admission(Generic[S]):
         if reason is not None:
             return client, _TOO_MANY[reason]
         memory.holders.add(session)
-        self._metrics.inbound.value += 1
+        if not self._over_http:  # its clients are counted where they connect
+            self._metrics.inbound.value += 1
         return client, None
 
     def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
@@ -90,7 +91,8 @@ class Admission(Generic[S]):
         """The connection is gone."""
         self._limits.leave(_counted_as(client))
         self._memory.holders.discard(session)
-        self._metrics.inbound.value -= 1
+        if not self._over_http:
+            self._metrics.inbound.value -= 1
 
     def forget(self, session: S) -> None:
         """The connection is gone and no work of the session is left."""

@@ -59,6 +59,11 @@ class ListenerTls(enum.StrEnum):
     IMPLICIT = "implicit"
 
 
+class ListenerProtocol(enum.StrEnum):
+    SMTP = "smtp"
+    HTTP = "http"
+
+
 class ListenerAuth(enum.StrEnum):
     OFF = "off"
     OPTIONAL = "optional"
@@ -87,6 +92,10 @@ class ListenerSettings:
     address: str = text("127.0.0.1:2525", form=forms.listen)
     """Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". Loopback
     and an unprivileged port are the default because they are safe and need no rights.
+    """
+    protocol: ListenerProtocol = choice(ListenerProtocol.SMTP)
+    """http: applications hand mail in with POST /v1/messages and a token (docs/http.md), by the limits of
+    this listener. It needs auth = "required", and its tls is none or implicit.
     """
     tls: ListenerTls = choice(ListenerTls.NONE)
     """none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). Other
@@ -138,7 +147,8 @@ class ListenerSettings:
     """
     xclient_networks: tuple[Network, ...] = networks(())
     """Servers in front of this one, such as nginx, that may say with XCLIENT who the client is and as whom it
-    has logged in. Trust them as you trust the relay itself.
+    has logged in; over HTTP, with X-Forwarded-For who the client is. Trust them as you trust the relay
+    itself.
     """
     check_sender_domain: bool = switch(False)
     """Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null MX), 550
@@ -267,6 +277,8 @@ def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, ta
         if report.sound(*path, "tls"):
             _check_tls(listener, path, report)
             _check_auth(listener, path, report)
+        if listener.protocol is ListenerProtocol.HTTP:
+            _check_http(listener, path, report)
 
 
 def _check_words(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
@@ -392,6 +404,23 @@ def _check_tls(listener: ListenerSettings, path: KeyPath, report: Report) -> Non
         report.refuse((*path, "require_tls"), 'needs tls = "starttls" (with "implicit" there is always TLS)')
 
 
+def _check_http(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    """Refuses what would promise a way in that HTTP does not have."""
+    if listener.auth is not ListenerAuth.REQUIRED and report.sound(*path, "auth"):
+        report.refuse(
+            (*path, "protocol"),
+            '"http" needs auth = "required": each request names its user with a token',
+        )
+    if listener.tls is ListenerTls.STARTTLS:
+        report.refuse((*path, "tls"), 'is "none" or "implicit" with protocol = "http", which has no STARTTLS')
+    for key in ("allow_certificates", "authenticator"):
+        if getattr(listener, key) and report.sound(*path, key):
+            report.refuse(
+                (*path, key),
+                'is not used with protocol = "http": a token names the user (zonerelay token add)',
+            )
+
+
 def _check_pairs(certificates: Sequence[Path], keys: Sequence[Path], path: KeyPath, report: Report) -> None:
     if certificates and keys and len(keys) != len(certificates):
         report.refuse(
@@ -417,6 +446,8 @@ def _check_auth(listener: ListenerSettings, path: KeyPath, report: Report) -> No
         return
     if not report.sound(*path, "cleartext_auth"):
         return
+    if listener.protocol is ListenerProtocol.HTTP and parse_listen(listener.address).is_loopback:
+        return  # a proxy on this machine has the TLS
     report.refuse(
         (*path, "auth"),
         f'"{listener.auth}" with tls = "none" would send passwords in clear text: give the listener tls, '

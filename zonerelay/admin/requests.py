@@ -1,0 +1,89 @@
+"""The handling that every HTTP server of the relay gives a request: its client, the answer to a failure, and
+the fields of every answer.
+
+Behind a proxy that is believed the client and the scheme are those that the proxy says. An error is plain
+text without detail where a part has no form of its own; the detail goes to `trouble`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from zonerelay.admin.visit import Visit, plain
+from zonerelay.routing.zones.networks import Networks
+
+Trouble = Callable[[str, BaseException], None]
+
+
+def _quiet_logger() -> logging.Logger:
+    """Aiohttp logs every malformed request as an error with a traceback: noise that a stranger controls."""
+    logger = logging.getLogger("zonerelay.admin.http")
+    logger.setLevel(logging.CRITICAL)
+    return logger
+
+
+OPTIONS: dict[str, Any] = {
+    "handler_cancellation": True,
+    "access_log": None,
+    "logger": _quiet_logger(),
+    "max_line_size": 8190,
+    "max_field_size": 4096,
+    # Seconds for which a client that was refused may go on sending a body, so that it sees the refusal.
+    "lingering_time": 2.0,
+}
+"""Of aiohttp's servers."""
+
+
+def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Visit:
+    """`secure`: the connection has TLS."""
+    peername = request.transport.get_extra_info("peername") if request.transport is not None else None
+    peer = client = _unmapped(str(peername[0])) if peername else ""
+    if not proxies.match(peer):
+        return Visit(client, secure, private=secure or _is_loopback(peer))
+    for name in reversed(request.headers.get("X-Forwarded-For", "").split(",")):
+        if not (name := name.strip()):
+            break
+        client = _unmapped(name)
+        if not proxies.match(client):
+            break
+    scheme = request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower()
+    return Visit(client, scheme == "https", private=scheme != "http" or _is_loopback(client))
+
+
+async def answered(request: web.Request, handler: Handler, trouble: Trouble) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        allowed = error.headers.get("Allow")
+        return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})
+    except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
+        trouble("admin-http", error)
+        return plain(500, "something went wrong; the relay's log has it as `trouble`")
+
+
+async def dress(_request: web.BaseRequest, response: web.StreamResponse) -> None:
+    response.headers.popall("Server", None)
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+
+
+@lru_cache(maxsize=1024)
+def _unmapped(address: str) -> str:
+    """The address as `ipaddress` writes it, IPv4 also where an IPv6 socket has it; "" if it is none."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(address: str) -> bool:
+    return bool(address) and ipaddress.ip_address(address).is_loopback

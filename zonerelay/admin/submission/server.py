@@ -1,0 +1,64 @@
+"""The HTTP server of a [[listener]] with protocol = "http": mail of one's own, and nothing else of the API.
+
+Its connections come without PROXY header and TLS (`inbound/listen/http_connection`), and say whether another
+machine can read along. A token is needed for every request but the description, so no web page reaches it
+through DNS rebinding, and it answers to every name. A client that was not let in gets one answer. A
+connection that is idle for `idle_timeout` ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from zonerelay.admin.api.routes import Api
+from zonerelay.admin.operators import Operators
+from zonerelay.admin.requests import OPTIONS, answered, dress, visit_of
+from zonerelay.admin.submission.verbs import SUBMISSION
+from zonerelay.admin.visit import VISIT
+from zonerelay.config.settings import ListenerSettings
+from zonerelay.inbound.listen.http_connection import PRIVATE
+from zonerelay.routing.zones.networks import Networks
+
+
+class SubmissionServer:
+    """`rules` gives the settings of the listener as they are now."""
+
+    def __init__(self, operators: Operators, rules: Callable[[], ListenerSettings]) -> None:
+        self._operators = operators
+        self._rules = rules
+        self._api = Api(operators, SUBMISSION)
+        self._proxies = (rules().xclient_networks, Networks(rules().xclient_networks))
+        self._server = web.Server(
+            self._handle,  # type: ignore[arg-type]  # the verbs need no more than a BaseRequest
+            **OPTIONS,
+            keepalive_timeout=rules().idle_timeout,
+        )
+
+    def connection(self) -> asyncio.Protocol:
+        return self._server()
+
+    async def close(self, timeout: float) -> None:
+        """End idle connections, and the others after the request at hand, or after `timeout` seconds."""
+        self._server.pre_shutdown()
+        await self._server.shutdown(timeout)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        transport, rules = request.transport, self._rules()
+        secure = transport is not None and bool(transport.get_extra_info(PRIVATE))
+        visit = visit_of(request, self._trusted(rules), secure=secure)
+        if rules.cleartext_auth or rules.address.startswith("unix:"):
+            visit.private = True
+        VISIT.set(visit)
+        response = await answered(request, self._api.serve, self._operators.trouble)
+        await dress(request, response)
+        if not visit.identified or not request.content.at_eof():
+            response.force_close()  # what is left of a body is not read for the sake of a connection
+        return response
+
+    def _trusted(self, rules: ListenerSettings) -> Networks:
+        if self._proxies[0] is not rules.xclient_networks:
+            self._proxies = (rules.xclient_networks, Networks(rules.xclient_networks))
+        return self._proxies[1]

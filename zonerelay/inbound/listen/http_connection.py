@@ -1,0 +1,270 @@
+"""One client of a listener for HTTP: counts it, takes PROXY header and TLS off its bytes, and hands the rest
+to the HTTP server.
+
+The connection ends when it is one too many, when a handshake fails or takes longer than `HANDSHAKE`, and when
+the HTTP server ends it. An SMTP session in this process takes the mail, so this side never holds a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from zonerelay.config.settings import ListenerSettings, ListenerTls
+from zonerelay.inbound.access.networks import Client
+from zonerelay.inbound.limits.memory import TLS_COST
+from zonerelay.inbound.session.admission import Admission
+from zonerelay.inbound.session.transport import Transport, TransportFault
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import HANDSHAKE, SharedContext
+from zonerelay.inbound.state.replies import ServerReply
+from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.model.envelope import Origin
+from zonerelay.telemetry.events.events import Events
+
+PRIVATE = "private"
+"""What the HTTP server asks its transport: no other machine can read along."""
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
+
+
+class ServesHttp(Protocol):
+    """The HTTP server of a listener, which knows neither sockets nor TLS."""
+
+    def connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+
+    async def close(self, timeout: float) -> None:
+        """End idle connections, and the others after the request at hand, or after `timeout` seconds."""
+
+
+class HttpDoor(Protocol):
+    """What a connection needs of its listener."""
+
+    settings: ListenerSettings
+    certificates: TlsContexts | None
+    shared: SharedContext
+    admission: Admission[HttpConnection]
+    events: Events
+
+    @property
+    def service(self) -> ServesHttp | Awaitable[ServesHttp]:
+        """The HTTP server, or what it will be when it has been loaded."""
+
+
+class HttpConnection(asyncio.Protocol):
+    def __init__(self, door: HttpDoor, loop: asyncio.AbstractEventLoop) -> None:
+        self._door = door
+        self._loop = loop
+        self._transport: Transport
+        self._raw: asyncio.Transport
+        self._client: Client
+        self._server: asyncio.Protocol | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._admitted = self._closing = False
+        self._waiting = bytearray()  # until the HTTP server is there
+        self.held = 0
+
+    # The event loop calls these.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._raw = transport  # type: ignore[assignment]  # uvloop's have the methods, but not the base class
+        self._transport = Transport(self._raw, self._loop)
+        door = self._door
+        self._client, refusal = door.admission.welcome(self, transport.get_extra_info("peername"))
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        self._admitted = True
+        self._timer = self._loop.call_later(HANDSHAKE, self.abort)
+        if self._client.proxies:
+            self._transport.expect_proxy_header()
+        else:
+            self._open()
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        while transport.is_wrapped and data and not self._closing:
+            named, secured = transport.named, transport.secured
+            try:
+                data = transport.receive(data)
+            except TransportFault as fault:
+                self._refuse(replies.TLS_FAULT if fault.tls else replies.BAD_PROXY, str(fault))
+                return
+            if transport.named is not named:
+                assert transport.named is not None
+                self._is_now(transport.named.address, transport.named.port)
+                continue
+            if transport.secured is not secured and transport.secured is not None:
+                self._door.events.metrics.tls_sessions.add((transport.secured.version,))
+                self._begin()
+            if transport.ended:
+                self._loop.call_soon(self.close)
+            break
+        if self._closing or not data:
+            return
+        if isinstance(self._server, asyncio.Protocol):
+            self._server.data_received(data)
+        else:
+            self._waiting += data
+
+    def eof_received(self) -> bool | None:
+        return self._server.eof_received() if self._server is not None else None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closing = True
+        self._transport.lost()
+        self._stop_timer()
+        self._door.shared.memory.used -= self.held
+        self.held = 0
+        if self._server is not None:
+            self._server.connection_lost(error)
+        if self._admitted:
+            self._door.admission.farewell(self, self._client)
+        self._door.admission.forget(self)
+
+    def pause_writing(self) -> None:
+        if self._server is not None:
+            self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._server is not None:
+            self._server.resume_writing()
+
+    # `SessionMemory` calls these.
+
+    @property
+    def must_stay(self) -> bool:
+        """Most of what it holds is a session's, which is ended instead."""
+        return True
+
+    def shed(self) -> None:
+        self.abort()
+
+    # From the handshakes to the HTTP server.
+
+    def _open(self) -> None:
+        """The client is known."""
+        if self._door.settings.tls is ListenerTls.NONE:
+            self._begin()
+            return
+        assert self._door.certificates is not None
+        self._transport.start_tls(self._door.certificates.channel())
+        self.held = TLS_COST
+        self._door.shared.memory.used += TLS_COST
+
+    def _is_now(self, address: str, port: int) -> None:
+        """Count the connection as that of the client that the PROXY header names."""
+        self._client, refusal = self._door.admission.readmit(self._client, address, port)
+        if refusal is not None:
+            self._refuse(refusal)
+        else:
+            self._open()
+
+    def _begin(self) -> None:
+        service = self._door.service
+        if isinstance(service, Awaitable):
+            self._transport.pause_reading(True)
+            asyncio.ensure_future(service).add_done_callback(self._is_there)
+        else:
+            self._serve(service)
+
+    def _is_there(self, loaded: asyncio.Future[ServesHttp]) -> None:
+        """The first clients wait until the HTTP server has been loaded."""
+        if self._closing:
+            return
+        if loaded.cancelled() or loaded.exception() is not None:
+            self.abort()
+            return
+        self._transport.pause_reading(False)
+        self._serve(loaded.result())
+
+    def _serve(self, service: ServesHttp) -> None:
+        self._stop_timer()
+        self._server = service.connection()
+        secured = self._transport.secured is not None
+        self._server.connection_made(_Stream(self, self._raw, self._transport, self._client, secured))
+        if self._waiting:
+            data, self._waiting = bytes(self._waiting), bytearray()
+            self._server.data_received(data)
+
+    # The end.
+
+    def close(self) -> None:
+        """Close once the output has gone out."""
+        if not self._closing:
+            self._closing = True
+            self._stop_timer()
+            self._timer = self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def _refuse(self, refusal: ServerReply, detail: str = "") -> None:
+        if refusal.reason is not None:
+            origin = Origin(client_address=self._client.address, protocol="HTTP")
+            self._door.events.refused(origin, "", refusal.reply, refusal.reason.value, detail=detail)
+        if self._door.settings.tls is ListenerTls.NONE:
+            self._transport.write(_BUSY)
+        self.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Stream(asyncio.Transport):
+    """The clear text of a connection, for the HTTP server."""
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        raw: asyncio.Transport,
+        transport: Transport,
+        client: Client,
+        secured: bool,
+    ) -> None:
+        super().__init__()
+        self._connection = connection
+        self._raw = raw
+        self._transport = transport
+        self._known = {"peername": (client.address, client.port), PRIVATE: secured}
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # Any: as asyncio has it
+        return self._known[name] if name in self._known else self._raw.get_extra_info(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        self._transport.write(bytes(data))
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading(True)
+
+    def resume_reading(self) -> None:
+        self._transport.pause_reading(False)
+
+    def is_reading(self) -> bool:
+        return not self._transport.is_paused
+
+    def get_write_buffer_size(self) -> int:
+        return self._raw.get_write_buffer_size()
+
+    def is_closing(self) -> bool:
+        return not self._transport.is_open
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def abort(self) -> None:
+        self._connection.abort()
+
+
+OpenHttp = Callable[
+    [Callable[[], ListenerSettings], Callable[[asyncio.Protocol], None]], Awaitable[ServesHttp]
+]
+"""Load the HTTP server of a listener, given its settings of now and the way to begin a session that takes
+mail.
+"""

@@ -1,0 +1,117 @@
+"""One [[listener]] for HTTP. Sessions of an SMTP listener that no client reaches (the door) take its mail,
+under the same settings, so that limits, rules and promises are those of every other mail.
+
+It loads the HTTP server with the first client, because aiohttp is a fifth of the memory of an idle relay.
+If loading fails, `trouble` hears of it, the client is turned away, and the next one tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from zonerelay.config.settings import ListenerSettings
+from zonerelay.inbound.listen.http_connection import HttpConnection, OpenHttp, ServesHttp
+from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.listen.listening_socket import ListeningSocket
+from zonerelay.inbound.session.admission import Admission
+from zonerelay.inbound.state.context import SharedContext
+from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.telemetry.events.events import Events
+
+
+class HttpListener:
+    def __init__(
+        self,
+        settings: ListenerSettings,
+        door: Listener,
+        *,
+        open_http: OpenHttp,
+        events: Events,
+        shared: SharedContext,
+        certificates: TlsContexts | None = None,
+        inherited: Inherited = NOTHING,
+    ) -> None:
+        self.settings = settings
+        self.certificates = certificates
+        self.shared = shared
+        self.events = events
+        self.admission: Admission[HttpConnection] = Admission(
+            settings, memory=shared.memory, metrics=events.metrics
+        )
+        self._door = door
+        self._open_http = open_http
+        self._service: ServesHttp | None = None
+        self._opening: asyncio.Task[ServesHttp] | None = None
+        self._socket = ListeningSocket(inherited, self._connection)
+
+    @property
+    def connections(self) -> int:
+        return self.admission.count
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that the socket is bound to, as in the configuration; empty before `start`."""
+        return self._socket.addresses
+
+    @property
+    def service(self) -> ServesHttp | Awaitable[ServesHttp]:
+        if self._service is not None:
+            return self._service
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._opened())
+        return self._opening
+
+    async def start(self) -> None:
+        """Raises ListenError."""
+        await self._socket.start(self.settings.address)
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self, asyncio.get_running_loop())
+
+    async def _opened(self) -> ServesHttp:
+        try:
+            self._service = await self._open_http(lambda: self.settings, self._door.connect)
+        except Exception as error:
+            self.events.trouble("http-listener", error)
+            raise
+        finally:
+            self._opening = None
+        return self._service
+
+    def configure(
+        self,
+        settings: ListenerSettings,
+        shared: SharedContext,
+        certificates: TlsContexts | None = None,
+        policy: AskedPolicy | None = None,
+    ) -> None:
+        """Apply these settings to new connections, and to new requests of open ones."""
+        self.settings, self.shared, self.certificates = settings, shared, certificates
+        self.admission.configure(settings)
+        self._door.configure(settings, shared, policy=policy)
+
+    def asks(self, policy: AskedPolicy) -> bool:
+        """See `Listener.asks`."""
+        return self._door.asks(policy)
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; connections stay."""
+        self._socket.close()
+
+    async def drain(self, timeout: float) -> None:
+        """End idle connections now, the others after the request at hand; after `timeout` close hard.
+
+        Returns when no connection is left. A message whose end has arrived is committed first.
+        """
+        self.admission.draining = True
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._service is not None:
+            await self._service.close(timeout)
+        for connection in tuple(self.admission.sessions):
+            connection.abort()
+        await self.admission.emptied(None)
+        await self._door.drain(timeout)
