@@ -10,6 +10,7 @@ import email.policy
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -188,6 +189,45 @@ def test_a_message_as_octets(app: Api, operator: Api) -> None:
     named = app("POST", path, raw, Content_Type="message/rfc822")
     assert [each["address"][0] for each in named.json["recipients"]] == ["d", "e"]
     assert operator.get(f"/v1/queue/messages/{named.json['id']}")["sender"] == ""
+
+
+def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, tmp_path: Path) -> None:
+    """As curl uploads them; neither of them is text, and one is long."""
+    files = {"logo.png": b"\x89PNG\r\n\0--", "report.pdf": os.urandom(1_000_000)}
+    for name, octets in files.items():
+        (tmp_path / name).write_bytes(octets)
+    html = '<img src="cid:logo.png">'
+    given: dict[str, Any] = {"from": "a@example.org", "to": "b@example.net"}
+    given["reply_to"] = ["c@example.org", "D <d@example.org>"]
+    given |= {"text": "x" * 100_000, "html": html, "attachments": [{"filename": "a.txt", "content": "YQ=="}]}
+    (tmp_path / "message.json").write_text(json.dumps(given))
+
+    def upload(*parts: str) -> Any:
+        address = f"http://{relay.host}:{relay.admin_port}/v1/messages"
+        command = ["curl", "--silent", "-H", f"Authorization: {app.fields['Authorization']}", address]
+        command += [word for part in parts for word in ("-F", part)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=30)
+        return json.loads(done.stdout)
+
+    message = "message=@message.json;type=application/json"
+    accepted = upload("attachment=@report.pdf;type=application/pdf", message, "inline=@logo.png")
+    found = body_of(operator, accepted["id"])
+    assert str(found["Reply-To"]) == "c@example.org, D <d@example.org>"
+    parts = {part.get_filename(): part for part in found.walk() if part.get_filename()}
+    assert {name: part.get_content() for name, part in parts.items()} == {**files, "a.txt": b"a"}
+    assert parts["logo.png"]["Content-ID"] == "<logo.png>"
+    assert parts["report.pdf"].get_content_type() == "application/pdf"
+    text = found.get_body(("plain",))
+    assert text is not None
+    assert text.get_content().rstrip() == given["text"]
+    for parts_given, code in (
+        (("attachment=@logo.png",), "no part called message"),
+        ((message, "file=@logo.png"), "a part is called 'file'"),
+        ((message, "attachment=@logo.png;type=multipart/mixed"), "/attachments/1"),
+    ):
+        assert code in upload(*parts_given)["detail"], code
+    cut = app("POST", "/v1/messages", b"--x\r\n", Content_Type="multipart/form-data; boundary=x")
+    assert cut.code == (400, "malformed")
 
 
 def test_withdrawn_and_later(relay: RelayProcess, app: Api) -> None:

@@ -1,4 +1,5 @@
-"""Reads a JSON document as it comes: long strings go to a file without a name, the rest stays in memory.
+"""Reads a JSON document as it comes: long strings go to a file without a name, as do files that come beside
+it; the rest stays in memory.
 
 In the document that `finish` returns a reference stands for each long string. A reference has a random part
 that the sender of the document does not know, so none can be forged. In memory are at most `MAX_DOCUMENT`
@@ -24,6 +25,8 @@ FEW = 1024
 """A string is long from here on, once the document is large."""
 MAX_DOCUMENT = 2 * 1024 * 1024
 WRITE = 256 * 1024
+READ = 57 * 4096
+"""A whole number of lines of base64, each with 57 octets."""
 MAX_TEXT = 8 * 1024 * 1024
 """Octets of a text or HTML: it is whole in memory when the message is composed."""
 
@@ -37,8 +40,8 @@ class TooLargeError(Exception):
     """The document is larger than may be; the text says how."""
 
 
-class LongString:
-    """A string in the file, as it stands between its quotes."""
+class StoredFile:
+    """Octets in the file: a file that was sent, or a string, as it stands between its quotes."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file = file
@@ -47,8 +50,8 @@ class LongString:
 
     def pieces(self) -> Iterator[bytes]:
         end = self._start + self._size
-        for at in range(self._start, end, WRITE):
-            yield os.pread(self._file.fileno(), min(WRITE, end - at), at)
+        for at in range(self._start, end, READ):
+            yield os.pread(self._file.fileno(), min(READ, end - at), at)
 
     def text(self) -> str:
         """Raises TooLargeError and msgspec.DecodeError."""
@@ -60,7 +63,7 @@ class LongString:
 class StoredBase64(Base64Text):
     """A file in base64 that is a long string. PHP escapes the slashes in it, .NET the plus signs."""
 
-    def __init__(self, long: LongString, name: str) -> None:
+    def __init__(self, long: StoredFile, name: str) -> None:
         super().__init__(b"", name)
         self._long = long
 
@@ -110,14 +113,17 @@ class JsonBody:
 
     def feed(self, piece: bytes) -> None:
         """Raises TooLargeError."""
-        self._size += len(piece)
-        if self._size > self._limit:
-            raise TooLargeError(f"the body has more than {self._limit} octets")
+        self._count(len(piece))
         data, self._rest, at = self._rest + piece, b"", 0
         while at < len(data):
             at = self._outside(data, at) if self._string is None else self._inside(self._string, data, at)
         if len(self._document) > MAX_DOCUMENT:
             raise TooLargeError(f"the body has more than {MAX_DOCUMENT} octets beside its long strings")
+
+    def _count(self, octets: int) -> None:
+        self._size += octets
+        if self._size > self._limit:
+            raise TooLargeError(f"the body has more than {self._limit} octets")
 
     def _outside(self, data: bytes, at: int) -> int:
         found = _OUTSIDE.match(data, at)
@@ -148,6 +154,20 @@ class JsonBody:
         self._rest = data[end:]  # a backslash, the letter behind it is to come
         return len(data)
 
+    def begin_file(self) -> None:
+        """What `add` takes from now on is a file, until `end_file`. No string is being read."""
+        self._begun = self._written + len(self._waiting)
+
+    def add(self, piece: bytes) -> None:
+        """Raises TooLargeError."""
+        self._count(len(piece))
+        self._waiting += piece
+
+    def end_file(self) -> StoredFile:
+        """Call `flush` before."""
+        start, self._begun = self._begun, -1
+        return self._stored(start, self._written - start)
+
     def flush(self) -> None:
         """Blocks. Raises OSError."""
         if not self._waiting:
@@ -164,13 +184,17 @@ class JsonBody:
             self._document += b'"' + self._string  # a string that has no end, for the parser to say so
         return bytes(self._document)
 
-    def long(self, text: str) -> LongString | None:
+    def long(self, text: str) -> StoredFile | None:
         """The string that this text refers to; `None`: it is a text as others."""
         if not text.startswith(self._nonce):
             return None
         _, start, size = text.split(":")
-        assert self._file is not None
-        return LongString(self._file, int(start), int(size))
+        return self._stored(int(start), int(size))
+
+    def _stored(self, start: int, size: int) -> StoredFile:
+        if self._file is None:  # nothing was ever written: the file is empty
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+        return StoredFile(self._file, start, size)
 
     def refers(self, data: bytes) -> bool:
         """Whether a reference is in the data."""

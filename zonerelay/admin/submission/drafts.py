@@ -12,7 +12,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 
 from zonerelay.admin.api.problems import FieldError, Problem
-from zonerelay.admin.submission.body import JsonBody, StoredBase64, TooLargeError
+from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile, TooLargeError
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
@@ -64,6 +64,16 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     content_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that came beside the JSON. `is_inline`: the HTML shows it by its name, as `cid:NAME`."""
+
+    name: str
+    content_type: str
+    content: StoredFile
+    is_inline: bool
+
+
 class EnvelopeGiven(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
@@ -84,7 +94,7 @@ class Submission(
     to: Some = ()
     cc: Some = ()
     bcc: Some = ()
-    reply_to: One | None = None
+    reply_to: Some = ()
     subject: str = ""
     text: str | None = None
     html: str | None = None
@@ -158,13 +168,15 @@ class Faults:
             raise Problem(422, "invalid", f"{first.pointer}: {first.detail}", errors=self._found)
 
 
-def sending_of(given: Submission, body: JsonBody, origin: Origin, now: float) -> Sending:
+def sending_of(
+    given: Submission, body: JsonBody, origin: Origin, now: float, uploads: Sequence[Upload] = ()
+) -> Sending:
     """Raises Problem."""
     faults = Faults()
     author = _one(given.from_, "from", faults)
     shown = {name: _some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc")}
-    headers: list[tuple[str, str | Address]] = []
-    if given.reply_to is not None and (reply_to := _one(given.reply_to, "reply_to", faults)):
+    headers: list[tuple[str, str | Sequence[Address]]] = []
+    if reply_to := _some(given.reply_to, "reply_to", faults):
         headers.append(("Reply-To", reply_to))
     with faults.at("/headers"):
         headers += [
@@ -173,7 +185,7 @@ def sending_of(given: Submission, body: JsonBody, origin: Origin, now: float) ->
     with faults.at("/subject"):
         checked_subject(given.subject)
     text, html = (_text(getattr(given, name), body, f"/{name}", faults) for name in ("text", "html"))
-    files = _files(given, body, faults)
+    files = _files(given, body, uploads, faults)
     front, parameters = _wishes(given, origin, now, faults)
     sender = NULL_SENDER if author is None else author.mailbox
     if given.envelope.from_ is not None:
@@ -287,9 +299,9 @@ def _text(given: str | None, body: JsonBody, pointer: str, faults: Faults) -> st
     return None
 
 
-def _files(given: Submission, body: JsonBody, faults: Faults) -> tuple[File, ...]:
+def _files(given: Submission, body: JsonBody, uploads: Sequence[Upload], faults: Faults) -> tuple[File, ...]:
     files = []
-    if len(given.attachments) > MAX_FILES:
+    if len(given.attachments) + len(uploads) > MAX_FILES:
         faults.add("/attachments", f"there are more than {MAX_FILES}")
     for at, each in enumerate(given.attachments[:MAX_FILES]):
         name = f"attachments[{at}]"
@@ -299,6 +311,11 @@ def _files(given: Submission, body: JsonBody, faults: Faults) -> tuple[File, ...
             if body.refers(f"{each.filename}{each.content_type}{each.content_id}".encode()):
                 raise BadRowError(f"{name} has a name or type that is too long")
             files.append(checked_file(File(each.filename, each.content_type, content, each.content_id), name))
+    for at, upload in enumerate(uploads[:MAX_FILES], len(given.attachments)):
+        with faults.at(f"/attachments/{at}"):
+            shown = upload.name if upload.is_inline else ""
+            file = File(upload.name, upload.content_type, upload.content, shown)
+            files.append(checked_file(file, f"attachments[{at}]"))
     return tuple(files)
 
 

@@ -11,23 +11,25 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from email.utils import getaddresses
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from zonerelay.admin.api.problems import Problem, ProblemBody, invalid, wrong
 from zonerelay.admin.api.verbs import Answer, Call, Verb
 from zonerelay.admin.submission import zonemta
-from zonerelay.admin.submission.body import LONG, JsonBody, TooLargeError
+from zonerelay.admin.submission.body import LONG, WRITE, JsonBody, TooLargeError
 from zonerelay.admin.submission.drafts import (
     Faults,
     Origin,
     Sending,
     Submission,
+    Upload,
     address,
     key_field,
     new_message_id,
@@ -52,7 +54,8 @@ SILENCE = 30.0
 MAX_BATCH = 500
 SLACK = 1024 * 1024
 
-_JSON, _MESSAGE = "application/json", "message/rfc822"
+_JSON, _MESSAGE, _FORM = "application/json", "message/rfc822", "multipart/form-data"
+T = TypeVar("T")
 _KEY = re.compile(r"[!-~]{1,255}")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
@@ -67,6 +70,14 @@ class RawQuery(
     from_: str | None = None
     to: str = ""
     partial: bool = False
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """A message whose files come as they are. The HTML shows an inline one by its name, as `cid:NAME`."""
+
+    message: Submission
+    attachment: tuple[bytes, ...] = ()
+    inline: tuple[bytes, ...] = ()
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,17 +156,48 @@ def _origin(call: Call) -> Origin:
 
 
 async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + origin.listener.transaction_timeout
-    while True:
+    read = _patiently(origin)
+    while piece := await read(call.request.content.readany()):
+        yield piece
+
+
+def _patiently(origin: Origin) -> Callable[[Awaitable[T]], Awaitable[T]]:
+    """Returns what awaits the next octets of a body that begins now, for as long as its client may take."""
+    end = asyncio.get_running_loop().time() + origin.listener.transaction_timeout
+
+    async def read(coming: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout_at(min(end, loop.time() + SILENCE)):
-                piece = await call.request.content.readany()
+            async with asyncio.timeout_at(min(end, asyncio.get_running_loop().time() + SILENCE)):
+                return await coming
         except TimeoutError:
             raise Problem(408, "too_slow", "the body did not come in time") from None
-        if not piece:
-            return
-        yield piece
+
+    return read
+
+
+@contextlib.contextmanager
+def _stored(call: Call, origin: Origin) -> Iterator[JsonBody]:
+    """What is stored of a body, until the block ends. Raises Problem."""
+    limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
+    if (call.request.content_length or 0) > limit:
+        raise Problem(413, "too_large", f"the body has more than {limit} octets")
+    with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
+        yield body
+
+
+@contextlib.contextmanager
+def _told(call: Call) -> Iterator[None]:
+    """Tells a client why its body cannot be taken. Raises Problem."""
+    try:
+        yield
+    except TooLargeError as error:
+        raise Problem(413, "too_large", str(error)) from None
+    except (ValueError, RuntimeError, AssertionError, HttpProcessingError) as error:  # aiohttp's, of forms
+        raise Problem(400, "malformed", f"the body is not multipart/form-data: {error}") from None
+    except OSError as error:
+        call.operators.trouble("submission", error)
+        again = {"Retry-After": "60"}
+        raise Problem(503, "unavailable", "no room to put the body", fields=again) from None
 
 
 @contextlib.asynccontextmanager
@@ -163,27 +205,51 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
     """The body, read to its end."""
     if call.request.content_type != _JSON:
         raise Problem(415, "unsupported_media_type", f"{call.request.content_type} is not taken here")
-    limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
-    if (call.request.content_length or 0) > limit:
-        raise Problem(413, "too_large", f"the body has more than {limit} octets")
-    with contextlib.closing(JsonBody(limit, origin.settings.spool.path.parent)) as body:
+    with _stored(call, origin) as body:
         if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
             yield body, call.request.content.read_nowait()  # no string in it is long
             return
-        try:
+        with _told(call):
             async for piece in _pieces(call, origin):
                 body.feed(piece)
                 if body.full:
                     await asyncio.to_thread(body.flush)
             if body.spills:
                 await asyncio.to_thread(body.flush)
-        except TooLargeError as error:
-            raise Problem(413, "too_large", str(error)) from None
-        except OSError as error:
-            call.operators.trouble("submission", error)
-            again = {"Retry-After": "60"}
-            raise Problem(503, "unavailable", "no room to put the body", fields=again) from None
         yield body, body.finish()
+
+
+@contextlib.asynccontextmanager
+async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes, list[Upload]]]:
+    """A form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
+    read, uploads, found = _patiently(origin), list[Upload](), b""
+    with _stored(call, origin) as body:
+        with _told(call):
+            reader = await call.request.multipart()
+            while (part := await read(reader.next())) is not None:
+                name = part.name if isinstance(part, BodyPartReader) else ""
+                if not isinstance(part, BodyPartReader) or name not in ("message", "attachment", "inline"):
+                    text = f"a part is called {name!r}: there are message, attachment and inline"
+                    raise Problem(422, "invalid", text)
+                if "Content-Transfer-Encoding" in part.headers:
+                    raise Problem(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
+                if name == "message":
+                    while piece := await read(part.read_chunk(WRITE)):
+                        body.feed(piece)
+                        if body.full:
+                            await asyncio.to_thread(body.flush)
+                    found = body.finish()
+                    continue
+                body.begin_file()
+                while piece := await read(part.read_chunk(WRITE)):
+                    body.add(piece)
+                    await asyncio.to_thread(body.flush)
+                kind = part.headers.get("Content-Type", "application/octet-stream")
+                uploads.append(Upload(part.filename or "", kind, body.end_file(), name == "inline"))
+            await asyncio.to_thread(body.flush)
+        if not found:
+            raise wrong("/message", "the form has no part called message with the JSON of the message")
+        yield body, found, uploads
 
 
 def _decoded(data: bytes, of: type[Any]) -> Any:
@@ -206,9 +272,11 @@ async def _submit(call: Call) -> Answer:
     with _submitted(call) as origin:
         if call.request.content_type == _MESSAGE:
             return _accepted(await _take_raw(call, origin))
+        if call.request.content_type == _FORM:
+            async with _form(call, origin) as (body, data, uploads):
+                return _accepted(await _take(call, origin, _decoded(data, Submission), body, uploads))
         async with _json(call, origin) as (body, data):
-            given = _decoded(data, Submission)
-            return _accepted(await _take(call, origin, given, body))
+            return _accepted(await _take(call, origin, _decoded(data, Submission), body))
 
 
 def _accepted(accepted: Accepted) -> web.Response:
@@ -217,12 +285,14 @@ def _accepted(accepted: Accepted) -> web.Response:
     return web.Response(status=202, body=data, headers=fields)
 
 
-async def _take(call: Call, origin: Origin, given: Submission, body: JsonBody) -> Accepted:
+async def _take(
+    call: Call, origin: Origin, given: Submission, body: JsonBody, uploads: Sequence[Upload] = ()
+) -> Accepted:
     now = call.operators.clock.now()
     if body.spills:
-        sending = await asyncio.to_thread(sending_of, given, body, origin, now)
+        sending = await asyncio.to_thread(sending_of, given, body, origin, now, uploads)
     else:
-        sending = sending_of(given, body, origin, now)
+        sending = sending_of(given, body, origin, now, uploads)
     return await _hand_over(call, origin, sending, _composed(sending))
 
 
@@ -417,7 +487,7 @@ SUBMISSION: tuple[Verb, ...] = (
         _submit,
         Accepted,
         parameters=RawQuery,
-        streams={_JSON: Submission, _MESSAGE: None},
+        streams={_JSON: Submission, _MESSAGE: None, _FORM: Form},
         success=202,
     ),
     _mail(

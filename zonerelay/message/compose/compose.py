@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from zonerelay.message.compose import mime
-from zonerelay.message.compose.mime import Base64Text
 from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.address import Mailbox
 
@@ -31,13 +31,22 @@ class Address:
         return f"{mime.phrase(self.name)} <{self.mailbox}>" if self.name else self.mailbox
 
 
+class Content(Protocol):
+    """The octets of a file."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yields the octets, from the beginning at each call. Every piece but the last holds whole lines of
+        base64, of 57 octets. Raises Base64Error.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """An attached file. `content_type` is checked. With a `content_id` the HTML can show it."""
 
     name: str
     content_type: str
-    content: Base64Text
+    content: Content
     content_id: str = ""
 
 
@@ -55,7 +64,7 @@ class Draft:
     subject: str = ""
     text: str | None = None
     html: str | None = None
-    headers: tuple[tuple[str, str | Address], ...] = ()
+    headers: tuple[tuple[str, str | Sequence[Address]], ...] = ()
     files: tuple[File, ...] = ()
 
 
@@ -76,9 +85,7 @@ def _header(draft: Draft) -> str:
     fields += [_addresses(name, some) for name, some in (("To", draft.to), ("Cc", draft.cc)) if some]
     fields.append(mime.unstructured("Subject", draft.subject))
     for name, value in draft.headers:
-        fields.append(
-            _addresses(name, [value]) if isinstance(value, Address) else mime.unstructured(name, value)
-        )
+        fields.append(mime.unstructured(name, value) if isinstance(value, str) else _addresses(name, value))
     return "".join(fields)
 
 

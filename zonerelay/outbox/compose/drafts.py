@@ -158,7 +158,7 @@ def draft_of(row: int, created: float, people: Recipients, content: Content) -> 
     )
 
 
-def _headers(json: str | None) -> Iterator[tuple[str, str | Address]]:
+def _headers(json: str | None) -> Iterator[tuple[str, str | Sequence[Address]]]:
     if json is None:
         return iter(())
     try:
@@ -168,7 +168,7 @@ def _headers(json: str | None) -> Iterator[tuple[str, str | Address]]:
     return checked_headers(found)
 
 
-def checked_headers(found: Mapping[str, str]) -> Iterator[tuple[str, str | Address]]:
+def checked_headers(found: Mapping[str, str]) -> Iterator[tuple[str, str | Sequence[Address]]]:
     """Raises BadRowError."""
     if len(found) > MAX_HEADERS:
         raise BadRowError(f"headers has more than {MAX_HEADERS} fields")
@@ -184,7 +184,7 @@ def checked_headers(found: Mapping[str, str]) -> Iterator[tuple[str, str | Addre
                 raise BadRowError("headers has a Message-ID that is none: write <left@right>")
             yield "Message-ID", value
         else:
-            yield name, address(value, f"headers: {name}") if key in _ONE_ADDRESS else value
+            yield name, [address(value, f"headers: {name}")] if key in _ONE_ADDRESS else value
 
 
 def _check_header(name: str, key: str, value: str) -> None:
