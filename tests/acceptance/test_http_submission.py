@@ -223,7 +223,7 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
     for parts_given, code in (
         (("attachment=@logo.png",), "no part called message"),
         ((message, "file=@logo.png"), "a part is called 'file'"),
-        ((message, "attachment=@logo.png;type=multipart/mixed"), "/attachments/1"),
+        ((message, "attachment=@logo.png;type=message/rfc822"), "/attachments/1"),
     ):
         assert code in upload(*parts_given)["detail"], code
     cut = app("POST", "/v1/messages", b"--x\r\n", Content_Type="multipart/form-data; boundary=x")
