@@ -226,7 +226,8 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
         ((message, "attachment=@logo.png;type=message/rfc822"), "/attachments/1"),
     ):
         assert code in upload(*parts_given)["detail"], code
-    cut = app("POST", "/v1/messages", b"--x\r\n", Content_Type="multipart/form-data; boundary=x")
+    head = b'--x\r\nContent-Disposition: form-data; name="message"\r\n\r\n'
+    cut = app("POST", "/v1/messages", head + b"{}", Content_Type="multipart/form-data; boundary=x")
     assert cut.code == (400, "malformed")
 
 
