@@ -1,4 +1,4 @@
-"""`python -m tests.bench.ways`: what it costs to hand in the same mail over SMTP and over HTTP, and at Postfix.
+"""`python -m tests.bench.ways`: the cost of handing in the same mail over SMTP, over HTTP, and at Postfix.
 
 Mail of `--size` octets over `--connections`; nothing is delivered meanwhile. CPU is that of all processes of
 the relay, for each message; the ratio is to the way that is named first. Each way has a round in turn, and
