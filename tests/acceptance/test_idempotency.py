@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import json
 import os
 import random
 import re
@@ -16,17 +18,20 @@ import signal
 import smtplib
 import threading
 import time
+import tomllib
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.crew import AT_ONCE, pid_of, relay_of
-from tests.support.ports import LOOPBACK
+from tests.support.crew import AT_ONCE, QUICK, pid_of, relay_of, run
+from tests.support.ports import LOOPBACK, free_port
 from tests.support.postgres import PostgresServer
 from tests.support.process import RelayFailed, RelayProcess
 from tests.support.redis_server import shared_server
@@ -38,7 +43,7 @@ from zonerelay.sandbox.sink import Sink
 CLIENTS = 4
 PAUSE = 0.8
 """Seconds between two kills."""
-KILLS = 3
+KILLS = int(os.environ.get("KILLS", "3"))
 ENOUGH = 30
 
 _QUEUED = re.compile(rb"OK queued as ([0-9a-f]{16})")
@@ -46,11 +51,22 @@ _ID = re.compile(rb"\bid ([0-9a-f]{16})")
 _TOKEN = re.compile(rb"^Subject: (\S+)\r$", re.MULTILINE)
 
 
-class Clients:
-    """`answers` are the queue ids that each identity was told, `refused` what else was said for good."""
+@dataclass(frozen=True)
+class Door:
+    """A relay as its clients know it."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
-        self._ports = ports
+    relay: RelayProcess
+    http_port: int
+    token: str
+
+
+class Clients:
+    """Every other one speaks HTTP. `answers` are the queue ids that each identity was told, `refused` what else
+    was said for good.
+    """
+
+    def __init__(self, doors: Sequence[Door]) -> None:
+        self._doors = doors
         self._stop = threading.Event()
         self.answers: dict[str, list[str]] = defaultdict(list)
         self.refused: list[str] = []
@@ -75,15 +91,16 @@ class Clients:
             # An answer that was given is asked for again sometimes, as by a client that has forgotten it.
             time.sleep(0.01)
             for _ in range(chance.choice((1, 1, 2))):
-                self._until_answered(token, chance)
+                self._until_answered(client, token, chance)
 
-    def _until_answered(self, token: str, chance: random.Random) -> None:
+    def _until_answered(self, client: int, token: str, chance: random.Random) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             self.tries += 1
             try:
-                told = self._submit(token, chance)
-            except (OSError, smtplib.SMTPException):
+                submit = self._post if client % 2 else self._submit
+                told = submit(token, chance)
+            except (OSError, smtplib.SMTPException, http.client.HTTPException):
                 time.sleep(0.05)
                 continue
             if told is None or told[0] // 100 == 4:
@@ -98,7 +115,8 @@ class Clients:
 
     def _submit(self, token: str, chance: random.Random) -> tuple[int, bytes] | None:
         """None: the connection was cut behind the dot."""
-        client = smtplib.SMTP(LOOPBACK, chance.choice(self._ports), local_hostname="client.test", timeout=20)
+        port = chance.choice(self._doors).relay.smtp_port
+        client = smtplib.SMTP(LOOPBACK, port, local_hostname="client.test", timeout=20)
         try:
             client.ehlo()
             client.mail("app@example.org")
@@ -117,6 +135,29 @@ class Clients:
         finally:
             client.close()
 
+    def _post(self, token: str, chance: random.Random) -> tuple[int, bytes] | None:
+        """As `_submit`, in the codes of SMTP. The relay composes the message anew."""
+        door = chance.choice(self._doors)
+        connection = http.client.HTTPConnection(LOOPBACK, door.http_port, timeout=20)
+        given = {"from": "app@example.org", "to": f"{token}@example.com", "subject": token, "text": "Hello\n"}
+        fields = {"Authorization": f"Bearer {door.token}", "Idempotency-Key": f"key-{token}"}
+        try:
+            connection.request(
+                "POST", "/v1/messages", json.dumps(given), {**fields, "Content-Type": "application/json"}
+            )
+            if chance.random() < 0.25:
+                self.cuts += 1
+                if chance.random() < 0.5:
+                    time.sleep(chance.random() * 0.02)
+                return None
+            reply = connection.getresponse()
+            text = reply.read()
+            if reply.status == 202:
+                return 250, b"OK queued as " + json.loads(text)["id"].encode()
+            return 451 if reply.status in (409, 429, 503) else 550, text
+        finally:
+            connection.close()
+
 
 def message(token: str, chance: random.Random) -> EmailMessage:
     """Composed anew: another date, Message-ID and boundary."""
@@ -130,13 +171,29 @@ def message(token: str, chance: random.Random) -> EmailMessage:
     return made
 
 
+def http_of(directory: Path) -> dict[str, Any]:
+    """What a relay needs beside SMTP; all of them have one file of users."""
+    users = directory / "users"
+    users.touch(mode=0o600)
+    listener = {"address": f"{LOOPBACK}:{free_port()}", "protocol": "http", "auth": "required"}
+    return {"more_listeners": [listener], "tables": {"auth": {"credentials": str(users)}}}
+
+
+def door_of(relay: RelayProcess) -> Door:
+    run(relay, "user", "add", "app", "--generate")  # unless another relay has added it
+    made = run(relay, "token", "add", "app", "--scope", "submit", "--user", "app")
+    assert made.returncode == 0, made.stderr
+    port = tomllib.loads(relay.config.read_text())["listener"][1]["address"].rpartition(":")[2]
+    return Door(relay, int(port), made.stdout.strip())
+
+
 async def workload(
     relays: Sequence[RelayProcess],
     sink: Sink,
     harm: Callable[[int], None],
     until_empty: Callable[[], None] | None = None,
 ) -> None:
-    clients = Clients([relay.smtp_port for relay in relays])
+    clients = Clients(await asyncio.gather(*(AT_ONCE(door_of, relay) for relay in relays)))
     threads = clients.start()
     try:
         for turn in range(KILLS):
@@ -168,28 +225,34 @@ async def workload(
     assert {token: ids for token, ids in arrived.items() if len(ids) != 1} == {}
 
 
+def relay_with(directory: Path, sink_port: int, *, workers: int) -> RelayProcess:
+    more = http_of(directory)
+    more["tables"] = {**QUICK, **more["tables"]}
+    return relay_of(directory, sink_port, workers=workers, **more)
+
+
 def restarted(relay: RelayProcess) -> None:
     relay.restart()
 
 
 async def test_one_worker(tmp_path: Path, sink: Sink) -> None:
-    with relay_of(tmp_path, sink.port, workers=1) as relay:
+    with relay_with(tmp_path, sink.port, workers=1) as relay:
         await workload([relay], sink, lambda _: restarted(relay))
 
 
-async def test_two_workers_that_are_killed_and_their_supervisor(tmp_path: Path, sink: Sink) -> None:
-    with relay_of(tmp_path, sink.port) as relay:
+async def test_four_workers_that_are_killed_and_their_supervisor(tmp_path: Path, sink: Sink) -> None:
+    with relay_with(tmp_path, sink.port, workers=4) as relay:
 
         def harm(turn: int) -> None:
             if turn == KILLS - 1:
                 relay.restart()
                 return
             with contextlib.suppress(ControlError, ValueError, ProcessLookupError):
-                os.kill(pid_of(relay, turn % 2), signal.SIGKILL)
+                os.kill(pid_of(relay, turn % 4), signal.SIGKILL)
 
         await workload([relay], sink, harm)
         workers = {event["id"][-2:] for event in relay.events("accepted")}
-        assert workers == {"00", "01"}, "both took mail"
+        assert workers == {"00", "01", "02", "03"}, "all took mail"
 
 
 @pytest.fixture(scope="module")
@@ -210,11 +273,17 @@ async def test_two_nodes_on_one_store(
             if backend is Backend.POSTGRES
             else {"url": shared_server().url, "prefix": f"{name}:", "lease": "3s"}
         )
+        more = http_of(tmp_path)
         return RelayProcess(
             tmp_path / f"node{number}",
             next_hop=f"{LOOPBACK}:{sink.port}",
             spool={"backend": backend.value},
-            tables={backend.value: shared, "retry": {"schedule": ["1s"], "suspend_min": "1s"}},
+            more_listeners=more["more_listeners"],
+            tables={
+                backend.value: shared,
+                "retry": {"schedule": ["1s"], "suspend_min": "1s"},
+                **more["tables"],
+            },
         )
 
     with node(0) as first, node(1) as second:
