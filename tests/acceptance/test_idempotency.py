@@ -61,8 +61,8 @@ class Door:
 
 
 class Clients:
-    """Every other one speaks HTTP. `answers` are the queue ids that each identity was told, `refused` what else
-    was said for good.
+    """Every other one speaks HTTP. `answers` are the queue ids that each identity was told, `refused` is all
+    else that was said for good.
     """
 
     def __init__(self, doors: Sequence[Door]) -> None:
