@@ -137,6 +137,8 @@ def _from_installation_to_purge(machine: Machine) -> None:
     machine.install("other.deb")
     machine.install("zonerelay_*")
     assert "ok" in machine.run("zonerelay", "check-config", user="zonerelay")
+    drop = machine.root / "var/spool/zonerelay"
+    assert drop.is_dir(), "the unit makes writable what is there when the relay starts"
     _look_at_manual_and_completion(machine)
     machine.configure()
     with machine.relay():
@@ -163,6 +165,7 @@ def _from_installation_to_purge(machine: Machine) -> None:
         assert set(before) < set(queued)
 
     machine.run(*DPKG, "--purge", "zonerelay-sendmail")
+    assert list(drop.iterdir()) == []
     told = machine.run(*DPKG, "--purge", "zonerelay")
     assert "/var/lib/zonerelay is kept: its spool holds mail" in told
     assert not machine.config.exists()
