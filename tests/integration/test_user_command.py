@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -327,6 +328,11 @@ def test_guard_rails_are_set_shown_and_taken_back(shell: Shell) -> None:
     shell.user("remove", "app")
     shell.user("add", "app", "--generate")
     assert json.loads(shell.user("show", "app", "--json").out)["rails"] == {}
+    assert "There are none" in shell.user("default").out
+    assert shell.user("default", "recipients_per_day=5000").status == 0
+    assert shell.user("default").out == "recipients_per_day = 5000\n"
+    assert re.search(r"recipients_per_day +5000, the default", shell.user("show", "app").out)
+    assert "did you mean mode?" in shell.user("default", "mod=copy").err
 
 
 def test_a_rotation_has_two_passwords_until_it_is_finished(shell: Shell) -> None:

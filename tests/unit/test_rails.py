@@ -15,7 +15,7 @@ from zonerelay.cli.spool import home_files
 from zonerelay.config import rails
 from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.credentials.file import CredentialsError
-from zonerelay.config.rails import NONE, Rails, changed
+from zonerelay.config.rails import NONE, Mode, Rails, changed
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
@@ -47,7 +47,7 @@ EVERY = (
 def test_every_guard_rail_comes_back_from_the_file() -> None:
     there = changed(NONE, list(EVERY))
     assert [key for key in rails.OPTIONS if getattr(there, key) == getattr(NONE, key)] == ["second_hash"]
-    text = rails.format_file({'a"b\\@x.example': there, "none": NONE}, "credentials")
+    text = rails.format_file(rails.RailsFile({'a"b\\@x.example': there, "none": NONE}, {}), "credentials")
     found = rails.parse(text, "file")
     assert (dict(found.rails), dict(found.problems)) == ({'a"b\\@x.example': there}, {})
     back = [f"{each.partition('=')[0]}=" for each in EVERY]
@@ -96,6 +96,35 @@ def test_a_wrong_table_is_its_users_alone_and_no_change_loses_it(tmp_path: Path)
         file.write_text(text)
         with pytest.raises(CredentialsError, match="expected tables such as"):
             rails.read(file)
+
+
+def test_the_default_holds_for_what_a_user_s_own_table_does_not_say(tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.write_text(file_of(user("shop"), user("other")))
+    file = rails.file_beside(credentials)
+    rails.change_default(credentials, ["recipients_per_day=5000", "networks=192.0.2.0/24", "mode=capture"])
+
+    def change(*assignments: str) -> Rails:
+        beside = rails.change_beside(credentials, "shop", lambda _, there: changed(there, list(assignments)))
+        change_user(credentials, "shop", lambda there: there, beside)
+        found = rails.read(file).of("shop")
+        assert found is not None
+        return found
+
+    default = rails.read(file).default
+    assert rails.read(file).of("other") == default
+    own = change("recipients_per_day=9", "mode=deliver", "networks=")
+    assert (own.recipients_per_day, own.mode, own.networks) == (9, "deliver", default.networks)
+    own = change("recipients_per_day=0")
+    assert (own.recipients_per_day, own.mode, own.networks) == (0, "deliver", default.networks)
+    assert change("recipients_per_day=", "mode=") == default
+    rails.change_default(credentials, ["networks="])
+    assert rails.read(file).of("shop") == Rails(recipients_per_day=5000, mode=Mode.CAPTURE)
+    with pytest.raises(ValueError, match="needs a mailbox"):
+        rails.change_default(credentials, ["mode=copy"])
+    file.write_text('[default]\nmod = "copy"\n')
+    with pytest.raises(CredentialsError, match=r"did you mean mode\? \(line 2\)"):
+        rails.read(file)
 
 
 def test_a_new_user_has_no_guard_rails_of_an_older_one(tmp_path: Path) -> None:

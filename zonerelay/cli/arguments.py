@@ -416,6 +416,7 @@ def _user(commands: Commands) -> None:
         ("remove", "remove a user"),
         ("show", "show a user, its guard rails and what it has used of its quotas"),
         ("set", "set senders, priority and guard rails: KEY=VALUE, or KEY= for none"),
+        ("default", "show or set the guard rails of users that have none of their own: KEY=VALUE"),
         ("disable", "refuse the log-ins and the mail of a user"),
         ("enable", "end that"),
         ("rotate", "add a second password, valid beside the old one; --finish ends the old one"),
@@ -427,7 +428,8 @@ def _user(commands: Commands) -> None:
         if name == "list":
             _json(verb)
             continue
-        verb.add_argument("name", metavar="NAME", help="user name; case-sensitive")
+        if name != "default":
+            verb.add_argument("name", metavar="NAME", help="user name; case-sensitive")
         if name == "add":
             verb.add_argument(
                 "--sender",
@@ -445,10 +447,10 @@ def _user(commands: Commands) -> None:
             )
         if name == "show":
             _json(verb)
-        if name == "set":
+        if name in ("set", "default"):
             verb.add_argument(
                 "assignment",
-                nargs="+",
+                nargs="+" if name == "set" else "*",
                 metavar="KEY=VALUE",
                 help="such as recipients=example.com,*.example.com or messages_per_hour=500; "
                 "docs/users.md has all keys",

@@ -6,6 +6,9 @@
     mode = "redirect"
     mailbox = "qa@example.com"
 
+    [default]                       # every user, for the keys that its own table does not have
+    recipients_per_day = 5000
+
 The file of `/etc/zonerelay/credentials` is `/etc/zonerelay/credentials.rails.toml`; without it no user has
 guard rails. `zonerelay user set` writes it (`edit`). A user whose table cannot be read may do nothing until
 it is right; when the file is no TOML, that holds for every user.
@@ -16,12 +19,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.credentials.edit import ChangeBeside
+from zonerelay.config.credentials.edit import ChangeBeside, locked, replace_file
 from zonerelay.config.credentials.file import CredentialsError, User, check_name, read_text
 from zonerelay.config.credentials.passwords import check_hash
 from zonerelay.config.load import read_options
@@ -40,7 +44,7 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import ConfigError, Report
+from zonerelay.config.problems import ConfigError, KeyPath, Report
 from zonerelay.config.settings import Network
 from zonerelay.config.toml_lines import line_numbers
 from zonerelay.config.toml_text import quote, toml_value
@@ -95,7 +99,9 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rails:
-    """0 and an empty list are no limit. `second_hash` is that of a second password (`user rotate`)."""
+    """0 and an empty list are no limit. `second_hash` is that of a second password (`user rotate`). `given`
+    are the keys of the table: one that says the same as no guard rails takes a default back.
+    """
 
     disabled: bool = switch(False)
     expires: float = date()
@@ -116,6 +122,7 @@ class Rails:
     octets_per_hour: int = _octets()
     octets_per_day: int = _octets()
     second_hash: str = _secret()
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
     def quotas(self) -> dict[tuple[str, str], int]:
@@ -136,14 +143,30 @@ class Rails:
 
 NONE = Rails()
 OPTIONS = options_of(Rails)
+KEYS = tuple(key for key in OPTIONS if key != "second_hash")
+"""Those that an operator writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RailsFile:
-    """`problems` are users whose table cannot be read, and why."""
+    """`rails` are the tables of users, `problems` are users whose table cannot be read, and why."""
 
     rails: Mapping[str, Rails]
     problems: Mapping[str, str]
+    default: Rails = NONE
+
+    def of(self, user: str) -> Rails | None:
+        """What holds for a user; `None`: it cannot be read."""
+        if user in self.problems:
+            return None
+        own = self.rails.get(user)
+        return self.default if own is None else _over(self.default, own)
+
+
+def _over(default: Rails, own: Rails) -> Rails:
+    if default is NONE:
+        return own
+    return dataclasses.replace(default, **{key: getattr(own, key) for key in own.given}, given=own.given)
 
 
 def file_beside(credentials: Path) -> Path:
@@ -166,41 +189,59 @@ def parse(content: str, file_name: str) -> RailsFile:
         lines = line_numbers(content)
     except (ValueError, RecursionError) as error:
         raise CredentialsError(f"{file_name}: is not TOML: {error}") from None
-    users = document.pop("user", {})
+    users, shared = document.pop("user", {}), document.pop("default", None)
     if document or not isinstance(users, dict):
-        raise CredentialsError(f'{file_name}: expected tables such as [user."name"], and nothing else')
+        raise CredentialsError(
+            f'{file_name}: expected tables such as [user."name"], the table [default], and nothing else'
+        )
+    default = NONE
+    if shared is not None:
+        try:
+            default = _table(shared, ("default",), lines)
+        except (TypeError, ValueError, ConfigError) as error:
+            raise CredentialsError(f"{file_name}: {'; '.join(str(error).splitlines())}") from error
     rails: dict[str, Rails] = {}
     problems: dict[str, str] = {}
     for name, table in users.items():
-        report = Report(lines)
         try:
             check_name(name)
-            for key in dict(table).keys() - OPTIONS.keys():
-                report.refuse(("user", name, key), f"unknown key{did_you_mean(key, OPTIONS)}")
-            found = read_options(Rails, table, ("user", name), report)
-            report.raise_problems()
-            rails[name] = found.check()
+            rails[name] = _table(table, ("user", name), lines)
+            _over(default, rails[name]).check()
         except (TypeError, ValueError, ConfigError) as error:
             what = "; ".join(str(error).splitlines())
             problems[name] = f"{file_name}: the user {quoted(name)}: {what}"
-    return RailsFile(rails, problems)
+            rails.pop(name, None)
+    return RailsFile(rails, problems, default)
 
 
-def format_file(rails: Mapping[str, Rails], credentials: str) -> str:
+def _table(table: dict[str, object], path: KeyPath, lines: Mapping[KeyPath, int]) -> Rails:
+    """Raises TypeError, ValueError and ConfigError."""
+    report = Report(lines)
+    options = OPTIONS if path[0] == "user" else {key: OPTIONS[key] for key in KEYS}
+    for key in dict(table).keys() - options.keys():
+        report.refuse((*path, key), f"unknown key{did_you_mean(key, options)}")
+    found = read_options(Rails, table, path, report)
+    report.raise_problems()
+    checked = dataclasses.replace(found, given=frozenset(table))
+    return checked if path[0] == "user" else checked.check()
+
+
+def format_file(file: RailsFile, credentials: str) -> str:
     """The whole file, which `read` gives back."""
     parts = [_HEAD.format(quote(credentials))]
-    for name, each in sorted(rails.items()):
-        if each != NONE:
-            parts.append("".join(f"{line}\n" for line in (f"[user.{quote(name)}]", *lines_of(each))))
+    named = {f"user.{quote(name)}": each for name, each in sorted(file.rails.items())}
+    for name, each in {"default": file.default, **named}.items():
+        if lines := lines_of(each):
+            parts.append("".join(f"{line}\n" for line in (f"[{name}]", *lines)))
     return "\n".join(parts)
 
 
 def lines_of(rails: Rails) -> list[str]:
-    """`key = value` of everything that is not as without guard rails."""
+    """`key = value` of everything that is not as without guard rails, or was given all the same."""
     return [
         f"{key} = {toml_value(getattr(rails, key), option)}"
         for key, option in OPTIONS.items()
-        if getattr(rails, key) != getattr(NONE, key)
+        if (key in rails.given and key in KEYS) or getattr(rails, key) != getattr(NONE, key)
     ]
 
 
@@ -217,12 +258,11 @@ def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) 
     """Apply `key=value`; nothing behind the sign takes the key back. Raises ValueError in words, which
     name `others` too.
     """
-    known = [key for key in OPTIONS if key != "second_hash"]
-    listed = [*known, *others]
+    listed = [*KEYS, *others]
     values: dict[str, object] = {}
     for each in assignments:
         key, sign, value = each.partition("=")
-        if key not in known:
+        if key not in KEYS:
             near = did_you_mean(key, listed) or f"; there are {', '.join(listed)}"
             raise ValueError(f"{quoted(key)} is no key of a user{near}")
         if not sign:
@@ -232,7 +272,9 @@ def changed(rails: Rails, assignments: list[str], others: tuple[str, ...] = ()) 
             values[key] = _read(value.strip(), option) if value.strip() else getattr(NONE, key)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
-    return dataclasses.replace(rails, **values).check()  # type: ignore[arg-type]
+    taken_back = {each.partition("=")[0] for each in assignments if each.endswith("=")}
+    given = (rails.given | values.keys()) - taken_back
+    return dataclasses.replace(rails, **values, given=given).check()  # type: ignore[arg-type]
 
 
 def _read(value: str, option: Option) -> object:
@@ -264,11 +306,27 @@ def change_beside(path: Path, name: str, change: ChangeRails | None = None) -> C
             new = NONE
         elif change is not None:
             new = change(after, old)
-        if new == old and name not in there.problems:
+        if (new, new.given) == (old, old.given) and name not in there.problems:
             return None, file
         for user, problem in there.problems.items():
             if user != name or after is not None:  # to write the file would lose what is wrong in it
                 raise CredentialsError(problem)
-        return format_file({**there.rails, name: new}, path.name), file
+        kept = dataclasses.replace(there, rails={**there.rails, name: new})
+        return format_file(kept, path.name), file
 
     return changed_text
+
+
+def change_default(credentials: Path, assignments: list[str]) -> None:
+    """Change `[default]` under the lock. Raises ValueError and CredentialsError in words."""
+    file = file_beside(Path(os.path.realpath(credentials)))
+    try:
+        with locked(file.parent):
+            there = read(file)
+            for problem in there.problems.values():  # to write the file would lose what is wrong in it
+                raise CredentialsError(problem)
+            default = changed(there.default, assignments)
+            text = format_file(dataclasses.replace(there, default=default), credentials.name)
+            replace_file(file, text, like=credentials)
+    except OSError as error:
+        raise CredentialsError(f"{error.filename or file}: {error.strerror or error}") from error

@@ -98,6 +98,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "iso": lambda then: datetime.fromtimestamp(then).astimezone().isoformat(timespec="milliseconds"),
     "size": rough_size,
     "number": lambda count: f"{count:,}",
+    "amount": lambda count, quota: rough_size(count) if quota.startswith("octets") else f"{count:,}",
     "sampled": _sampled,
     "digit": lambda text: text if text in ("2", "4", "5") else "0",
     "kind": lambda event: event.partition(" ")[0] if event.replace(" ", "").isalpha() else "",

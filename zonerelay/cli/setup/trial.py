@@ -156,15 +156,16 @@ def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
         return
     for problem in found.problems.values():
         report.refuse(("auth", "credentials"), problem)
-    for name, each in found.rails.items():
+    named = {f"the user {name}": each for name, each in found.rails.items()}
+    for name, each in {**named, "[default]": found.default}.items():
         for problem in _unmatchable(each.recipients):
-            report.refuse(("auth", "credentials"), f"{file}: a recipient of the user {name}: {problem}")
+            report.refuse(("auth", "credentials"), f"{file}: a recipient of {name}: {problem}")
         zones = {zone.name for zone in settings.zone}
         for zone in each.zones:
             if zone not in zones:
-                yield f"auth.credentials: {file}: there is no zone {zone} for the user {name}"
+                yield f"auth.credentials: {file}: there is no zone {zone} for {name}"
     shared = settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
-    if not shared and any(each.quotas for each in found.rails.values()):
+    if not shared and any(each.quotas for each in (found.default, *found.rails.values())):
         yield "auth.credentials: quotas of users are totals of this machine: another one counts its own"
 
 

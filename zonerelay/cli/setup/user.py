@@ -178,6 +178,23 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> int:
     return OK
 
 
+def _default(arguments: Namespace, path: Path) -> int:
+    """Without assignments it shows the guard rails of all users that have none of their own."""
+    file = rails.file_beside(path)
+    if not arguments.assignment:
+        lines = rails.lines_of(rails.read(file).default)
+        print("\n".join(lines) or "There are none: every user may do what its own guard rails say.")
+        return OK
+    _users(path)
+    try:
+        rails.change_default(path, arguments.assignment)
+    except ValueError as error:
+        raise CliError(f"{error}; nothing was changed", USAGE) from error
+    _say(f"The default was changed: {', '.join(arguments.assignment)}. It counts from the next message.")
+    _advise(file, made=False)
+    return OK
+
+
 def _rotate(arguments: Namespace, path: Path) -> int:
     name = prepare_user(arguments.name)
     if name not in _users(path):
@@ -252,10 +269,12 @@ def _show_user(arguments: Namespace, path: Path) -> int:
         ("priority", found.priority or "the listener's"),
         ("passwords", "2: a rotation is not finished" if there.second_hash else "1"),
     ]
+    own = rails.read(rails.file_beside(path)).rails.get(name, rails.NONE).given
     for line in rails.lines_of(dataclasses.replace(there, second_hash="")):
         key, _, value = line.partition(" = ")
         used = f" ({text.amount(key, usage[key])} used)" if key in usage else ""
-        rows.append((key, f"{text.clean(value)}{used}"))
+        whose = "" if key in own else ", the default"
+        rows.append((key, f"{text.clean(value)}{used}{whose}"))
     if problem:
         rows.append(("usage", f"unknown: {problem}"))
     output.console().print(output.facts(rows))
@@ -290,10 +309,12 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
 
 
 def _rails(path: Path, name: str) -> Rails:
-    there = rails.read(rails.file_beside(path))
-    if name in there.problems:
-        raise CliError(there.problems[name])
-    return there.rails.get(name, rails.NONE)
+    """What holds for the user: its own guard rails, over the default ones."""
+    file = rails.read(rails.file_beside(path))
+    there = file.of(name)
+    if there is None:
+        raise CliError(file.problems[name])
+    return there
 
 
 def _rotating(name: str) -> CliError:
@@ -432,6 +453,7 @@ _VERBS: dict[str, Callable[[Namespace, Path], int]] = {
     "remove": _remove,
     "show": _show_user,
     "set": lambda arguments, path: _set(arguments.assignment, arguments, path),
+    "default": _default,
     "disable": lambda arguments, path: _set(["disabled=true"], arguments, path),
     "enable": lambda arguments, path: _set(["disabled="], arguments, path),
     "rotate": lambda arguments, path: (_finish_rotation if arguments.finish else _rotate)(arguments, path),

@@ -17,7 +17,7 @@ from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import CredentialsError, User
-from zonerelay.config.rails import NONE, Rails, RailsFile
+from zonerelay.config.rails import Rails, RailsFile
 from zonerelay.telemetry.events.events import Events
 
 # What stat says of a file, or the number of the error instead.
@@ -108,9 +108,7 @@ class RailsWatch(FileWatch):
 
     def of(self, user: str) -> Rails | None:
         """The guard rails of a user, `None` when they cannot be read."""
-        if self._file is None or user in self._file.problems:
-            return None
-        return self._file.rails.get(user, NONE)
+        return None if self._file is None else self._file.of(user)
 
     async def _take_up(self) -> None:
         self._file = None
