@@ -23,6 +23,7 @@ from playwright.sync_api import Dialog
 
 from tests.support.browser import axe_script, browser, judged
 from tests.support.credentials import file_of, user
+from tests.support.crew import run
 from tests.support.mailpit import run_node, run_python
 from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import PROGRAM, RelayProcess
@@ -427,6 +428,10 @@ def test_only_an_operator_reads_and_releases(tmp_path: Path) -> None:
         assert wait_until(lambda: len(messages(target, other)) == 1, timeout=30)
         assert messages(target, other)[0]["Bcc"][0]["Address"] == "carol@example.com"  # type: ignore[index]
         assert len(messages(relay, operator)) == 1
+        assert relay.metric("zonerelay_captured_messages") == 1  # both workers count the same mail
+        assert relay.metric("zonerelay_captured_bytes") > 100
+        shown = run(relay, "status").stdout
+        assert re.search(r"^captured +1 message, 4", shown, re.MULTILINE), shown
 
 
 def test_mail_of_a_user_whose_mode_is_capture(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
+from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, raised_guard
@@ -34,7 +35,12 @@ from zonerelay.store.contract import QueueCounts, Store, StoreError
 from zonerelay.store.spool_paths import directories_of
 from zonerelay.telemetry.metrics.collectors import ZoneQueue
 
+if TYPE_CHECKING:
+    from zonerelay.capture.store import Capture, Totals
+
 MAX_DESTINATIONS = 1000
+CAPTURED = "captured/captured.db"
+"""The file of `capture/store`, which most relays have no use for: it is loaded where this is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,9 @@ class StatusBoard:
         self._due: dict[str, float] = {}
         self.free_space: int | None = None
         """Octets, when they were last looked at."""
+        self.captured: Totals | None = None
+        """Captured mail, when it was last looked at; `None` where there is none."""
+        self._capture: Capture | None = None
 
     async def close(self) -> None:
         """Call before the store is closed."""
@@ -103,6 +112,7 @@ class StatusBoard:
         oldest: dict[str, float] = {}
         now = self._clock.now()
         self.free_space = await asyncio.to_thread(_free_space, self._settings)
+        self.captured = await asyncio.to_thread(self._look_at_captured)
         try:
             for queue in filterfalse(is_webhook_zone, self._store.counts()):
                 created = await self._store.oldest(queue, now=now)
@@ -120,6 +130,16 @@ class StatusBoard:
                 if first is not None:
                     due[zone_of(queue)] = min(first, due.get(zone_of(queue), first))
             self._due = due
+
+    def _look_at_captured(self) -> Totals | None:
+        if not (self._settings.spool.path.parent / CAPTURED).exists():
+            return None
+        from zonerelay.capture.store import CaptureError, open_capture  # noqa: PLC0415 - see CAPTURED
+
+        self._capture = self._capture or open_capture(self._settings, self._clock.now)
+        with contextlib.suppress(CaptureError):  # each message that cannot be kept tells of it
+            return self._capture.totals()
+        return self.captured
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
@@ -178,6 +198,8 @@ class StatusBoard:
             counted=self._store.is_counted(),
             every=self._destinations.every,
             free_space=self.free_space,
+            captured_messages=None if self.captured is None else self.captured.messages,
+            captured_size=None if self.captured is None else self.captured.octets,
             history_size=None if history is None else await asyncio.to_thread(history.size),
             history_since=None if history is None else history.since,
             name_servers=self._name_servers(),

@@ -358,6 +358,9 @@ class Worker:
         self.metrics.attach_store(self.identity.index, parts.queue.store.unhealthy)
         guard = space_guard(self.settings.spool)
         self.metrics.attach_space(self.identity.index, lambda: board.free_space, guard)
+        self.metrics.attach_captured(
+            lambda: None if (found := board.captured) is None else (found.messages, found.octets)
+        )
         self.metrics.attach_destinations(board.destination_states)
         self.metrics.attach_configuration(lambda: (self.taken_up, self.refused_at is None))
         self.metrics.attach_restraint(lambda: parts.scheduler.throttled_seconds)

@@ -139,6 +139,9 @@ def _facts(found: RelayStatus, config: Path | None, now: float) -> Iterator[tupl
     free = "" if found.free_space is None else f", {text.size(found.free_space)} free"
     yield "spool", found.backend + free
     yield "history", _history(found, now)
+    if found.captured_messages is not None:
+        size = text.size(found.captured_size or 0)
+        yield "captured", f"{text.plural(found.captured_messages, 'message')}, {size}"
     if found.guard:
         yield "free space", text.clean(found.guard)
     yield "dns", text.clean(found.name_servers)

@@ -449,6 +449,10 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     """In words, with the outage if there is one."""
     history_size: int | None = None
     """Octets, of all workers. None: no history is kept."""
+    captured_messages: int | None = None
+    """Captured mail that is kept. None: none was ever captured."""
+    captured_size: int | None = None
+    """Octets."""
     history_since: float | None = None
     """When its oldest event was, as far as is known."""
     taken_up: float = 0.0

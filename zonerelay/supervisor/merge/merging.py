@@ -70,6 +70,7 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         answers,
         own,
         add="inbound_connections history_size",
+        most="captured_messages captured_size",
         least="free_space history_since counted",
         zones=tuple(map(_same_queue if shared else _sum, zones)),
         destinations=destinations,

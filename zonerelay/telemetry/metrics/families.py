@@ -24,8 +24,10 @@ _GREATEST = frozenset(
         "zonerelay_last_delivered_timestamp_seconds",
         "zonerelay_loop_lag_longest_seconds",
         "zonerelay",
-        # All workers have the same orders, and count the same table.
+        # All workers have the same orders, and count the same table and the same captured mail.
         "zonerelay_orders",
+        "zonerelay_captured_messages",
+        "zonerelay_captured_bytes",
         "zonerelay_outbox_rows",
         "zonerelay_user_quota_used_ratio",
         "zonerelay_outbox_lag_seconds",

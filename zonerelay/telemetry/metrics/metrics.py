@@ -316,6 +316,15 @@ class Metrics:
             "worker",
         )
 
+    def attach_captured(self, read: Callable[[], tuple[int, int] | None]) -> None:
+        """`read` returns the messages and octets of captured mail, `None` where there is none."""
+
+        def of(place: int) -> Callable[[], Readings]:
+            return lambda: [] if (found := read()) is None else [((), found[place])]
+
+        self._gauge("zonerelay_captured_messages", "Captured mail that is kept.", of(0))
+        self._gauge("zonerelay_captured_bytes", "What captured mail takes on disk.", of(1))
+
     def attach_destinations(self, read: Callable[[], Readings]) -> None:
         """`read` returns by zone and state how many destinations are known."""
         self._gauge(
