@@ -10,6 +10,7 @@ import email.policy
 import json
 import os
 import signal
+import smtplib
 import subprocess
 import threading
 import time
@@ -146,7 +147,6 @@ def test_what_is_wrong_is_pointed_at(relay: RelayProcess, app: Api, operator: Ap
         ("attachments", [{"content": "no base64!"}], "/attachments/0/content"),
         ("metadata", {"a": injected}, "/metadata/a"),
         ("zone", "no-such-zone", "/zone"),
-        ("require_tls", True, "/require_tls"),
         ("send_at", "2031-01-01T00:00:00Z", "/send_at"),
         ("text", 5, "/text"),
         ("headers", {"X-A": "x" * 70_000}, ""),
@@ -413,6 +413,33 @@ def test_a_session_that_has_ended_is_replaced(tmp_path: Path) -> None:
         relay.signal(signal.SIGHUP)
         relay.wait_for(lambda: bool(relay.events("reloaded")), what="the reload")
         assert app("POST", "/v1/messages", MESSAGE).code == (422, "refused")
+
+
+async def test_a_message_that_requires_tls_is_not_sent_without(tmp_path: Path, sink: Sink) -> None:
+    await asyncio.to_thread(_confidential, tmp_path, sink)
+
+
+def _confidential(directory: Path, sink: Sink) -> None:
+    """The sink has no TLS."""
+    with with_users(RelayProcess(directory, next_hop=f"{LOOPBACK}:{sink.port}")) as relay:
+        app = user_of(relay, "app")
+        kept = app("POST", "/v1/messages", {**MESSAGE, "require_tls": True}).json["id"]
+        for _ in range(2):
+            relay.wait_for(
+                lambda: all(
+                    each["state"] == "deferred" and "the message (require_tls) demands" in each["reply"]
+                    for each in app.get(f"/v1/messages/{kept}")["recipients"]
+                ),
+                what="the deferral",
+            )
+            relay.restart()
+        assert "requires TLS" in run(relay, "queue", "show", kept).stdout
+        sent = app("POST", "/v1/messages", MESSAGE).json["id"]
+        relay.wait_for(lambda: len(relay.events("delivered")) == 3, what="other mail")
+        assert {each["id"] for each in relay.events("delivered")} == {sent}
+        with smtplib.SMTP(relay.host, relay.smtp_port, timeout=20) as client:
+            client.ehlo()
+            assert client.docmd("MAIL FROM:<a@example.org> REQUIRETLS")[0] == 555
 
 
 async def test_delivered_mail_is_told_of_by_its_index(tmp_path: Path, sink: Sink) -> None:

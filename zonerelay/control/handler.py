@@ -290,6 +290,7 @@ def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> ans
         headers=message.headers,
         deliveries=tuple(rows),
         recipients=tuple(each.address for each in envelope.recipients),
+        require_tls=envelope.require_tls,
     )
 
 

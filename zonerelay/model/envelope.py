@@ -69,7 +69,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """The immutable envelope of one message. `created` is Unix time in seconds."""
+    """The immutable envelope of one message. `created` is Unix time in seconds. `require_tls`: it is sent on
+    over TLS alone, to servers that prove who they are.
+    """
 
     id: MessageId
     sender: Mailbox
@@ -81,6 +83,7 @@ class Envelope:
     envid: str = ""
     origin: Origin = field(default_factory=Origin)
     priority: Priority = Priority.NORMAL
+    require_tls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -347,7 +347,7 @@ def _wishes(given: Submission, origin: Origin, now: float, faults: Faults) -> tu
         ):
             faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
     if given.require_tls:
-        faults.add("/require_tls", "not supported for one message: a zone can demand TLS of its connections")
+        parameters["REQUIRETLS"] = ""
     if given.send_at is not None:
         due = given.send_at.timestamp() if isinstance(given.send_at, datetime) else given.send_at
         if not listener.max_hold or not due <= now + listener.max_hold:

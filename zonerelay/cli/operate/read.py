@@ -160,7 +160,11 @@ def _message_facts(detail: MessageDetail, now: float) -> Iterator[tuple[str, out
     yield "from", text.path(detail.sender)
     open_count = len(detail.deliveries)
     yield "recipients", f"{detail.recipients_accepted} accepted, {open_count} still in the queue"
-    extras = [detail.body, "SMTPUTF8" if detail.smtputf8 else ""]
+    extras = [
+        detail.body,
+        "SMTPUTF8" if detail.smtputf8 else "",
+        "requires TLS" if detail.require_tls else "",
+    ]
     yield "size", ", ".join([text.size(detail.size), *filter(None, extras)])
     yield (
         "client",

@@ -316,6 +316,7 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     """Those that some of the deliveries wait for."""
     recipients: tuple[str, ...] = ()
     """All of the envelope, in its order."""
+    require_tls: bool = False
 
 
 class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):

@@ -24,6 +24,8 @@ Policies:
   log-in, no mail bounces (`batch_state.py`).
 - When a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
   several connections to the same host as long as each one settles a recipient.
+- A message with `require_tls` goes over TLS to hosts that prove who they are, and over no other connection;
+  what stands against that is a deferral of this message alone.
 - An unexpected exception is a deferral that says nothing about the host (scope LOCAL), and goes to the event
   loop's exception handler.
 
@@ -54,7 +56,7 @@ from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, named_after
+from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, for_confidential, named_after
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -116,7 +118,10 @@ class SmtpCourier:
         """Returns one outcome per delivery, in order. Raises only CancelledError, and only while no peer has
         answered for a recipient.
         """
-        route = named_after(batch.deliveries, batch.route, batch.zone)
+        given = batch.route
+        if batch.message.envelope.require_tls:
+            given = for_confidential(given, batch.zone)
+        route = named_after(batch.deliveries, given, batch.zone)
         state = BatchState(Terms(batch.zone, route, ANY_CONNECTION), batch, self._read_body)
         progress = state.progress
         try:
@@ -142,6 +147,10 @@ class SmtpCourier:
             if not state.body.whole:
                 await state.body.close()
         outcomes = progress.outcomes(_NO_HOST)
+        if given is not batch.route:  # other mail may go to hosts that do not do what this message requires
+            outcomes = [
+                replace(each, scope=Scope.MESSAGE) if each.scope is Scope.HOST else each for each in outcomes
+            ]
         if state.address_blamed and self._sources.another_left(state.terms, state.unfit):
             outcomes = [from_elsewhere(outcome) for outcome in outcomes]
         source = state.terms.key.source

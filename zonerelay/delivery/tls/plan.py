@@ -84,6 +84,21 @@ class TlsPlan:
         return TlsPlan(TlsMode.NONE, self.name)
 
 
+MESSAGE = "message"
+
+
+def for_confidential(route: Route, zone: ZoneSettings) -> Route:
+    """Returns the route of a message that requires TLS: a host has to prove who it is, by a trusted authority
+    or, where it has usable TLSA records, by these. It is another destination, so that no connection of other
+    mail carries the message.
+    """
+    demand = route.tls_in(zone)
+    if demand.mode in (TlsMode.VERIFY, TlsMode.DANE):
+        return route
+    proof = replace(demand, mode=TlsMode.VERIFY, names=(), certificates=(), because=MESSAGE)
+    return structs.replace(route, tls=proof, terms=f"{route.terms} {MESSAGE}".strip())
+
+
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
     """With DANE, returns the route under the name of the domains that the mail is for.
 
@@ -173,7 +188,7 @@ def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple
         level=TlsMode.DANE,
         name=base,
         why=f"the TLSA records of {base} demand a certificate that matches them",
-        verify=plan.verify and terms.tls.because != MTA_STS,
+        verify=plan.verify and terms.tls.because not in (MTA_STS, MESSAGE),
         tlsa=usable,
         tlsa_names=tuple(dict.fromkeys(name for name in (base, host.name, domain) if name)),
         next_hop=domain if domain not in (base, host.name) else "",
@@ -200,6 +215,8 @@ def _who(terms: Terms, demand: TlsDemand) -> str:
     match demand.because:
         case "mta-sts":
             return f"the MTA-STS policy of {terms.route.name}"
+        case "message":
+            return "the message (require_tls)"
         case "destination":
             return terms.route.terms or "a [[destination]]"
         case _:

@@ -41,7 +41,7 @@ from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Recipient, Ret
 from zonerelay.smtp.server.bdat import parse_bdat
-from zonerelay.smtp.server.params import MailCommand, parse_mail, parse_rcpt
+from zonerelay.smtp.server.params import HTTP_MAIL_PARAMETERS, MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.store.contract import NO_SPACE
 
@@ -65,7 +65,10 @@ def mail(conversation: Conversation, argument: str) -> ServerReply:
         return conversation.refuse(replies.NESTED_MAIL, "MAIL")
     if client_state.grants.must_log_in:
         return conversation.refuse(replies.AUTH_FIRST, "MAIL")
-    command = _parse_mail(argument, offered=client_state.grants.mail_parameters)
+    offered = client_state.grants.mail_parameters
+    if client_state.client.over_http:
+        offered |= HTTP_MAIL_PARAMETERS
+    command = _parse_mail(argument, offered=offered)
     refusal = _mail_refusal(conversation, command)
     if refusal is not None:
         return refusal

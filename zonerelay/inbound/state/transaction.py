@@ -99,6 +99,7 @@ class Transaction:
             envid=mail.envid,
             origin=origin,
             priority=priority,
+            require_tls=mail.require_tls,
         )
 
 

@@ -88,7 +88,8 @@ class DsnMaker:
                 retry_until=retry_until,
                 whole_message=whole,
             )
-            return self._submit(dsn_id, message.envelope.sender, text, now)
+            envelope = message.envelope
+            return self._submit(dsn_id, envelope.sender, text, now, require_tls=envelope.require_tls)
 
         try:
             submit = made(whole)
@@ -102,7 +103,9 @@ class DsnMaker:
         size = submit.message.size
         return any(size > self.zone_sizes.get(each.zone, size) for each in submit.deliveries)
 
-    def _submit(self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float) -> Submit:
+    def _submit(
+        self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float, *, require_tls: bool
+    ) -> Submit:
         header, _, _ = text.partition(_END_OF_HEADER)
         envelope = Envelope(
             id=dsn_id,
@@ -112,6 +115,7 @@ class DsnMaker:
             body=Body.SEVEN_BIT if text.isascii() else Body.EIGHT_BIT,
             smtputf8=not (header.isascii() and sender.isascii()),
             origin=Origin(protocol=PROTOCOL),
+            require_tls=require_tls,  # RFC 8689 5: a report is as confidential as its message
         )
         return own_mail(envelope, text, self._choose_zone)
 

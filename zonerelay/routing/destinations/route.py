@@ -31,7 +31,7 @@ class TlsDemand:
 
     `dane`: the MX records were secure, so hosts with TLSA records are held to them (RFC 7672) under any
     `mode`. `names` and `certificates` (SHA-256, lower-case hex) replace the host's name in VERIFY. `because`
-    is for people and metrics: "zone", "destination" or "mta-sts".
+    is for people and metrics: "zone", "destination", "mta-sts" or "message".
     """
 
     mode: TlsMode = TlsMode.OPPORTUNISTIC

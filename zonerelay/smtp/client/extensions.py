@@ -48,6 +48,7 @@ class Capabilities:
     starttls: bool = False
     chunking: bool = False
     dsn: bool = False
+    require_tls: bool = False
     limits: PeerLimits = NO_LIMITS
     auth: frozenset[str] = NO_AUTH
 
@@ -67,6 +68,7 @@ def parse_ehlo(text: str) -> Capabilities:
         starttls="STARTTLS" in offered,
         chunking="CHUNKING" in offered,
         dsn="DSN" in offered,
+        require_tls="REQUIRETLS" in offered,
         limits=_limits(offered["LIMITS"]) if "LIMITS" in offered else NO_LIMITS,
         auth=_mechanisms(offered) if "AUTH" in text else NO_AUTH,
     )

@@ -30,6 +30,8 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
     smtputf8 = capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and rcpts.isascii()))
     if smtputf8:
         parameters += " SMTPUTF8"
+    if envelope.require_tls and capabilities.require_tls:
+        parameters += " REQUIRETLS"
     if capabilities.dsn:
         if envelope.ret or envelope.envid:
             parameters += mail_parameters(envelope)
