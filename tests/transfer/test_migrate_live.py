@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import store_message
+from tests.support.crew import status
 from tests.support.ports import LOOPBACK
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
@@ -97,6 +98,11 @@ async def test_a_relay_of_a_private_target_takes_the_mail_over_when_it_starts_ag
         assert arrived(sink) == EXPECTED + Counter(["new@example.net"])
         assert spool.exists(), "the held message is in it"
         words = ["queue", "release", "--all", "--yes", "--config", str(running.config)]
+        await asyncio.to_thread(
+            running.wait_for,
+            lambda: not any(each.active for each in status(running).zones),
+            what="every outcome is stored",
+        )
         assert await asyncio.to_thread(main, words) == 0
         await sink.wait_for(MESSAGES + 1, timeout=20)
         async with asyncio.timeout(20):

@@ -14,9 +14,14 @@ import msgspec
 
 from tests.upgrades import mail
 from tests.upgrades.engines import ENGINES, Records
+from zonerelay.capture.store import Capture, open_capture
 from zonerelay.cli.main import main
 from zonerelay.config.credentials import identities
+from zonerelay.config.rails import Rails
+from zonerelay.config.settings import CaptureSettings, Settings, SpoolSettings
 from zonerelay.history.database import CLEAR, Event, insert, open_for_writing
+from zonerelay.inbound.limits.quotas import Quotas
+from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
 from zonerelay.queue.orders.order import HOLD, SUSPEND, Order
 from zonerelay.routing.mta_sts.files import StsFiles
@@ -70,6 +75,10 @@ EVENTS: list[Event] = [
 ]
 
 
+CAPTURED = mail.HEAD + b"captured\r\n"
+RAILS = Rails(messages_per_day=10, recipients_per_day=10, octets_per_day=1000)
+
+
 def configured(home: Path) -> Path:
     home.mkdir(exist_ok=True)
     path = home / "zonerelay.toml"
@@ -93,9 +102,28 @@ def make(home: Path) -> Path:
     (home / "orders" / "orders.json").write_bytes(msgspec.json.encode(ORDERS))
     asyncio.run(_hold(home / "acts" / "00"))
     _tell(home / "history" / "00.db")
+    captured(home).add("18bcfe5680000100", "app@example.org", ["one@example.net"], CAPTURED)
+    asyncio.run(_use(home))
     target = home / "backup"
     assert main(["spool", "backup", str(target), "--config", str(config)]) == 0
     return target
+
+
+def captured(home: Path) -> Capture:
+    settings = Settings(
+        spool=SpoolSettings(path=home / "spool", min_free_space=0), capture=CaptureSettings(keep=1e10)
+    )
+    return open_capture(settings, lambda: mail.NOW)
+
+
+def quotas(home: Path) -> Quotas:
+    return Quotas(lambda: UsageFile(home, mail.clock()), mail.clock(), lambda _user, _level: None)
+
+
+async def _use(home: Path) -> None:
+    counted = quotas(home)
+    assert await counted.take("shop", RAILS, (1, 2, 300)) is None
+    await counted.close()
 
 
 def held() -> Entry:

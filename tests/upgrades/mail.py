@@ -21,6 +21,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.model.reply import Reply
+from zonerelay.model.webhook import About, recipient_of, webhook_zone
 from zonerelay.store.contract import BodyFacts, Finish, Kept, NotKeptError, Postpone, Store, Submit
 
 NOW = 1_700_000_000.0
@@ -137,6 +138,15 @@ def queue() -> list[Mail]:
             next_attempt=NOW + 3600,
         ),
         _mail(13, "passed@example.org", f"one@{FULL}", f"two@{FULL}"),
+        _mail(15, "confidential@example.org", "confidential@example.net", require_tls=True),
+        _mail(
+            16,
+            "",
+            recipient_of(About(f"{int(NOW * 1000):011x}00100", 1, 1)),
+            body=b'{"type":"message.delivered"}',
+            zone=webhook_zone("shop"),
+            origin=Origin(protocol="webhook"),
+        ),
         # Its id is the highest that was ever given.
         _mail(255, "finished@example.org", "finished@example.net", after={"finished@example.net": None}),
     ]

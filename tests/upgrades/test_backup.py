@@ -50,6 +50,18 @@ def test_a_backup_of_an_older_release_is_restored(path: Path, tmp_path: Path) ->
             told = history.records("18bcfe5680000100")
         assert [(each.at, each.name, each.fields) for each in told] == backup.EVENTS
         assert keys == mail.KEYS
+        kept = backup.captured(home).read("18bcfe5680000100", mark=False)
+        assert kept is not None
+        assert (kept[0].recipients, kept[1]) == (["one@example.net"], backup.CAPTURED)
+        assert asyncio.run(_used(home)) == [1, 2, 300]
+
+
+async def _used(home: Path) -> list[int]:
+    quotas = backup.quotas(home)
+    try:
+        return [level.used for level in (await quotas.usage("shop")).levels(backup.RAILS)]
+    finally:
+        await quotas.close()
 
 
 async def _noted(directory: Path) -> tuple[Act, list[Entry]]:

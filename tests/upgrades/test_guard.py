@@ -82,7 +82,11 @@ def _all(kind: type) -> list[Any]:
 @pytest.mark.parametrize("path", sorted(fixtures.DIRECTORY.glob(f"*/{passing.FILE}")))
 def test_what_is_stored_in_passing_is_read(path: Path) -> None:
     stored = json.loads(path.read_text())
-    assert passing.read_again(stored) == stored
+    again = passing.read_again(stored)
+    assert passing.read_again(again) == again
+    before, now = (bytes.fromhex(each[passing.INTENT]) for each in (stored, again))
+    assert mail.lacking(json.loads(before), json.loads(now)) == []
+    assert again[passing.BOOK] == stored[passing.BOOK]
 
 
 def test_what_is_stored_in_passing_is_as_in_the_newest_fixture() -> None:

@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.process import PROGRAM, RelayProcess
 from tests.upgrades import fixtures
 from tests.upgrades.engines import ENGINES
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.sandbox.sink import Sink
+
+
+def stays(each: dict[str, Any]) -> bool:
+    """A message that requires TLS (its report does, too), and an event for a webhook that there is not."""
+    is_event = any(is_webhook_zone(delivery["queue"]) for delivery in each["deliveries"])
+    return is_event or each["message"]["envelope"].get("require_tls", False)
 
 
 @pytest.mark.parametrize("name", [name for name, engine in fixtures.stored() if engine == "leveldb"])
 async def test_mail_of_an_older_release_is_delivered(name: str, tmp_path: Path, sink: Sink) -> None:
-    expected = fixtures.expected(name)
+    sent = {
+        ((each["message"]["envelope"]["sender"], delivery["recipient"]), each["body"])
+        for each in fixtures.expected(name).values()
+        for delivery in each["deliveries"]
+        if not stays(each)
+    }
     raw = (fixtures.DIRECTORY / name / ENGINES["leveldb"].file).read_bytes()
     ENGINES["leveldb"].unpack(raw, tmp_path)
     hop = {"next_hop": f"127.0.0.1:{sink.port}", "tls": "none"}
@@ -26,16 +39,14 @@ async def test_mail_of_an_older_release_is_delivered(name: str, tmp_path: Path, 
         await asyncio.to_thread(
             subprocess.run, [*release, "--config", str(relay.config)], check=True, capture_output=True
         )
-        await asyncio.to_thread(relay.wait_until_empty)
+        # Nothing else is sent but the report of success that a client has asked for.
+        await asyncio.to_thread(
+            relay.wait_for, lambda: len(relay.events("delivered")) > len(sent), what="the mail leaves"
+        )
     arrived = {
         (message.mail_from, recipient): message.sha256
         for message in sink.messages
         for recipient in message.recipients
     }
-    assert arrived.items() >= {
-        ((each["message"]["envelope"]["sender"], delivery["recipient"]), each["body"])
-        for each in expected.values()
-        for delivery in each["deliveries"]
-    }
-    # Nothing else was sent but the report of success that a client had asked for.
-    assert len(arrived) == sum(len(each["deliveries"]) for each in expected.values()) + 1
+    assert arrived.items() >= sent
+    assert len(arrived) == len(sent) + 1

@@ -23,6 +23,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.priority import queue_of
+from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.routing.zones.zones import Choice, Zones, zone_notes
 from zonerelay.smtp.server.bdat import ChunkReader
 from zonerelay.store.contract import MessageWriter, Store
@@ -176,7 +177,8 @@ class Loader:
 
     async def _write_ours(self, writer: MessageWriter, item: Stored, deliveries: Sequence[Delivery]) -> None:
         message = item.message
-        body = _Body()
+        # A webhook event is JSON, whose octets are signed as they are.
+        body = _Body(is_mail=not is_webhook_zone(deliveries[0].queue))
         async for piece in body.pieces(item.body()):
             await writer.write(piece)
         if body.reader.has_bare or body.size != message.size:
@@ -229,9 +231,12 @@ class Loader:
 
 
 class _Body:
-    """A body with CRLF line ends, whatever it came with, and what was learned of it."""
+    """A body with CRLF line ends, whatever it came with, and what was learned of it. One that is no mail
+    stays as it is.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_mail: bool = True) -> None:
+        self._is_mail = is_mail
         self.reader = ChunkReader()
         self.size = 0
         self.eight_bit = False
@@ -244,6 +249,9 @@ class _Body:
             yield rest
 
     def _read(self, piece: bytes, *, last: bool) -> bytes:
+        if not self._is_mail:
+            self.size += len(piece)
+            return piece
         self.reader.begin(len(piece), last)
         clean = self.reader.feed(piece)
         self.size += len(clean)
