@@ -18,8 +18,10 @@ from tests.support import mounts
 from tests.support.debian import CACHE, UnpackedPackage
 from tests.support.locks import locked
 
-PACKAGES = ("python3", "s-nail")
-"""Besides what every Debian has: the interpreter that packages may depend on, and a mailx."""
+PACKAGES = ("python3", "s-nail", "cron", "php-cli")
+"""Besides what every Debian has: the interpreter that packages may depend on, a mailx, and programs that call
+sendmail. None of them brings an MTA.
+"""
 MAKE_TIMEOUT = 600.0
 COMMAND_TIMEOUT = 300.0
 
@@ -59,11 +61,12 @@ class Chroot:
 
 def _template() -> Path:
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    template = CACHE / "chroot" / suite
+    template = CACHE / "chroot" / f"{suite}-{'-'.join(PACKAGES)}"
     with locked(template.parent):
         if not template.exists():
-            _debootstrap(suite, template.with_name(f"{suite}.new"))
-            template.with_name(f"{suite}.new").rename(template)
+            new = template.with_name(f"{template.name}.new")
+            _debootstrap(suite, new)
+            new.rename(template)
     return template
 
 
