@@ -16,7 +16,7 @@ If it was plyvel that could not be built: it comes ready-made for x86-64, with P
 endef
 export PLYVEL_HINT
 
-.PHONY: help run sandbox deb test check fmt fuzz bench lock pin clean
+.PHONY: help run sandbox deb test proof check fmt fuzz bench lock pin clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -50,11 +50,15 @@ check: $(DEVELOPMENT)  ## ruff, mypy strict, import-linter
 	$(BIN)/lint-imports
 
 # Tests marked `alone` measure the machine. 5 is pytest's "nothing to run": no failure if the other half ran.
-test: $(DEVELOPMENT)  ## every tier but bench; ARGS="tests/unit -k dkim" for some
+test: $(DEVELOPMENT)  ## every tier but bench and the long proofs; ARGS="tests/unit -k dkim" for some
 	@$(BIN)/python -m tests.support.programs
-	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m "not alone" $(ARGS); many=$$?; \
+	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m "not alone and not proof" $(ARGS); many=$$?; \
 	$(BIN)/pytest -m alone $(ARGS); alone=$$?; \
 	test $$alone -ne 5 && test $$many -eq 0 -o $$many -eq 5 && exit $$alone; exit $$many
+
+proof: $(DEVELOPMENT)  ## what takes long: kill -9 again and again, several machines, the Debian packages
+	@$(BIN)/python -m tests.support.programs
+	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m proof $(ARGS)
 
 fmt: $(DEVELOPMENT)  ## let ruff correct what it can
 	$(BIN)/ruff check --fix zonerelay tests debian

@@ -27,6 +27,7 @@ settings.load_profile("side by side")
 @pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     use_fetched()
+    config.addinivalue_line("markers", "proof: takes long; `make proof` runs it, `make test` does not")
     config.addinivalue_line("markers", "alone: runs while no other test does, for it measures the machine")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:  # a process that only runs tests has none

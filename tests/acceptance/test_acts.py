@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.crew import AT_ONCE, client_of, relay_of, run, status, until_running
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
@@ -32,6 +34,7 @@ MESSAGES, RECIPIENTS = 8, 300
 Queue = dict[tuple[str, str], tuple[str, str, float]]
 
 
+@pytest.mark.proof
 async def test_killed_in_the_middle_of_acts(tmp_path: Path, sink: Sink) -> None:
     tables = {"retry": {"schedule": ["1h"], "suspend_min": "1h", "suspend_max": "1h"}}
     relay = relay_of(tmp_path, free_port(), tables=tables)

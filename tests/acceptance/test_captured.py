@@ -351,6 +351,7 @@ def messages(relay: RelayProcess, text: str) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.proof
 def test_acknowledged_mail_is_captured_over_kill_9(tmp_path: Path) -> None:
     relay = RelayProcess(tmp_path, next_hop="capture:")
     acknowledged: list[str] = []

@@ -354,6 +354,7 @@ def test_two_workers_answer_as_one_relay(tmp_path: Path) -> None:
         assert "trouble" not in {event["event"] for event in relay.events()}
 
 
+@pytest.mark.proof
 def test_the_api_is_as_it_describes_itself(tmp_path: Path) -> None:
     """Schemathesis asks whatever the description allows, and much that it does not."""
     with RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{free_port()}") as relay:

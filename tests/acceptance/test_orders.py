@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.support.crew import AT_ONCE, client_of, pid_of, relay_of, run, status, until_running
 from tests.support.submit import Submitter, tokens
@@ -16,6 +17,7 @@ from zonerelay.control.messages.requests import QueueList
 from zonerelay.sandbox.sink import Sink
 
 
+@pytest.mark.proof
 async def test_what_was_suspended_waits_through_kill_9_and_leaves_once(tmp_path: Path, sink: Sink) -> None:
     """A sender and a zone are suspended one after the other, in both workers, while mail comes in."""
     with relay_of(tmp_path, sink.port) as relay:

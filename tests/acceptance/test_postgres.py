@@ -111,6 +111,7 @@ async def test_relay_outlives_a_crash_of_its_database(
     assert not (before.acknowledged | after.acknowledged) - arrived.keys()
 
 
+@pytest.mark.proof
 async def test_relay_that_stood_still_beyond_its_lease_repeats_only_what_was_in_flight(
     both: tuple[RelayProcess, RelayProcess], server: PostgresServer, schema: str, sink: Sink
 ) -> None:

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.s3_server import BUCKET, KEY, MotoServer
 from tests.support.submit import Submitter, tokens
@@ -52,6 +54,7 @@ def queued(server: MotoServer) -> list[str]:
     return found
 
 
+@pytest.mark.proof
 async def test_relays_lose_nothing_when_one_is_killed_and_one_stands_still(
     tmp_path: Path, sink: Sink
 ) -> None:

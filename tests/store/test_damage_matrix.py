@@ -20,6 +20,8 @@ import pytest
 
 from tests.store.damage_worker import FAULTS, FLIPS, LOGS, MOMENTS, OBJECTS, TABLES, Mended, Outcome
 
+pytestmark = pytest.mark.proof
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spool-format.md"
 MAPPED = ("empty", "cut")
 """LevelDB maps its tables: of one that became shorter while it was read nothing but a signal is to be had."""

@@ -27,6 +27,8 @@ from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.s3.client import Bucket
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture(scope="module")
 def swift() -> Iterator[SwiftServer]:
