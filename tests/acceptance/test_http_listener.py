@@ -96,6 +96,7 @@ def test_mail_and_nothing_else(app: Api, operator: Api, ports: list[int]) -> Non
     door = Door(app, ports[0])
     reply = door("POST", "/v1/messages", MESSAGE)
     assert reply.status == 202, reply.body
+    assert (reply.fields["Server"], reply.fields["Cache-Control"]) == ("relay", "no-store")
     message_id = reply.json["id"]
     told = operator.get(f"/v1/queue/messages/{message_id}")
     assert (told["user"], told["protocol"], told["listener"]) == ("app", "HTTP", f"{LOOPBACK}:{ports[0]}")

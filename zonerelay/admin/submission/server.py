@@ -54,6 +54,7 @@ class SubmissionServer:
         VISIT.set(visit)
         response = await answered(request, self._api.serve, self._operators.trouble)
         await dress(request, response)
+        response.headers["Server"] = "relay"  # or aiohttp names itself and Python, with their versions
         if not visit.identified or not request.content.at_eof():
             response.force_close()  # what is left of a body is not read for the sake of a connection
         return response
