@@ -460,6 +460,22 @@ def test_mail_of_a_user_whose_mode_is_capture(tmp_path: Path) -> None:
                 client.sendmail("a@example.org", [f"for-{name}@example.com"], b"Subject: x\r\n\r\nx\r\n")
         assert wait_until(lambda: len(messages(relay, text)) == 1, timeout=30)
         assert messages(relay, text)[0]["Bcc"][0]["Address"] == "for-staging@example.com"  # type: ignore[index]
+        for setting, user_name, said in (
+            ("", "staging", 'not sent: captured, or held where no zone captures (mode = "capture")'),
+            ("recipients=example.com", "shop", "refused with 550 5.7.1 This user may not write"),
+            ("recipients=", "shop", ""),
+        ):
+            if setting:
+                assert command(["user", "set", "shop", setting, *where]) == 0
+            told = explained(relay, user_name)
+            assert said in told
+            assert ("guard rails" in told) == bool(said)
+    assert command(["user", "set", "shop", "mode=redirect", "mailbox=qa@example.com", *where]) == 0
+    assert "becomes qa@example.com (mode of the user shop)" in explained(relay, "shop")  # no relay runs
+
+
+def explained(relay: RelayProcess, name: str) -> str:
+    return run(relay, "explain", "someone@example.net", "--user", name).stdout
 
 
 def test_without_a_zone_that_captures_there_is_nothing(tmp_path: Path) -> None:

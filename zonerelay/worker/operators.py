@@ -14,6 +14,7 @@ from zonerelay.control.acts import OperatorActs
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer
+from zonerelay.control.explain.guard_rails import GuardPlans
 from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.control.handler import ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
@@ -145,4 +146,5 @@ def _build_explainer(
         rewrites=RewritePlans(lambda: listeners.rewriting, lambda: sending.srs, clock),
         credential=sending.logins.explain,
         changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, clock),
+        guard=GuardPlans(listeners.guard.rails_of, clock),
     )

@@ -66,6 +66,8 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     for each in found.rewritten:
         what = text.clean(each.problem) if each.problem else f"becomes {text.clean(each.becomes)}"
         yield f"as {each.what}", f"{what} ({each.by})"
+    if found.guard_rails:
+        yield "guard rails", Text(text.clean(found.guard_rails), style="yellow")
     if found.queued is not None:
         yield from _queued_facts(found.queued, now)
     else:

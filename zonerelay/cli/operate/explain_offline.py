@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 import random
 import socket
+from functools import partial
 
 from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.config import rails
+from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer
+from zonerelay.control.explain.guard_rails import GuardPlans
 from zonerelay.control.explain.sources import SourcePlans, Untold
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
@@ -79,8 +83,16 @@ def _explainer(
         rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
         credential=lambda zone, sender: first_for(sender, zone, senders),
         changes=ChangePlans(lambda: build_dkim_keys(settings), lambda: _srs(settings), clock),
+        guard=GuardPlans(partial(_rails, settings), clock),
         relay_running=False,
     )
+
+
+async def _rails(settings: Settings, user: str) -> rails.Rails | None:
+    try:
+        return rails.read(rails.file_beside(settings.auth.credentials)).of(user)
+    except CredentialsError:
+        return None
 
 
 def _srs(settings: Settings) -> Srs | None:

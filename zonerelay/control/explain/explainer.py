@@ -18,6 +18,7 @@ from zonerelay.config.settings import ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
 from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans, Rewritten
+from zonerelay.control.explain.guard_rails import GuardPlans
 from zonerelay.control.explain.sources import SourcePlans, candidates, own_addresses
 from zonerelay.control.messages.answers import (
     AddressPlan,
@@ -25,6 +26,7 @@ from zonerelay.control.messages.answers import (
     Explanation,
     HostPlan,
     OrderRow,
+    RewritePlan,
     RouteCheck,
     SourcePlan,
     StsPlan,
@@ -103,6 +105,7 @@ class Explainer:
         rewrites: RewritePlans | None = None,
         credential: Callable[[ZoneSettings, str], str] | None = None,
         changes: ChangePlans | None = None,
+        guard: GuardPlans | None = None,
         relay_running: bool = True,
     ) -> None:
         self._zones = zones
@@ -116,16 +119,27 @@ class Explainer:
         self._rewrites = rewrites
         self._credential = credential
         self._changes = changes
+        self._guard = guard
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
         """Raises ControlError when there is no address to explain."""
         listener = self._listener(request.listener)
         address, sender, rewritten = self._rewritten(request, listener)
+        named, guarded = address, None
+        if self._guard is not None and request.user:
+            guarded = await self._guard.of(request.user)
+            if guarded.mailbox:
+                address = guarded.mailbox
+                mode = RewritePlan(what="recipient", becomes=address, by=f"mode of the user {request.user}")
+                rewritten = (*rewritten, mode)
         choice = self._choice(request, listener, address, sender)
         priority = choice.priority or _priority(request, listener)
         found = await self._explained(request, choice, address, sender)
-        return msgspec.structs.replace(found, rewritten=rewritten, priority=priority.value)
+        words = ""
+        if guarded is not None and self._guard is not None:
+            words = self._guard.words(guarded, request, named, found.zone)
+        return msgspec.structs.replace(found, rewritten=rewritten, priority=priority.value, guard_rails=words)
 
     async def explain_queued(self, message: Message, row: DeliveryRow) -> Explanation:
         """Of one delivery, which stays in its zone."""

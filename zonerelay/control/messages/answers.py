@@ -507,6 +507,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     priority: str = ""
     orders: tuple[OrderRow, ...] = ()
     """Those for which it would wait, or be refused."""
+    guard_rails: str = ""
+    """What those of the user make of it, in words."""
     queued: DeliveryRow | None = None
 
 

@@ -1,4 +1,4 @@
 """Who a client is and what it may send: networks, passwords, [[access]] rules, the sender's domain.
 
-No module is for code outside inbound/.
+Code outside takes `guard`, which explains the guard rails of a user.
 """
