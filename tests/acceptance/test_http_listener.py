@@ -107,6 +107,13 @@ def test_mail_and_nothing_else(app: Api, operator: Api, ports: list[int]) -> Non
     assert stranger("POST", "/v1/messages", MESSAGE).code == (401, "unauthorized")
     for path in ("/v1/status", "/metrics", "/", "/api/v1/messages"):
         assert Door(operator, ports[0])("GET", path).status == 404
+    expecting = door.connect()
+    expecting.request(
+        "POST", "/v1/messages", b"", {**app.fields, "Expect": "100-continue", "Content-Length": "9"}
+    )
+    expecting.sock.settimeout(5)
+    assert expecting.sock.recv(100).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+    expecting.close()
     assert "/v1/messages" in door.get("/v1/openapi.json")["paths"]
     assert "/v1/status" not in door.get("/v1/openapi.json")["paths"]
 

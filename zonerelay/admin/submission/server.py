@@ -52,6 +52,9 @@ class SubmissionServer:
         if rules.cleartext_auth or rules.address.startswith("unix:"):
             visit.private = True
         VISIT.set(visit)
+        if request.headers.get("Expect", "").lower() == "100-continue":  # curl waits a second for it
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # the answer has not begun
         response = await answered(request, self._api.serve, self._operators.trouble)
         await dress(request, response)
         response.headers["Server"] = "relay"  # or aiohttp names itself and Python, with their versions
