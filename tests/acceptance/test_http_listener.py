@@ -105,6 +105,7 @@ def test_mail_and_nothing_else(app: Api, operator: Api, ports: list[int]) -> Non
     assert door("DELETE", f"/v1/messages/{message_id}").status in (200, 409)
     stranger = Door(Api(app.relay, ""), ports[0])
     assert stranger("POST", "/v1/messages", MESSAGE).code == (401, "unauthorized")
+    assert stranger("GET", "/v1/openapi.json").code == (401, "unauthorized")
     for path in ("/v1/status", "/metrics", "/", "/api/v1/messages"):
         assert Door(operator, ports[0])("GET", path).status == 404
     expecting = door.connect()

@@ -37,9 +37,14 @@ _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
 class Api:
-    """`serve` answers any request below `/v1/`, by a table of verbs."""
+    """`serve` answers any request below `/v1/`, by a table of verbs. `is_open`: the description, which names
+    the release, answers strangers, too.
+    """
 
-    def __init__(self, operators: Operators, verbs: Sequence[Verb] = (*VERBS, *SUBMISSION)) -> None:
+    def __init__(
+        self, operators: Operators, verbs: Sequence[Verb] = (*VERBS, *SUBMISSION), *, is_open: bool = True
+    ) -> None:
+        self._is_open = is_open
         self._operators = operators
         self._sessions = WorkerSessions(operators.workers)
         self._description = document(verbs)
@@ -59,6 +64,8 @@ class Api:
         if request.path == DESCRIPTION:
             if request.method not in ("GET", "HEAD"):
                 raise _not_allowed(("GET", "HEAD"))
+            if not self._is_open:
+                self._admit(request)
             return web.Response(body=self._description, content_type=JSON)
         token = self._admit(request)
         path, verbs = self._find(request.path)

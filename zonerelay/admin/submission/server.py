@@ -1,9 +1,9 @@
 """The HTTP server of a [[listener]] with protocol = "http": mail of one's own, and nothing else of the API.
 
 Its connections come without PROXY header and TLS (`inbound/listen/http_connection`), and say whether another
-machine can read along. A token is needed for every request but the description, so no web page reaches it
-through DNS rebinding, and it answers to every name. A client that was not let in gets one answer. A
-connection that is idle for `idle_timeout` ends.
+machine can read along. A token is needed for every request, so no web page reaches it through DNS rebinding,
+and it answers to every name. A client that was not let in gets one answer. A connection that is idle for
+`idle_timeout` ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SubmissionServer:
     def __init__(self, operators: Operators, rules: Callable[[], ListenerSettings]) -> None:
         self._operators = operators
         self._rules = rules
-        self._api = Api(operators, SUBMISSION)
+        self._api = Api(operators, SUBMISSION, is_open=False)
         self._proxies = (rules().xclient_networks, Networks(rules().xclient_networks))
         self._server = web.Server(
             self._handle,  # type: ignore[arg-type]  # the verbs need no more than a BaseRequest
