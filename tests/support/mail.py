@@ -44,6 +44,7 @@ def make_message(
     eight_bit: bool = False,
     declared: Body = Body.SEVEN_BIT,
     smtputf8: bool = False,
+    require_tls: bool = False,
     size: int | None = None,
 ) -> Message:
     envelope = Envelope(
@@ -53,6 +54,7 @@ def make_message(
         created=0.0,
         body=declared,
         smtputf8=smtputf8,
+        require_tls=require_tls,
     )
     size = len(body) if size is None else size
     return Message(envelope=envelope, size=size, chunks=1 + size // CHUNK_SIZE, eight_bit=eight_bit)

@@ -30,6 +30,7 @@ async def put(
     envid: str = "",
     release: float = 0.0,
     text: bytes = TEXT,
+    require_tls: bool = False,
 ) -> MessageId:
     """Store a message as the listener does after its end of data."""
     worker = running.worker
@@ -48,6 +49,7 @@ async def put(
         smtputf8=not all(each.isascii() for each in addresses),
         ret=ret,
         envid=envid,
+        require_tls=require_tls,
     )
     deliveries = [
         Delivery(

@@ -22,6 +22,7 @@ from zonerelay.queue.zone.plan import ZonePlan
 IN_DOUBT = replace(
     DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
 )
+NO_TLS = replace(DEFERRED, reply=Reply(451, "7.30", "no STARTTLS"), scope=Scope.MESSAGE, local=True)
 NOW = 1_700_000_000.0
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
 
@@ -146,7 +147,7 @@ def test_whoever_finds_no_room_gets_the_next_that_is_given_back() -> None:
     assert plan.start() == {**{f"silent{n}": 2 for n in (0, 1, 2, 4, 5)}, "silent6": 1, "good": 1}
 
 
-@pytest.mark.parametrize("outcome", [DELIVERED, DEFERRED, BOUNCED])
+@pytest.mark.parametrize("outcome", [DELIVERED, DEFERRED, BOUNCED, NO_TLS])
 def test_any_answer_ends_the_probation(outcome: Outcome) -> None:
     plan = Plan()
     plan.add("a")

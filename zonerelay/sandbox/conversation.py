@@ -37,7 +37,6 @@ class Manners:
     smtputf8: bool = True
     dsn: bool = False
     chunking: bool = False
-    require_tls: bool = False
     limits: str = ""
     tls: ssl.SSLContext | None = None
     broken_tls: bool = False
@@ -144,7 +143,6 @@ class Conversation:
             "SMTPUTF8": manners.smtputf8,
             "DSN": manners.dsn,
             "CHUNKING": manners.chunking,
-            "REQUIRETLS": manners.require_tls,
             f"LIMITS {manners.limits}": bool(manners.limits),
             "ENHANCEDSTATUSCODES": manners.enhanced,
             f"SIZE {manners.size}": manners.size is not None,

@@ -18,7 +18,6 @@ from tests.support.mail import ZONE, Names, TlsResults, make_batch, make_message
 from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import Route, TlsDemand
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
@@ -421,58 +420,6 @@ async def test_where_tls_comes_first_there_is_no_clear_text(
         assert reply.startswith(f"451 4.7.5 TLS with {HOST} (127.0.0.1:{plain.port}) failed: ")
     assert results.seen == [("opportunistic", "failed")] * 2
     assert plain.commands == []
-
-
-# ---- a message that requires TLS ----------------------------------------------------------------
-
-
-async def test_a_message_that_requires_tls_goes_to_a_proven_host_alone(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    """Its connection is not that of other mail, and other mail is not held up by it."""
-    plain, stranger, right = (
-        await start_sink(),
-        await start_sink(showing(SELF_SIGNED)),
-        await start_sink(replace(showing(RIGHT), require_tls=True)),
-    )
-    courier = start_courier(names=names())
-    ordinary = make_message()
-    message = replace(ordinary, envelope=replace(ordinary.envelope, require_tls=True))
-
-    async def sent(what: Message, *sinks: Sink) -> Outcome:
-        route = route_to(*(each.port for each in sinks), host=HOST, literal=False)
-        [outcome] = await courier.deliver(make_batch(what, route))
-        return outcome
-
-    for sink, words in (
-        (plain, "does not offer STARTTLS, and the message (require_tls) demands a valid certificate"),
-        (stranger, "its certificate is self-signed"),
-    ):
-        assert (await sent(ordinary, sink)).verdict is Verdict.DELIVERED
-        for _ in range(2):
-            outcome = await sent(message, sink)
-            assert (outcome.verdict, outcome.scope) == (Verdict.DEFERRED, Scope.MESSAGE)
-            assert words in str(outcome.reply)
-        assert (await sent(ordinary, sink)).verdict is Verdict.DELIVERED
-        assert len(sink.messages) == 2
-    outcome = await sent(message, plain, stranger, right)
-    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
-    assert "REQUIRETLS" in right.messages[0].parameters
-    assert (await sent(ordinary, right)).verdict is Verdict.DELIVERED
-    assert "REQUIRETLS" not in right.messages[1].parameters
-
-
-async def test_what_the_route_demands_already_is_enough(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    ordinary = make_message()
-    message = replace(ordinary, envelope=replace(ordinary.envelope, require_tls=True))
-    sink = await start_sink(showing(SELF_SIGNED))
-    courier = start_courier(names=names())
-    for each in (ordinary, message):
-        [outcome] = await courier.deliver(make_batch(each, to(sink, PINNED)))
-        assert outcome.verdict is Verdict.DELIVERED
-    assert sink.connections == 1
 
 
 class _Today(ManualClock):

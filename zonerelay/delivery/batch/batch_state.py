@@ -27,6 +27,7 @@ from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, BatchPro
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.rewrite.rendering import Rendered
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.delivery import Delivery
@@ -66,6 +67,8 @@ class BatchState:
         """True when the peer's limits kept a recipient out of the latest transaction."""
         self.lacking = False
         """True when a peer lacks an extension that a recipient needs."""
+        self.unverified: tuple[str, HostTrouble] | None = None
+        """The latest host whose TLS is not what the message demands, while other mail demands less."""
 
     def send(self, rendered: Rendered) -> None:
         """Sends this rendition instead of the stored message. Call it before anything is sent."""

@@ -22,10 +22,10 @@ Policies:
   the batch has one credential and uses connections that were logged in with it; while the log-in fails the
   batch waits (`auth/logins.py`). Where no credential is configured and the next hop wants a
   log-in, no mail bounces (`batch_state.py`).
+- A message that demands TLS and a verified certificate (`require_tls`) has connections of its own where other
+  mail demands less. A host that does not meet the demand defers this message alone (4.7.30).
 - When a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
   several connections to the same host as long as each one settles a recipient.
-- A message with `require_tls` goes over TLS to hosts that prove who they are, and over no other connection;
-  what stands against that is a deferral of this message alone.
 - An unexpected exception is a deferral that says nothing about the host (scope LOCAL), and goes to the event
   loop's exception handler.
 
@@ -49,18 +49,18 @@ from zonerelay.delivery.batch.chunking import Chunking
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
-from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver
+from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver, TlsTrouble
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, for_confidential, named_after
+from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import TLS_REQUIRED, Reply
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.route import MxHost
 from zonerelay.routing.dns.answers import Addresses
@@ -118,10 +118,7 @@ class SmtpCourier:
         """Returns one outcome per delivery, in order. Raises only CancelledError, and only while no peer has
         answered for a recipient.
         """
-        given = batch.route
-        if batch.message.envelope.require_tls:
-            given = for_confidential(given, batch.zone)
-        route = named_after(batch.deliveries, given, batch.zone)
+        route = named_after(batch.deliveries, batch.route, batch.zone)
         state = BatchState(Terms(batch.zone, route, ANY_CONNECTION), batch, self._read_body)
         progress = state.progress
         try:
@@ -147,12 +144,10 @@ class SmtpCourier:
             if not state.body.whole:
                 await state.body.close()
         outcomes = progress.outcomes(_NO_HOST)
-        if given is not batch.route:  # other mail may go to hosts that do not do what this message requires
-            outcomes = [
-                replace(each, scope=Scope.MESSAGE) if each.scope is Scope.HOST else each for each in outcomes
-            ]
         if state.address_blamed and self._sources.another_left(state.terms, state.unfit):
             outcomes = [from_elsewhere(outcome) for outcome in outcomes]
+        if state.unverified is not None:
+            outcomes = [_for_its_tls(outcome, *state.unverified) for outcome in outcomes]
         source = state.terms.key.source
         return outcomes if source is None else [sent_from(source, outcome) for outcome in outcomes]
 
@@ -163,6 +158,8 @@ class SmtpCourier:
         await state.body.open()
         if batch.zone.credentials or batch.zone.next_hop_share:
             state.terms = Terms(batch.zone, state.terms.route, self._next_hop_key(batch))
+        if batch.message.envelope.require_tls:
+            state.terms = state.terms.verifying()
         if batch.zone.sources:
             await self._attempt_from_sources(state)
         else:
@@ -270,6 +267,8 @@ class SmtpCourier:
 
     def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, state: BatchState) -> None:
         state.progress.host_failed(host.name, trouble)
+        if state.terms.key.verify and isinstance(trouble, TlsTrouble):
+            state.unverified = host.name, trouble
         source, said = state.terms.key.source, trouble.said
         if source is not None and isinstance(trouble, SourceTrouble):
             state.source_unfit = self._sources.lost(source, trouble)
@@ -397,6 +396,16 @@ class SmtpCourier:
         for reply in replies:
             if self._sources.heard(state.terms, reply, session.peer.address):
                 state.address_blamed = True
+
+
+def _for_its_tls(outcome: Outcome, host: str, trouble: HostTrouble) -> Outcome:
+    """Returns the outcome for a message that demands more of TLS than other mail: it says nothing about the
+    hosts, which other mail may reach (RFC 8689 4.2.1).
+    """
+    if outcome.scope is not Scope.HOST:
+        return outcome
+    reply = Reply(451, TLS_REQUIRED, trouble.reply.text)
+    return replace(outcome, reply=reply, scope=Scope.MESSAGE, host=host, peer=trouble.address)
 
 
 def _local(reply: Reply) -> Outcome:

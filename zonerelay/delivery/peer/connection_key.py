@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from zonerelay.config.settings import CredentialSettings, SourceSettings, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, SourceSettings, TlsMode, ZoneSettings
 from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, TlsDemand
 
 
@@ -19,21 +19,24 @@ class ConnectionKey:
     """`source` and `credential` are `None` in zones without any. `text` tells the keys of one zone apart.
 
     `ipv4_only`: the batch does not use the source's IPv6 for now, so a connection over IPv6 does not match.
-    `host` (`name:port`): the one of several equal next hops that the batch tries first.
+    `host` (`name:port`): the one of several equal next hops that the batch tries first. `verify`: the message
+    demands TLS and a certificate that is checked (RFC 8689), whatever the route demands.
     """
 
     source: SourceSettings | None = None
     credential: CredentialSettings | None = None
     ipv4_only: bool = False
     host: str = ""
+    verify: bool = False
     text: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
-        if self.source is not None or self.credential is not None or self.host:
+        if self.source is not None or self.credential is not None or self.host or self.verify:
             source = "" if self.source is None else self.source.name
             credential = "" if self.credential is None else self.credential.name
             family = "/4" if self.ipv4_only else ""
-            object.__setattr__(self, "text", f"{source}{family} {credential} {self.host}")
+            verify = " verify" if self.verify else ""
+            object.__setattr__(self, "text", f"{source}{family} {credential} {self.host}{verify}")
 
     def from_source(self, chosen: ConnectionKey) -> ConnectionKey:
         """Returns the same key with the source and family that `SourceSelection` has chosen."""
@@ -66,7 +69,16 @@ class Terms:
 
     @property
     def tls(self) -> TlsDemand:
-        return self.route.tls_in(self.zone)
+        demand = self.route.tls_in(self.zone)
+        if self.key.verify:
+            return TlsDemand(TlsMode.VERIFY, dane=demand.dane, because="message")
+        return demand
+
+    def verifying(self) -> Terms:
+        """Returns terms that demand a certificate that is checked: these, when they do already."""
+        if self.tls.mode in (TlsMode.VERIFY, TlsMode.DANE):
+            return self
+        return replace(self, key=replace(self.key, verify=True))
 
     def ehlo_name(self, hostname: str) -> str:
         """Returns the name for EHLO: the source's, else the zone's, else the relay's."""

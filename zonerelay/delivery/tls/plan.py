@@ -4,8 +4,8 @@ DANE (RFC 7672 2.2) applies where the demand says that the MX records were secur
 addresses are secure, because an attacker could forge a TLSA record behind an insecure answer. Then
 
 - usable records: the certificate must match one of them, whatever else was demanded, and the connection never
-  falls back to clear text. The records replace the demand of an MTA-STS policy; an operator's `verify` holds
-  in addition.
+  falls back to clear text. The records replace the demand of an MTA-STS policy and of the message; an
+  operator's `verify` holds in addition.
 - records of which none is usable: encryption, with any certificate.
 - a failed or bogus look-up: the host is not used now, because an attacker can cause the failure. Only a
   secure denial, or an answer from a part of DNS without DNSSEC, leaves the demand unchanged.
@@ -82,21 +82,6 @@ class TlsPlan:
 
     def in_clear(self) -> TlsPlan:
         return TlsPlan(TlsMode.NONE, self.name)
-
-
-MESSAGE = "message"
-
-
-def for_confidential(route: Route, zone: ZoneSettings) -> Route:
-    """Returns the route of a message that requires TLS: a host has to prove who it is, by a trusted authority
-    or, where it has usable TLSA records, by these. It is another destination, so that no connection of other
-    mail carries the message.
-    """
-    demand = route.tls_in(zone)
-    if demand.mode in (TlsMode.VERIFY, TlsMode.DANE):
-        return route
-    proof = replace(demand, mode=TlsMode.VERIFY, names=(), certificates=(), because=MESSAGE)
-    return structs.replace(route, tls=proof, terms=f"{route.terms} {MESSAGE}".strip())
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
@@ -188,7 +173,7 @@ def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple
         level=TlsMode.DANE,
         name=base,
         why=f"the TLSA records of {base} demand a certificate that matches them",
-        verify=plan.verify and terms.tls.because not in (MTA_STS, MESSAGE),
+        verify=plan.verify and terms.tls.because not in (MTA_STS, "message"),
         tlsa=usable,
         tlsa_names=tuple(dict.fromkeys(name for name in (base, host.name, domain) if name)),
         next_hop=domain if domain not in (base, host.name) else "",
@@ -216,7 +201,7 @@ def _who(terms: Terms, demand: TlsDemand) -> str:
         case "mta-sts":
             return f"the MTA-STS policy of {terms.route.name}"
         case "message":
-            return "the message (require_tls)"
+            return "the message"
         case "destination":
             return terms.route.terms or "a [[destination]]"
         case _:

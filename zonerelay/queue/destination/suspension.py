@@ -22,7 +22,7 @@ import msgspec
 
 from zonerelay.config.settings import RetrySettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.reply import Reply
+from zonerelay.model.reply import TLS_REQUIRED, Reply
 
 MOST_PATIENCE = 64
 """How many times as many successes it takes to raise a ceiling that was raised in vain again and again: each
@@ -173,7 +173,8 @@ def learn(
     if not any(_talked(outcome) for outcome in outcomes):
         return Transition.NONE
     transition = suspension.succeeded(epoch)
-    if all(outcome.local for outcome in outcomes):  # it began to talk, and then we heard no more
+    # It began to talk, and then we heard no more; or it said all that we asked, and a message wants more TLS.
+    if all(outcome.local and outcome.reply.detail != TLS_REQUIRED for outcome in outcomes):
         suspension.is_proven = False
     return transition
 

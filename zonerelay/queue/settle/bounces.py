@@ -68,7 +68,9 @@ class DsnMaker:
         retry_until: float | None = None,
     ) -> Submit:
         """One report for all these recipients. Raises ReportError."""
-        wants_whole = kind is DsnKind.FAILED and message.envelope.ret is Ret.FULL
+        require_tls = message.envelope.require_tls
+        # RFC 8689 5: the report of such a message has the same wish, and the header alone.
+        wants_whole = kind is DsnKind.FAILED and message.envelope.ret is Ret.FULL and not require_tls
         if wants_whole and message.eight_bit:
             # Where no host took 8-bit content, none may take the report with it in it.
             wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
@@ -88,8 +90,7 @@ class DsnMaker:
                 retry_until=retry_until,
                 whole_message=whole,
             )
-            envelope = message.envelope
-            return self._submit(dsn_id, envelope.sender, text, now, require_tls=envelope.require_tls)
+            return self._submit(dsn_id, message.envelope.sender, text, now, require_tls=require_tls)
 
         try:
             submit = made(whole)
@@ -115,7 +116,7 @@ class DsnMaker:
             body=Body.SEVEN_BIT if text.isascii() else Body.EIGHT_BIT,
             smtputf8=not (header.isascii() and sender.isascii()),
             origin=Origin(protocol=PROTOCOL),
-            require_tls=require_tls,  # RFC 8689 5: a report is as confidential as its message
+            require_tls=require_tls,
         )
         return own_mail(envelope, text, self._choose_zone)
 
