@@ -9,6 +9,8 @@ particular it fsyncs each queue file before it answers 250, as it always does.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import grp
 import os
 import pwd
@@ -217,6 +219,15 @@ class PostfixInstance:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT)
+        wait_until(self._is_unlocked, timeout=STOP_TIMEOUT)  # master's children have its lock, too
+
+    def _is_unlocked(self) -> bool:
+        with contextlib.suppress(FileNotFoundError), (self.queue / "pid/master.pid").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
 
     @property
     def pid(self) -> int:
