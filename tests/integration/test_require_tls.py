@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.certificates import DAY, make
+from tests.integration.delivery.test_tls_levels import AUTHORITY, HOST, RIGHT
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.wishes import Report, put, to
@@ -17,15 +16,11 @@ from zonerelay.model.envelope import Ret
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 
-HOST = "mx.example.org"
-NOW = time.time()
-
 
 async def test_it_waits_alone_and_its_report_leaves_by_verified_tls_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    authority = make(common_name="Test authority", authority=True, starts=NOW - DAY, ends=NOW + DAY)
-    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    (tmp_path / "authority.pem").write_bytes(AUTHORITY.pem)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
     clear, sender = Sink(), Sink()
     async with AsyncExitStack() as stack:
@@ -55,8 +50,7 @@ async def test_it_waits_alone_and_its_report_leaves_by_verified_tls_only(
 
         await running.until(report_waits, what="the report waits for TLS")
         assert not sender.messages
-        right = make(HOST, issuer=authority, starts=NOW - DAY, ends=NOW + DAY)
-        sender.manners = Manners(tls=right.server_context())
+        sender.manners = Manners(tls=RIGHT.server_context())
         (dsn,) = await sender.wait_for(1)
         assert (dsn.tls, dsn.mail_from) == (True, "")
         report = Report(dsn.body)

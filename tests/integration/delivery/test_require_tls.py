@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
-from tests.support.certificates import DAY, Made, make
-from tests.support.mail import ZONE, Names, TlsResults, make_batch, make_message, route_to
-from zonerelay.config.settings import TlsMode, ZoneSettings
+from tests.integration.delivery.test_tls_levels import (
+    HOST,
+    RIGHT,
+    SELF_SIGNED,
+    WRONG_NAME,
+    showing,
+    trusted,  # noqa: F401 - a fixture of every test here
+    vouching,
+)
+from tests.support.mail import (
+    ZONE,
+    Names,
+    TlsResults,
+    make_batch,
+    make_courier,
+    make_message,
+    make_sources,
+    route_to,
+)
+from zonerelay.config.settings import SourceSettings, TlsMode, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import TlsDemand
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink
 
-HOST = "mx.example.com"
 NAMES = Names({HOST: ("127.0.0.1",)}, secure=[HOST])
-NOW = time.time()
-AUTHORITY = make(common_name="Test authority", authority=True, starts=NOW - DAY, ends=NOW + DAY)
-
-
-def certificate(name: str, issuer: Made | None = AUTHORITY) -> Made:
-    return make(name, issuer=issuer, starts=NOW - DAY, ends=NOW + DAY)
-
-
-RIGHT, SELF_SIGNED, ELSEWHERE = certificate(HOST), certificate(HOST, None), certificate("elsewhere.example")
 CLEAR = Manners()
 ANY_TLS = TlsDemand()
-
-
-@pytest.fixture(autouse=True)
-def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("tls") / "authority.pem"
-    path.write_bytes(AUTHORITY.pem)
-    monkeypatch.setenv("SSL_CERT_FILE", str(path))
-
-
-def showing(made: Made) -> Manners:
-    return Manners(tls=made.server_context())
 
 
 async def deliver(
@@ -68,7 +62,7 @@ def mail_lines(sink: Sink) -> list[str]:
         (CLEAR, "does not offer STARTTLS"),
         (Manners(broken_tls=True), "failed: "),
         (showing(SELF_SIGNED), "its certificate is self-signed"),
-        (showing(ELSEWHERE), "its certificate is for elsewhere"),
+        (showing(WRONG_NAME), "its certificate is for elsewhere"),
     ],
 )
 @pytest.mark.parametrize("mode", [TlsMode.NONE, TlsMode.OPPORTUNISTIC])
@@ -158,11 +152,26 @@ async def test_a_dead_host_behind_one_in_clear_text_does_not_suspend_the_destina
     assert (await deliver(courier, dead.port)).scope is Scope.HOST  # which nobody reaches
 
 
+@pytest.mark.parametrize(
+    "zone", [replace(ZONE, sources=("here",)), replace(ZONE, next_hop=f"[{HOST}]", next_hop_share=True)]
+)
+async def test_it_holds_with_sources_and_with_shared_next_hops(
+    start_sink: StartSink, zone: ZoneSettings
+) -> None:
+    clear, verified = await start_sink(CLEAR), await start_sink(showing(RIGHT))
+    here = SourceSettings(name="here", address=("127.0.0.1",))
+    courier = make_courier(names=NAMES, sources=make_sources(ManualClock(), [here]))
+    for wish in (False, True):
+        outcome = await deliver(courier, clear.port, wish=wish, zone=zone)
+        assert (outcome.reply.status == "4.7.30") is wish
+        assert (await deliver(courier, verified.port, wish=wish, zone=zone)).verdict is Verdict.DELIVERED
+    assert (len(clear.messages), verified.connections) == (1, 2)
+    await courier.close()
+
+
 async def test_records_of_dane_are_proof_enough(start_sink: StartSink, start_courier: StartCourier) -> None:
     sink = await start_sink(showing(SELF_SIGNED))
-    record = TlsaRecord(3, 1, 1, hashlib.sha256(SELF_SIGNED.public_key_der).digest())
-    answer = DnsAnswer(DnsStatus.OK, (record,), 1e12, secure=True)
-    names = replace(NAMES, records={f"_{sink.port}._tcp.{HOST}": answer})
+    names = replace(NAMES, records={f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)})
     outcome = await deliver(start_courier(names=names), sink.port, demand=TlsDemand(dane=True))
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 dane")
 
