@@ -435,6 +435,9 @@ def _confidential(directory: Path, sink: Sink) -> None:
             )
             relay.restart()
         assert "requires TLS" in run(relay, "queue", "show", kept).stdout
+        path, octets = "/v1/messages?to=b@example.net&require_tls=true", b"From: a@example.org\r\n\r\nx\r\n"
+        raw = app("POST", path, octets, Content_Type="message/rfc822").json["id"]
+        assert "requires TLS" in run(relay, "queue", "show", raw).stdout
         sent = app("POST", "/v1/messages", MESSAGE).json["id"]
         relay.wait_for(lambda: len(relay.events("delivered")) == 3, what="other mail")
         assert {each["id"] for each in relay.events("delivered")} == {sent}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TLS_REQUIRED = "7.30"
-"""The detail of our own reply about a host whose TLS is less than the message demands (RFC 8689 9)."""
+"""The detail of our own reply about a host whose TLS is less than the message demands (RFC 8689)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class RawQuery(
     from_: str | None = None
     to: str = ""
     partial: bool = False
+    require_tls: bool = False
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,7 +372,9 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
         sender=sender,
         recipients=recipients,
         message_id=message_id,
-        parameters={"BODY": "8BITMIME"} | smtputf8(sender, *recipients),
+        parameters={"BODY": "8BITMIME"}
+        | smtputf8(sender, *recipients)
+        | ({"REQUIRETLS": ""} if given.require_tls else {}),
         front=front,
         partial=given.partial,
     )
