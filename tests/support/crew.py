@@ -52,7 +52,8 @@ def status(relay: RelayProcess) -> RelayStatus:
 
 
 def pid_of(relay: RelayProcess, worker: int) -> int:
-    (pid,) = [each.pid for each in status(relay).workers if each.worker == worker]
+    """Raises ValueError while there is none: a signal to the process 0 goes to the test and all beside it."""
+    (pid,) = [each.pid for each in status(relay).workers if each.worker == worker and each.pid]
     return pid
 
 
