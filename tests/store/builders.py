@@ -27,7 +27,6 @@ def envelope_for(
         recipients=tuple(Recipient(address=Mailbox(address)) for address in recipients),
         created=created,
         origin=Origin(client_address="127.0.0.1", helo="client.example.org", stranger=True),
-        require_tls=True,
     )
 
 
