@@ -269,6 +269,7 @@ def hostile(to: str) -> bytes:
     return bytes(message)
 
 
+@pytest.mark.proof
 def test_hostile_mail_does_nothing(sandbox: Sandbox, tracker: tuple[str, list[str]]) -> None:
     base, asked = tracker
     sandbox.submit(hostile(base), "victim@example.com")

@@ -17,6 +17,8 @@ from tests.support.senders import Server, Tls
 from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
 
+pytestmark = pytest.mark.proof
+
 
 def counted(log: str, command: str) -> int:
     """How often Postfix says, at the end of its sessions, that it was given a command that it took."""

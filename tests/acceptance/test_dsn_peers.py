@@ -11,11 +11,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.relay import LOOPBACK
 from tests.support.wishes import TEXT, Report
 from zonerelay.sandbox.sink import Sink
+
+pytestmark = pytest.mark.proof
 
 ORCPT = "ORCPT=rfc822;Bee+2Bnews@old.example"
 

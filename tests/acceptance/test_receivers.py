@@ -24,6 +24,8 @@ from tests.support.process import RelayProcess
 from tests.support.senders import Server, Tls
 from zonerelay.sandbox.sink import Sink
 
+pytestmark = pytest.mark.proof
+
 SENDER = "app@example.org"
 
 

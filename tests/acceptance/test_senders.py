@@ -15,6 +15,8 @@ from tests.support.ports import LOOPBACK, free_port
 from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
 from zonerelay.sandbox.sink import Sink
 
+pytestmark = pytest.mark.proof
+
 TEXT = b"From: app@example.org\nSubject: hello\n\n.one dot\n..two\nGr\xc3\xbc\xc3\x9fe\n"
 ARRIVED = b".one dot\r\n..two\r\nGr\xc3\xbc\xc3\x9fe\r\n"
 
