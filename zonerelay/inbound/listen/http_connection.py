@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.limits.memory import TLS_COST
+from zonerelay.inbound.limits.memory import TLS_COST, SessionMemory
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.context import HANDSHAKE, SharedContext
+from zonerelay.inbound.state.context import HANDSHAKE
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.envelope import Origin
@@ -40,24 +40,26 @@ class ServesHttp(Protocol):
         """End idle connections, and the others after the request at hand, or after `timeout` seconds."""
 
 
-class HttpDoor(Protocol):
-    """What a connection needs of its listener."""
-
-    settings: ListenerSettings
-    certificates: TlsContexts | None
-    shared: SharedContext
-    admission: Admission[HttpConnection]
-    events: Events
-
-    @property
-    def service(self) -> ServesHttp | Awaitable[ServesHttp]:
-        """The HTTP server, or what it will be when it has been loaded."""
-
-
 class HttpConnection(asyncio.Protocol):
-    def __init__(self, door: HttpDoor, loop: asyncio.AbstractEventLoop) -> None:
-        self._door = door
-        self._loop = loop
+    """`service` gives the HTTP server, or what it will be when it has been loaded."""
+
+    def __init__(
+        self,
+        settings: ListenerSettings,
+        certificates: TlsContexts | None,
+        *,
+        admission: Admission[HttpConnection],
+        memory: SessionMemory,
+        events: Events,
+        service: Callable[[], ServesHttp | Awaitable[ServesHttp]],
+    ) -> None:
+        self._has_tls = settings.tls is not ListenerTls.NONE
+        self._certificates = certificates
+        self._admission = admission
+        self._memory = memory
+        self._events = events
+        self._service = service
+        self._loop = asyncio.get_running_loop()
         self._transport: Transport
         self._raw: asyncio.Transport
         self._client: Client
@@ -72,8 +74,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = transport  # type: ignore[assignment]  # uvloop's have the methods, but not the base class
         self._transport = Transport(self._raw, self._loop)
-        door = self._door
-        self._client, refusal = door.admission.welcome(self, transport.get_extra_info("peername"))
+        self._client, refusal = self._admission.welcome(self, transport.get_extra_info("peername"))
         if refusal is not None:
             self._refuse(refusal)
             return
@@ -98,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
                 self._is_now(transport.named.address, transport.named.port)
                 continue
             if transport.secured is not secured and transport.secured is not None:
-                self._door.events.metrics.tls_sessions.add((transport.secured.version,))
+                self._events.metrics.tls_sessions.add((transport.secured.version,))
                 self._begin()
             if transport.ended:
                 self._loop.call_soon(self.close)
@@ -117,13 +118,13 @@ class HttpConnection(asyncio.Protocol):
         self._closing = True
         self._transport.lost()
         self._stop_timer()
-        self._door.shared.memory.used -= self.held
+        self._memory.used -= self.held
         self.held = 0
         if self._server is not None:
             self._server.connection_lost(error)
         if self._admitted:
-            self._door.admission.farewell(self, self._client)
-        self._door.admission.forget(self)
+            self._admission.farewell(self, self._client)
+        self._admission.forget(self)
 
     def pause_writing(self) -> None:
         if self._server is not None:
@@ -147,24 +148,24 @@ class HttpConnection(asyncio.Protocol):
 
     def _open(self) -> None:
         """The client is known."""
-        if self._door.settings.tls is ListenerTls.NONE:
+        if not self._has_tls:
             self._begin()
             return
-        assert self._door.certificates is not None
-        self._transport.start_tls(self._door.certificates.channel())
+        assert self._certificates is not None
+        self._transport.start_tls(self._certificates.channel())
         self.held = TLS_COST
-        self._door.shared.memory.used += TLS_COST
+        self._memory.used += TLS_COST
 
     def _is_now(self, address: str, port: int) -> None:
         """Count the connection as that of the client that the PROXY header names."""
-        self._client, refusal = self._door.admission.readmit(self._client, address, port)
+        self._client, refusal = self._admission.readmit(self._client, address, port)
         if refusal is not None:
             self._refuse(refusal)
         else:
             self._open()
 
     def _begin(self) -> None:
-        service = self._door.service
+        service = self._service()
         if isinstance(service, Awaitable):
             self._transport.pause_reading(True)
             asyncio.ensure_future(service).add_done_callback(self._is_there)
@@ -206,8 +207,8 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, refusal: ServerReply, detail: str = "") -> None:
         if refusal.reason is not None:
             origin = Origin(client_address=self._client.address, protocol="HTTP")
-            self._door.events.refused(origin, "", refusal.reply, refusal.reason.value, detail=detail)
-        if self._door.settings.tls is ListenerTls.NONE:
+            self._events.refused(origin, "", refusal.reply, refusal.reason.value, detail=detail)
+        if not self._has_tls and refusal.wire:
             self._transport.write(_BUSY)
         self.close()
 

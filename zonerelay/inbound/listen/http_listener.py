@@ -35,10 +35,10 @@ class HttpListener:
         inherited: Inherited = NOTHING,
     ) -> None:
         self.settings = settings
-        self.certificates = certificates
-        self.shared = shared
-        self.events = events
-        self.admission: Admission[HttpConnection] = Admission(
+        self._certificates = certificates
+        self._memory = shared.memory
+        self._events = events
+        self._admission: Admission[HttpConnection] = Admission(
             settings, memory=shared.memory, metrics=events.metrics
         )
         self._door = door
@@ -49,33 +49,39 @@ class HttpListener:
 
     @property
     def connections(self) -> int:
-        return self.admission.count
+        return self._admission.count
 
     @property
     def addresses(self) -> list[str]:
         """The addresses that the socket is bound to, as in the configuration; empty before `start`."""
         return self._socket.addresses
 
-    @property
-    def service(self) -> ServesHttp | Awaitable[ServesHttp]:
+    async def start(self) -> None:
+        """Raises ListenError."""
+        await self._socket.start(self.settings.address)
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(
+            self.settings,
+            self._certificates,
+            admission=self._admission,
+            memory=self._memory,
+            events=self._events,
+            service=self._serving,
+        )
+
+    def _serving(self) -> ServesHttp | Awaitable[ServesHttp]:
         if self._service is not None:
             return self._service
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._opened())
         return self._opening
 
-    async def start(self) -> None:
-        """Raises ListenError."""
-        await self._socket.start(self.settings.address)
-
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self, asyncio.get_running_loop())
-
     async def _opened(self) -> ServesHttp:
         try:
             self._service = await self._open_http(lambda: self.settings, self._door.connect)
         except Exception as error:
-            self.events.trouble("http-listener", error)
+            self._events.trouble("http-listener", error)
             raise
         finally:
             self._opening = None
@@ -89,8 +95,8 @@ class HttpListener:
         policy: AskedPolicy | None = None,
     ) -> None:
         """Apply these settings to new connections, and to new requests of open ones."""
-        self.settings, self.shared, self.certificates = settings, shared, certificates
-        self.admission.configure(settings)
+        self.settings, self._certificates = settings, certificates
+        self._admission.configure(settings)
         self._door.configure(settings, shared, policy=policy)
 
     def asks(self, policy: AskedPolicy) -> bool:
@@ -106,12 +112,12 @@ class HttpListener:
 
         Returns when no connection is left. A message whose end has arrived is committed first.
         """
-        self.admission.draining = True
+        self._admission.draining = True
         if self._opening is not None:
             await asyncio.wait([self._opening])
         if self._service is not None:
             await self._service.close(timeout)
-        for connection in tuple(self.admission.sessions):
+        for connection in tuple(self._admission.sessions):
             connection.abort()
-        await self.admission.emptied(None)
+        await self._admission.emptied(None)
         await self._door.drain(timeout)
