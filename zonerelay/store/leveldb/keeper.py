@@ -149,12 +149,14 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
 
     def _count_space(self, opened: LevelDb) -> int:
         opened.look()
-        free = super()._count_space(opened)
         if not self._min_free_space:
-            return free
+            return super()._count_space(opened)
         # With less than a compaction takes LevelDB fails, is reopened and begins anew, again and again, and
-        # few outcomes are stored in between.
-        return free - max(0, opened.moved_at_once() - self._min_free_space)
+        # few outcomes are stored in between. So room is kept back again only beside what a compaction takes:
+        # right after a reopening there seems to be plenty.
+        wanted = max(self._min_free_space, opened.moved_at_once())
+        free = self._ballast.count_in(opened.free_space(), wanted=wanted)
+        return free - (wanted - self._min_free_space)
 
     async def _compact(self) -> None:
         """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
