@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -62,6 +63,15 @@ async def test_what_was_noted_is_there_after_a_restart_and_a_torn_end_is_not(
     assert await noted(again) == wanted[:2000]
     with pytest.raises(JournalError, match="exists already"):
         await begun(again, clock)
+
+
+async def test_acts_that_begin_at_the_same_moment_are_all_written(
+    journal: Journal, clock: ManualClock
+) -> None:
+    """Each looks at all files of the journal while the drafts of others get their names."""
+    ids = [f"{number:08x}" for number in range(200)]
+    await asyncio.gather(*(begun(journal, clock, each) for each in ids))
+    assert {each.id for each in await journal.acts()} == set(ids)
 
 
 async def test_counts_of_several_parts_are_one_act(journal: Journal, clock: ManualClock) -> None:

@@ -205,7 +205,10 @@ class Journal:
         oldest = self._clock.now() - KEPT
         kept = size = 0
         for file in os.scandir(self._directory):
-            facts = file.stat()
+            try:
+                facts = file.stat()
+            except FileNotFoundError:  # the draft of an act that begins at this moment has got its name
+                continue
             # The time of the file, which is never before that of the act: thousands are not read for this.
             if facts.st_mtime < oldest:
                 Path(file.path).unlink(missing_ok=True)
