@@ -139,7 +139,7 @@ async def test_mail_outlasts_an_upgrade_and_a_purge_until_it_is_delivered(tmp_pa
     sink = Sink(port=port)
     await sink.start()
     await asyncio.to_thread(_deliver, machine)
-    await sink.wait_for(6, timeout=20)
+    await sink.wait_for(7, timeout=20)
     await sink.close()
     assert sorted(each.recipients for each in sink.messages) == [
         ("ann@d.example",),
@@ -147,8 +147,13 @@ async def test_mail_outlasts_an_upgrade_and_a_purge_until_it_is_delivered(tmp_pa
         ("bob@d.example",),
         ("cat@d.example",),
         ("dan@d.example",),
+        ("eve@d.example", "fay@d.example"),
         ("ops@d.example",),
     ]
+    [by_php] = [each for each in sink.messages if each.recipients[0] == "eve@d.example"]
+    assert by_php.mail_from == "bounces@b.example"
+    assert b"Hello" in by_php.body
+    assert b"fay@" not in by_php.body
     [output] = [each.body for each in sink.messages if each.recipients == ("ops@d.example",)]
     assert b"hello from cron" in output
     await asyncio.to_thread(_purge_for_good, machine)
@@ -175,15 +180,17 @@ def _from_installation_to_purge(machine: Machine) -> None:
             assert wait_until(lambda: len(machine.queue()) == 5, timeout=60)
         queued = machine.queue()
         assert queued[0] in machine.run("mailq")
-    # The relay is down: the message waits for it in the drop directory.
+    # The relay is down: messages wait for it in the drop directory.
     assert machine.run("sendmail", "ann@d.example", user="nobody", stdin=LETTER) == ""
+    to, fields = "eve@d.example", "From: app@b.example\\r\\nBcc: fay@d.example"
+    machine.run("php", "-r", f'exit(mail("{to}", "x", "Hello", "{fields}", "-fbounces@b.example") ? 0 : 1);')
 
     edited = machine.config.read_text()
     machine.install("newer.deb")
     assert machine.config.read_text() == edited
     assert machine.run("zonerelay", "version").startswith("zonerelay 9")
     with machine.relay():
-        assert wait_until(lambda: len(machine.queue()) == 6, timeout=60)
+        assert wait_until(lambda: len(machine.queue()) == 8, timeout=60)
         before, queued = queued, machine.queue()
         assert set(before) < set(queued)
 
