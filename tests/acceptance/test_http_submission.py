@@ -25,6 +25,7 @@ from tests.acceptance.test_http_api import Api, Reply, add_token, ask_all
 from tests.support.crew import pid_of, processes, relay_of, run
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
+from zonerelay.outbox.compose.drafts import MAX_FILES
 from zonerelay.sandbox.sink import Sink
 
 SIZE = 50_000_000
@@ -224,6 +225,8 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
         (("attachment=@logo.png",), "no part called message"),
         ((message, "file=@logo.png"), "a part is called 'file'"),
         ((message, "attachment=@logo.png;type=message/rfc822"), "/attachments/1"),
+        ((message, message), "two parts called message"),
+        ((message, *["attachment=@logo.png"] * (MAX_FILES + 1)), f"more than {MAX_FILES} files"),
     ):
         assert code in upload(*parts_given)["detail"], code
     head = b'--x\r\nContent-Disposition: form-data; name="message"\r\n\r\n'

@@ -84,24 +84,9 @@ class Endpoints:
     async def _serve_http(
         self, handler: Handler, settings: Callable[[], Settings], workers: Callable[[], Sequence[Place]]
     ) -> None:
-        def operators() -> Operators:
-            from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
-
-            built = build_operators(
-                handler,
-                settings,
-                trouble=self._events.trouble,
-                audit=self._events.requested,
-                clock=self._clock,
-                workers=workers,
-                sandbox=self._sandbox,
-            )
-            self._operators.append(built)
-            return built
-
         admin = AdminServer(
             self._settings.admin,
-            operators=operators,
+            operators=lambda: self._build_operators(handler, settings, workers),
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
             inherited=self._identity.inherited,
@@ -118,24 +103,36 @@ class Endpoints:
         mail that another worker has.
         """
         await asyncio.to_thread(import_module, "zonerelay.admin.submission.server")
-        from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first client
-        from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415
+        from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415 - with the first client
 
         assert self._answering is not None
         handler, settings = self._answering
         if self._identity.supervised:
             handler = _Supervisor(control_socket_path(settings()))
-        operators = build_operators(
+        operators = self._build_operators(handler, settings, lambda: (connect,), rules)
+        return SubmissionServer(operators, rules)
+
+    def _build_operators(
+        self,
+        handler: Handler,
+        settings: Callable[[], Settings],
+        workers: Callable[[], Sequence[Place]],
+        rules: Callable[[], ListenerSettings] | None = None,
+    ) -> Operators:
+        from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
+
+        built = build_operators(
             handler,
             settings,
             trouble=self._events.trouble,
             audit=self._events.requested,
             clock=self._clock,
-            workers=lambda: (connect,),
+            workers=workers,
             rules=rules,
+            sandbox=self._sandbox,
         )
-        self._operators.append(operators)
-        return SubmissionServer(operators, rules)
+        self._operators.append(built)
+        return built
 
     async def close(self) -> None:
         """Call before the store is closed."""

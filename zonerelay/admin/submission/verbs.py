@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from email.utils import getaddresses
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
@@ -46,7 +46,7 @@ from zonerelay.message.compose.compose import compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
-from zonerelay.outbox.compose.drafts import BadRowError
+from zonerelay.outbox.compose.drafts import MAX_FILES, BadRowError
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
@@ -162,7 +162,13 @@ async def _pieces(call: Call, origin: Origin) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _patiently(origin: Origin) -> Callable[[Awaitable[T]], Awaitable[T]]:
+class Read(Protocol):
+    """Awaits the next octets of a body, for as long as its client may take. Raises Problem."""
+
+    async def __call__(self, coming: Awaitable[T]) -> T: ...
+
+
+def _patiently(origin: Origin) -> Read:
     """Returns what awaits the next octets of a body that begins now, for as long as its client may take."""
     end = asyncio.get_running_loop().time() + origin.listener.transaction_timeout
 
@@ -193,8 +199,6 @@ def _told(call: Call) -> Iterator[None]:
         yield
     except TooLargeError as error:
         raise Problem(413, "too_large", str(error)) from None
-    except (ValueError, RuntimeError, AssertionError, HttpProcessingError) as error:  # aiohttp's, of forms
-        raise Problem(400, "malformed", f"the body is not multipart/form-data: {error}") from None
     except OSError as error:
         call.operators.trouble("submission", error)
         again = {"Retry-After": "60"}
@@ -226,31 +230,63 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
     read, uploads, found = _patiently(origin), list[Upload](), b""
     with _stored(call, origin) as body:
         with _told(call):
-            reader = await call.request.multipart()
-            while (part := await read(reader.next())) is not None:
-                name = part.name if isinstance(part, BodyPartReader) else ""
-                if not isinstance(part, BodyPartReader) or name not in ("message", "attachment", "inline"):
-                    text = f"a part is called {name!r}: there are message, attachment and inline"
-                    raise Problem(422, "invalid", text)
-                if "Content-Transfer-Encoding" in part.headers:
-                    raise Problem(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
+            async for name, part in _parts(call, read):
+                if name == "message" and found:
+                    raise Problem(422, "invalid", "the form has two parts called message")
+                if len(uploads) == MAX_FILES and name != "message":  # chunked, a form has no end of its own
+                    raise Problem(422, "invalid", f"the form has more than {MAX_FILES} files")
+                add = body.feed if name == "message" else body.add
+                if name != "message":
+                    body.begin_file()
+                async for piece in _octets(part, read):
+                    add(piece)
+                    if body.full:
+                        await asyncio.to_thread(body.flush)
+                if body.spills:
+                    await asyncio.to_thread(body.flush)
                 if name == "message":
-                    while piece := await read(part.read_chunk(WRITE)):
-                        body.feed(piece)
-                        if body.full:
-                            await asyncio.to_thread(body.flush)
                     found = body.finish()
                     continue
-                body.begin_file()
-                while piece := await read(part.read_chunk(WRITE)):
-                    body.add(piece)
-                    await asyncio.to_thread(body.flush)
                 kind = part.headers.get("Content-Type", "application/octet-stream")
                 uploads.append(Upload(part.filename or "", kind, body.end_file(), name == "inline"))
-            await asyncio.to_thread(body.flush)
         if not found:
             raise wrong("/message", "the form has no part called message with the JSON of the message")
         yield body, found, uploads
+
+
+@contextlib.contextmanager
+def _well_formed() -> Iterator[None]:
+    """Tells of the faults that aiohttp finds in a form. Raises Problem."""
+    try:
+        yield
+    except (ValueError, RuntimeError, AssertionError, HttpProcessingError) as error:
+        raise Problem(400, "malformed", f"the body is not multipart/form-data: {error}") from None
+
+
+async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, BodyPartReader]]:
+    with _well_formed():
+        reader = await call.request.multipart()
+    while True:
+        with _well_formed():
+            part = await read(reader.next())
+        if part is None:
+            return
+        name = part.name if isinstance(part, BodyPartReader) else None
+        if not isinstance(part, BodyPartReader) or name not in ("message", "attachment", "inline"):
+            text = f"a part is called {name!r}: there are message, attachment and inline"
+            raise Problem(422, "invalid", text)
+        if "Content-Transfer-Encoding" in part.headers:
+            raise Problem(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
+        yield name, part
+
+
+async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
+    while True:
+        with _well_formed():
+            piece = await read(part.read_chunk(WRITE))
+        if not piece:
+            return
+        yield piece
 
 
 def _decoded(data: bytes, of: type[Any]) -> Any:
