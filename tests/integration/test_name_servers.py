@@ -15,7 +15,7 @@ import dns.message
 import dns.rrset
 import pytest
 
-from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, FakeDns, Trouble, Zones
+from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, Edns, FakeDns, Trouble, Zones
 from tests.support.ports import free_port
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.routing.dns import name_servers
@@ -36,9 +36,9 @@ def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def asking(*addresses: str) -> AsyncIterator[NameServers]:
+async def asking(*addresses: str, dnssec: bool = False) -> AsyncIterator[NameServers]:
     servers = [parse_name_server(address) for address in addresses]
-    made = NameServers(servers, random.Random(1), wants_dnssec=False)
+    made = NameServers(servers, random.Random(1), wants_dnssec=dnssec)
     before = len(list(FILES.iterdir()))
     try:
         yield made
@@ -72,7 +72,8 @@ async def test_a_server_that_failed_is_asked_once_and_then_the_others(trouble: T
             assert await ask(servers) == FOUND
         async with asking(failing.address, failing.address) as servers:
             assert await ask(servers) == Reading(DnsStatus.SERVFAIL, (), 0.0)
-        assert (len(failing.queries), len(other.queries)) == (3, 1)
+        # Each server once with EDNS and once without: it may be that which it cannot do.
+        assert (len(failing.queries), len(other.queries)) == (6, 1)
 
 
 async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
@@ -83,7 +84,7 @@ async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
     ):
         with pytest.raises(TimeoutError):
             await ask(servers, lifetime=0.3)
-        assert len(failing.queries) == 1
+        assert failing.options == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,65 @@ async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
 async def test_what_is_not_plain_is_said_to_be(trouble: Trouble, why: NotPlain) -> None:
     async with FakeDns(ZONES, {"mx.example.com": trouble}) as server, asking(server.address) as servers:
         assert await ask(servers) is why
+
+
+REFUSALS = [how for how in Edns if how not in (Edns.TAKEN, Edns.IGNORED)]
+
+
+@pytest.mark.parametrize("how", REFUSALS, ids=lambda how: how.name.lower())
+async def test_a_server_that_refuses_edns_is_asked_without_and_remembered(how: Edns) -> None:
+    async with FakeDns(ZONES, edns=how) as server, asking(server.address) as servers:
+        for _ in range(3):
+            assert await ask(servers) == FOUND
+        assert server.options == [True, False, False, False]
+
+
+@pytest.mark.parametrize("how", REFUSALS, ids=lambda how: how.name.lower())
+async def test_edns_is_never_given_up_where_dnssec_is_wanted(how: Edns) -> None:
+    """An answer without OPT is never vouched for: who can change packets could take DANE away."""
+    async with FakeDns(ZONES, edns=how) as server, asking(server.address, dnssec=True) as servers:
+        try:
+            found = await ask(servers, lifetime=0.25)
+        except TimeoutError:
+            found = NotPlain.OTHER
+        assert found in (NotPlain.OTHER, Reading(DnsStatus.SERVFAIL, (), 0.0))
+        assert server.options
+        assert all(server.options)
+
+
+async def test_after_a_while_edns_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_servers, "EDNS_PAUSE", 0.0)
+    async with FakeDns(ZONES, edns=Edns.FORMERR) as server, asking(server.address) as servers:
+        assert await ask(servers) == FOUND
+        server.edns = Edns.TAKEN
+        assert await ask(servers) == FOUND
+        assert server.options == [True, False, True]
+
+
+async def test_a_name_that_fails_with_and_without_edns_says_nothing_about_it() -> None:
+    async with FakeDns(ZONES, {"mx.example.com": SERVFAIL}) as server, asking(server.address) as servers:
+        for _ in range(2):
+            assert await ask(servers) == Reading(DnsStatus.SERVFAIL, (), 0.0)
+        assert server.options == [True, False] * 2
+
+
+async def test_of_several_servers_only_the_one_that_refuses_edns_is_asked_without() -> None:
+    async with (
+        FakeDns(ZONES, edns=Edns.SILENCE) as first,
+        FakeDns(ZONES) as second,
+        asking(first.address, second.address) as servers,
+    ):
+        assert await ask(servers) == FOUND
+        assert (first.options, second.options) == ([True], [True])
+
+
+async def test_a_server_that_changes_the_case_of_a_name_is_understood() -> None:
+    def answer(asked: bytes, send: Callable[[bytes], None], _: tuple[str, int]) -> None:
+        made = packet(asked, "192.0.2.1")
+        send(made.replace(b"example", b"eXAMPLE"))
+
+    async with scripted(answer) as (_, address), asking(address) as servers:
+        assert await ask(servers) == FOUND
 
 
 async def test_nobody_there_is_told_at_once() -> None:

@@ -15,7 +15,9 @@
 A name that is not there is NXDOMAIN; a name that is there without the type is NODATA (`{}` has no data at
 all). `dns.zones`, `dns.troubles` and `dns.secure` may be changed while it runs. Answers about names in or
 below `secure` have the AD bit, as a validating resolver's have, when the question asked for it (a `pushy` one
-does not wait for that), except those about `insecure` names and types.
+does not wait for that), except those about `insecure` names and types. `dns.edns` says how the server treats
+a question with an OPT record, and `dns.options` whether each question had one. Without TCP (`tcp=False`) its
+TCP port is closed.
 """
 
 from __future__ import annotations
@@ -45,6 +47,21 @@ class Trouble(enum.Enum):
     GARBAGE = "garbage"  # octets that are no DNS message
 
 
+class Edns(enum.Enum):
+    """How a server treats a question with an OPT record (RFC 6891 6.2.3 and 7)."""
+
+    TAKEN = "taken"
+    IGNORED = "ignored"  # a whole answer without OPT
+    FORMERR = "formerr"
+    HEADER = "formerr, header only"
+    NOTIMP = "notimp"
+    SERVFAIL = "servfail"
+    REFUSED = "refused"
+    BADVERS = "badvers"
+    SILENCE = "silence"
+    GARBAGE = "garbage"
+
+
 SERVFAIL = Trouble.SERVFAIL
 REFUSED = Trouble.REFUSED
 SILENCE = Trouble.SILENCE
@@ -60,8 +77,19 @@ Troubles = Mapping[str | tuple[str, str], Trouble]
 
 
 class FakeDns:
-    def __init__(self, zones: Zones, troubles: Troubles | None = None, *, host: str = "127.0.0.1") -> None:
-        self._host = host
+    def __init__(
+        self,
+        zones: Zones,
+        troubles: Troubles | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        edns: Edns = Edns.TAKEN,
+        tcp: bool = True,
+    ) -> None:
+        self._host, self._port, self._with_tcp = host, port, tcp
+        self.edns = edns
+        self.options: list[bool] = []
         self.zones: dict[str, Records] = {name.lower(): data for name, data in zones.items()}
         self.troubles: dict[str | tuple[str, str], Trouble] = dict(troubles or {})
         self.secure: set[str] = set()
@@ -77,7 +105,7 @@ class FakeDns:
         loop = asyncio.get_running_loop()
         for _ in range(20):  # the TCP port of the same number may be taken
             udp, _protocol = await loop.create_datagram_endpoint(
-                lambda: _Udp(self), local_addr=(self._host, 0)
+                lambda: _Udp(self), local_addr=(self._host, self._port)
             )
             port: int = udp.get_extra_info("sockname")[1]
             try:
@@ -85,6 +113,8 @@ class FakeDns:
             except OSError:
                 udp.close()
                 continue
+            if not self._with_tcp:
+                self._tcp.close()
             self._udp, self.address = udp, f"{self._host}:{port}"
             return self
         raise OSError("no port is free for both UDP and TCP")
@@ -114,12 +144,17 @@ class FakeDns:
         name = question.question[0].name.to_text(omit_final_dot=True).lower()
         kind = dns.rdatatype.to_text(question.question[0].rdtype)
         self.queries.append((name, kind, transport))
+        self.options.append(question.edns >= 0)
+        if question.edns >= 0 and self.edns not in (Edns.TAKEN, Edns.IGNORED):
+            return _refusal_of_edns(wire, question, self.edns)
         trouble = self.troubles.get(name) or self.troubles.get((name, kind))
         if trouble is SILENCE:
             return None
         if trouble is GARBAGE:
             return wire[:2] + b"\xff" * 7
         response = dns.message.make_response(question)
+        if self.edns is Edns.IGNORED:
+            response.use_edns(False)
         if trouble is SERVFAIL or trouble is REFUSED:
             response.set_rcode(dns.rcode.SERVFAIL if trouble is SERVFAIL else dns.rcode.REFUSED)
         elif trouble is TRUNCATED and transport == "udp":
@@ -185,6 +220,20 @@ class _Udp(asyncio.DatagramProtocol):
         answer = self._server.answer(data, "udp")
         if answer is not None and self._transport is not None:
             self._transport.sendto(answer, addr)
+
+
+def _refusal_of_edns(wire: bytes, question: dns.message.Message, how: Edns) -> bytes | None:
+    if how is Edns.SILENCE:
+        return None
+    if how is Edns.GARBAGE:
+        return wire[:2] + b"\xff" * 7
+    response = dns.message.make_response(question)
+    if how is not Edns.BADVERS:  # who does not know OPT does not write one
+        response.use_edns(False)
+    if how is Edns.HEADER:
+        response.question.clear()
+    response.set_rcode(dns.rcode.from_text("FORMERR" if how is Edns.HEADER else how.name))
+    return response.to_wire()
 
 
 def _rrset(name: str, kind: str, data: Records) -> dns.rrset.RRset:

@@ -95,9 +95,10 @@ def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
             resolver.read_resolv_conf(RESOLV_CONF)
         except dns.resolver.NoResolverConfiguration:
             resolver.nameservers = [LOCAL_SERVER]
-    # AD in a query asks for AD in the answer (RFC 6840 5.7); resolvers older than that want DO.
-    resolver.use_edns(0, dns.flags.DO if settings.trust_ad else 0, EDNS_PAYLOAD)
+    # Without EDNS, which some servers refuse: an answer that does not fit then comes over TCP.
     if settings.trust_ad:
+        # AD in a query asks for AD in the answer (RFC 6840 5.7); resolvers older than that want DO.
+        resolver.use_edns(0, dns.flags.DO, EDNS_PAYLOAD)
         resolver.flags = dns.flags.RD | dns.flags.AD
     resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
     return resolver

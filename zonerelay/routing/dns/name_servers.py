@@ -5,6 +5,11 @@ reports a failure is left out. When every remaining server is silent, TimeoutErr
 is not plain (truncated, malformed, a server that cannot be reached) is not judged here: `dnspython_client.py`
 asks again.
 
+Some servers, and firewalls before them, refuse a question with EDNS or drop it (RFC 6891 7). A question that
+brought no answer is therefore asked once more without EDNS, and a server that answers that one is asked
+without EDNS for `EDNS_PAUSE` seconds. Where DNSSEC is wanted EDNS is never left out: an attacker who can drop
+packets could remove DANE by it.
+
 A forged answer has to match the id, which is random for each question, and the port, which the kernel draws
 for each socket. A socket carries few questions, then a new one replaces it (RFC 5452 9.2). Packets from other
 hosts, or with an id that no question has, are ignored. A socket without an answer is not used again, because
@@ -31,6 +36,8 @@ from zonerelay.routing.dns.records import Kind
 
 TRY_TIMEOUT = 2.0
 """Seconds for one name server, out of the `dns.timeout` for all of them."""
+EDNS_PAUSE = 600.0
+"""Seconds without EDNS for a server that answers only then."""
 PER_SOCKET = 32
 """Questions for one socket, whose opening costs as much as one question."""
 LONGEST = 4096
@@ -92,13 +99,21 @@ class NameServers:
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
+        plain: set[_Server] = set()
         while turns:
             left = ends - clock()
             if left <= 0:
                 raise TimeoutError
-            packet = await turns[0].ask(name, kind.code, min(TRY_TIMEOUT, left), dnssec=self._wants_dnssec)
+            server = turns[0]
+            edns = self._wants_dnssec or not (server in plain or clock() < server.plain_until)
+            again = edns and not self._wants_dnssec
+            packet = await server.ask(
+                name, kind.code, min(TRY_TIMEOUT, left), dnssec=self._wants_dnssec, edns=edns
+            )
             if packet is None:
                 self._silent()
+                if again:
+                    plain.add(server)
                 turns.rotate(-1)
                 continue
             if packet == _UNREACHABLE:
@@ -106,8 +121,15 @@ class NameServers:
                 turns.popleft()
                 continue
             reading = read_answer(packet, name, kind)
+            truncated = reading is None and is_truncated(packet)
+            is_answer = truncated or (reading is not None and reading.status.is_definite)
+            if again and not is_answer:
+                plain.add(server)
+                continue
+            if is_answer and server in plain:
+                server.plain_until = clock() + EDNS_PAUSE
             if reading is None:
-                return NotPlain.TRUNCATED if is_truncated(packet) else NotPlain.OTHER
+                return NotPlain.TRUNCATED if truncated else NotPlain.OTHER
             turns.popleft()
             if reading.status is not DnsStatus.SERVFAIL or not turns:
                 return reading
@@ -125,8 +147,10 @@ class _Server:
         self._server = server
         self._random = random
         self._line: _Line | None = None
+        self.plain_until = 0.0
+        """Until this time of the event loop the server is asked without EDNS."""
 
-    async def ask(self, name: str, code: int, seconds: float, *, dnssec: bool) -> bytes | None:
+    async def ask(self, name: str, code: int, seconds: float, *, dnssec: bool, edns: bool) -> bytes | None:
         """Returns a packet with the question's id, an empty one if the server cannot be reached, `None` after
         silence.
         """
@@ -135,7 +159,7 @@ class _Server:
             if line is None or line.left <= 0:
                 line = self._line = _Line(self._server)
             number = self._number(line)
-            answer = line.send(number, question(number, name, code, wants_dnssec=dnssec))
+            answer = line.send(number, question(number, name, code, wants_dnssec=dnssec, edns=edns))
         except OSError:
             self._line = None
             return _UNREACHABLE

@@ -57,21 +57,17 @@ class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     canonical: str = ""
 
 
-def question(number: int, name: str, code: int, *, wants_dnssec: bool) -> bytes:
+def question(number: int, name: str, code: int, *, wants_dnssec: bool, edns: bool = True) -> bytes:
     """Returns a query packet. `name` is plain; `number` is the query's id.
 
     With `wants_dnssec` AD and DO are set: AD asks for AD in the answer (RFC 6840 5.7); older resolvers need
-    DO.
+    DO. Without `edns` the packet has no OPT record.
     """
     flags = _RECURSION_DESIRED | (_AUTHENTIC if wants_dnssec else 0)
     labels = b"".join(len(label).to_bytes() + label for label in name.encode("ascii").split(b"."))
-    return (
-        _HEADER.pack(number, flags, 1, 0, 0, 1)
-        + labels
-        + b"\0"
-        + _TYPE_AND_CLASS.pack(code, _IN)
-        + _OPT.pack(0, _OPT_TYPE, EDNS_PAYLOAD, _DNSSEC_OK if wants_dnssec else 0, 0)
-    )
+    option = _OPT.pack(0, _OPT_TYPE, EDNS_PAYLOAD, _DNSSEC_OK if wants_dnssec else 0, 0) if edns else b""
+    header = _HEADER.pack(number, flags, 1, 0, 0, 1 if edns else 0)
+    return header + labels + b"\0" + _TYPE_AND_CLASS.pack(code, _IN) + option
 
 
 def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record] | None:
