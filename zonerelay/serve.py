@@ -39,6 +39,7 @@ from zonerelay.process.setup import (
     tune_for_mail,
 )
 from zonerelay.process.systemd import Notifier
+from zonerelay.process.threads import STORE
 from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.telemetry.logs.logs import configure as configure_logs
 from zonerelay.telemetry.logs.redact import RedactKeyError
@@ -184,7 +185,7 @@ class _Lifecycle:
         await stopping
         self._notifier.last_metrics(self._worker.metrics.families())
         if emptied:
-            await asyncio.to_thread(self._worker.remove_spool)
+            await STORE.run(self._worker.remove_spool)
             self._notifier.tell("EMPTY=1")
 
     async def _until_told(self) -> bool:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.inbound import EventLog, events_into
 from tests.support.ports import wait_until
+from zonerelay.control import history as control_history
+from zonerelay.control.asking import BusyAskingError
 from zonerelay.history import database as files
 from zonerelay.history import writer
-from zonerelay.history.reader import Histories, Query
+from zonerelay.history.reader import Histories, Query, TooLongError
 from zonerelay.history.writer import History
-from zonerelay.model.clock import SystemClock
+from zonerelay.inbound.access.credentials_watch import CredentialsWatch
+from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.telemetry.logs.address_forms import Form
 from zonerelay.telemetry.logs.redact import Redactor
 
@@ -147,3 +153,57 @@ def test_a_number_of_the_index_that_two_values_share_finds_only_the_right_one(tm
         assert histories.find(Query(any=Form(frozenset({"other@example.com"}))), 10) == ([], False)
         assert len(histories.find(Query(any=Form(frozenset({"u0@example.com"}))), 10)[0]) == 1
     database.close()
+
+
+def test_a_search_that_takes_too_long_is_ended_and_no_fault_of_the_file(kept: Kept) -> None:
+    kept.put("first@example.com")
+    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    searched = Query(reply="no such reply")
+    with Histories(kept.file.parent, None, longest=60.0) as histories:
+        assert histories.find(searched, 10) == ([], False)
+        assert histories.refused_more(searched) == 0
+    with Histories(kept.file.parent, None, longest=0.0) as histories:
+        for query in (searched, Query(any=Form(frozenset({"first@example.com"})))):
+            with pytest.raises(TooLongError):
+                histories.find(query, 10)
+        assert histories.broken == []
+
+
+def test_what_sqlite_does_within_one_statement_is_ended_too(kept: Kept) -> None:
+    kept.put("first@example.com")
+    assert wait_until(lambda: kept.finds("first@example.com"), timeout=10)
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
+    with (
+        Histories(kept.file.parent, None, longest=0.1) as histories,
+        pytest.raises(sqlite3.OperationalError, match="interrupted"),
+    ):
+        histories.files[0].database.execute(endless).fetchone()
+
+
+async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def slow(*_: object, longest: float) -> str:
+        assert longest == control_history.LONGEST
+        go.wait(60)
+        return "found"
+
+    monkeypatch.setattr(control_history, "search", slow)
+    searches = [asyncio.create_task(control_history.ask(slow)) for _ in range(40)]
+    try:
+        refused, _ = await asyncio.wait(searches, timeout=30, return_when=asyncio.FIRST_EXCEPTION)
+        assert refused
+        assert all(isinstance(each.exception(), BusyAskingError) for each in refused)
+        users = tmp_path / "users"
+        users.write_text("")
+        watch = CredentialsWatch(users, events=events_into(EventLog(), ManualClock()), changed=lambda: None)
+        async with asyncio.timeout(30):
+            await watch.refresh()
+            assert watch.users == {}
+            await control_history.ask(lambda *, longest: longest)  # one message of an application
+    finally:
+        go.set()
+    done = await asyncio.gather(*searches, return_exceptions=True)
+    assert done.count("found") == 6

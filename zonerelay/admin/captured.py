@@ -6,7 +6,6 @@ no secret and whose API asks for no token.
 
 from __future__ import annotations
 
-import asyncio
 import smtplib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.capture.store import Capture, CaptureError, Summary, open_capture
 from zonerelay.capture.troubles import Troubles
 from zonerelay.config.endpoints import parse_listen
+from zonerelay.process.threads import CAPTURED, OPERATORS, PoolBusyError
 
 T = TypeVar("T")
 
@@ -53,7 +53,12 @@ class CapturedMail:
 
     async def ask(self, question: Callable[[Capture], T]) -> T:
         """The answer of the store, in a thread. Raises CaptureError and SearchError."""
-        return await asyncio.to_thread(self._ask, question)
+        try:
+            return await CAPTURED.run(self._ask, question)
+        except PoolBusyError:
+            raise CaptureError(
+                "too many questions about captured mail are being answered: try again"
+            ) from None
 
     def _ask(self, question: Callable[[Capture], T]) -> T:
         if self._capture is None:
@@ -85,7 +90,7 @@ class CapturedMail:
         summary, octets = found
         recipients = list(to) or summary.recipients
         self.note(by, f"captured message {summary.id} released for {len(recipients)} recipients")
-        await asyncio.to_thread(_submit, address, summary.sender, recipients, octets)
+        await OPERATORS.run(_submit, address, summary.sender, recipients, octets)
         return len(recipients)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.settings import AdminSettings
 from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.process.threads import STATUS
 from zonerelay.routing.zones.networks import Networks
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class AdminServer:
 
     async def _open(self, listener: socket.socket) -> None:
         try:
-            server, monitoring = await asyncio.to_thread(_load)
+            server, monitoring = await STATUS.run(_load)
             self._server = server(
                 is_loopback=self._address.is_loopback,
                 monitoring=monitoring(self._metrics, self._readiness, self._before_metrics),

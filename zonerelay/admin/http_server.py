@@ -30,6 +30,7 @@ from zonerelay.admin.monitoring import PATHS, Monitoring
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, Trouble, answered, dress, visit_of
 from zonerelay.admin.visit import VISIT, plain
+from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.zones.networks import Networks
 
 MAX_CONNECTIONS = 64
@@ -193,7 +194,7 @@ class _Later:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if self._loaded is None:
-            self._loaded = await asyncio.to_thread(self._load)
+            self._loaded = await OPERATORS.run(self._load)
         return await self._loaded(request)
 
 

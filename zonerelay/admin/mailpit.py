@@ -37,6 +37,7 @@ from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.outbox.compose.drafts import BadRowError, Content, draft_of, recipients_of
+from zonerelay.process.threads import OPERATORS
 
 MAX_BODY = 32 * 1024 * 1024
 """Octets of a message in /send, base64 included."""
@@ -315,7 +316,7 @@ class Mailpit:
 
     async def _taken_apart(self, call: _Call, *, mark: bool = False) -> tuple[Summary, Parts]:
         summary, octets = await self._read(call, mark=mark)
-        return summary, await asyncio.to_thread(take_apart, octets)
+        return summary, await OPERATORS.run(take_apart, octets)
 
     async def _one(self, call: _Call) -> web.Response:
         summary, parts = await self._taken_apart(call, mark=True)
@@ -343,7 +344,7 @@ class Mailpit:
 
     async def _headers(self, call: _Call) -> web.Response:
         _, octets = await self._read(call)
-        message = await asyncio.to_thread(BytesHeaderParser(policy=compat32).parsebytes, octets)
+        message = await OPERATORS.run(BytesHeaderParser(policy=compat32).parsebytes, octets)
         found: dict[str, list[str]] = {}
         for name, value in message.raw_items():
             canonical = "-".join(each.capitalize() for each in name.split("-"))  # as Go's textproto
@@ -361,7 +362,7 @@ class Mailpit:
         _, parts = await self._taken_apart(call)
         if not parts.html:
             raise _RefusedError(404, "this message has no HTML part")
-        return html_response(await asyncio.to_thread(parts.html_to_show))
+        return html_response(await OPERATORS.run(parts.html_to_show))
 
     async def _text(self, call: _Call) -> web.Response:
         _, parts = await self._taken_apart(call)
@@ -378,7 +379,7 @@ class Mailpit:
         """The message is captured as it is: it does not pass through the relay."""
         try:
             given = msgspec.json.decode(await call.body(), type=_Send)
-            sender, recipients, octets = await asyncio.to_thread(self._composed, given)
+            sender, recipients, octets = await OPERATORS.run(self._composed, given)
         except (BadRowError, Base64Error, msgspec.MsgspecError) as error:
             return _json({"Error": str(error)}, 400)
         message_id = self._ids.next()

@@ -1,27 +1,32 @@
 """Searches of the history, and time lines of messages, as the command line, the API and the page show them,
 with what they do not cover.
 
-All of it blocks, and raises RedactKeyError when the key of the pseudonyms cannot be read.
+All of it blocks but `ask`, and raises RedactKeyError when the key of the pseudonyms cannot be read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from zonerelay.config.settings import HistoryAddresses, Settings
+from zonerelay.control.asking import BusyAskingError
 from zonerelay.control.messages.answers import TraceStep
-from zonerelay.history.reader import Entry, Gap, Histories, Query, entries_of, steps
+from zonerelay.history.reader import Entry, Gap, Histories, Query, TooLongError, entries_of, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.process.setup import redact_key_of
+from zonerelay.process.threads import HISTORY, LOOKUPS, PoolBusyError
 from zonerelay.store.spool_paths import is_shared
-from zonerelay.telemetry.logs.address_forms import Form, form_of
+from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
 from zonerelay.telemetry.logs.redact import Redactor, load_key
 
+LONGEST = 15.0
+"""Seconds for one question to a running relay. The command line reads the files itself and has no limit."""
 MAX_GAPS = 5
 """Told one by one."""
 MAX_KNOWN = 1000
@@ -71,6 +76,27 @@ class TimeLine(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[int, ...]
 
 
+T = TypeVar("T")
+
+
+async def ask(function: Callable[..., T], /, *given: object) -> T:
+    """Call a function of this module within a relay: in a thread, and for `LONGEST` seconds at most. Raises
+    BusyAskingError when too many ask, and SearchError when a search takes too long.
+    """
+    pool = HISTORY if function is search else LOOKUPS
+    try:
+        return await pool.run(partial(function, *given, longest=LONGEST))
+    except PoolBusyError:
+        raise BusyAskingError("too many questions to the history are being answered: try again") from None
+    except TooLongError:
+        if function is not search:
+            raise BusyAskingError(f"the history did not answer within {LONGEST:g} s: try again") from None
+        raise SearchError(
+            f"the search took longer than {LONGEST:g} s and was ended: look for an address or a message id, "
+            "which are in the index, or for less time (since). `zonerelay log find` has no limit"
+        ) from None
+
+
 def redactor_of(settings: Settings) -> Redactor | None:
     """`None` when there is no key, and so no pseudonym."""
     key = load_key(redact_key_of(settings))
@@ -82,13 +108,13 @@ def form(value: str, settings: Settings, redactor: Redactor | None) -> Form:
     return form_of(value, redactor, clear=settings.history.addresses is HistoryAddresses.CLEAR)
 
 
-def _histories(settings: Settings, now: float) -> Histories:
-    return Histories(settings.spool.path.parent / DIRECTORY, redactor_of(settings), now)
+def _histories(settings: Settings, now: float, longest: float | None) -> Histories:
+    return Histories(settings.spool.path.parent / DIRECTORY, redactor_of(settings), now, longest=longest)
 
 
-def search(settings: Settings, wanted: Wanted, now: float) -> Found:
-    """Raises SearchError."""
-    with _histories(settings, now) as histories:
+def search(settings: Settings, wanted: Wanted, now: float, *, longest: float | None = None) -> Found:
+    """Raises SearchError, and TooLongError after `longest` seconds."""
+    with _histories(settings, now, longest) as histories:
 
         def given(value: str | None) -> Form | None:
             return None if value is None else form(value, settings, histories.redactor)
@@ -117,8 +143,9 @@ def search(settings: Settings, wanted: Wanted, now: float) -> Found:
         )
 
 
-def time_line(settings: Settings, message_id: str, now: float) -> TimeLine:
-    with _histories(settings, now) as histories:
+def time_line(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> TimeLine:
+    """Raises TooLongError after `longest` seconds."""
+    with _histories(settings, now, longest) as histories:
         told = [
             TraceStep(at=each.at, event=each.event, recipient=each.recipient, text=each.text)
             for each in steps(histories.records(message_id), message_id)
@@ -128,11 +155,13 @@ def time_line(settings: Settings, message_id: str, now: float) -> TimeLine:
         return TimeLine(steps=tuple(told), gaps=gaps, workers=workers)
 
 
-def entries(settings: Settings, message_id: str, user: str | None, now: float) -> list[Entry]:
+def entries(
+    settings: Settings, message_id: str, user: str | None, now: float, *, longest: float | None = None
+) -> list[Entry]:
     """Returns what became of one message, for each recipient in the order of its envelope; of a `user` only
-    that user's message. Raises SearchError.
+    that user's message. Raises SearchError, and TooLongError after `longest` seconds.
     """
-    with _histories(settings, now) as histories:
+    with _histories(settings, now, longest) as histories:
         found = entries_of(message_id, histories.records(message_id))
         own = None if user is None else form(user, settings, histories.redactor)
         return [
@@ -141,12 +170,18 @@ def entries(settings: Settings, message_id: str, user: str | None, now: float) -
 
 
 def whole_line(
-    settings: Settings, message_id: str, queued: Sequence[TraceStep], known: Sequence[str], now: float
+    settings: Settings,
+    message_id: str,
+    queued: Sequence[TraceStep],
+    known: Sequence[str],
+    now: float,
+    *,
+    longest: float | None = None,
 ) -> tuple[list[TraceStep], Sequence[Gap]]:
     """Everything that is known of one message, the future at the end, which its queue knows; and the gaps.
     The `known` addresses, which the queue shows, are shown in what the history has, too.
     """
-    told = time_line(settings, message_id, now)
+    told = time_line(settings, message_id, now, longest=longest)
     if not any(each.event in ("accepted", "is a report") for each in told.steps):
         return list(queued), told.gaps  # the queue knows the acceptance and the last attempt
     names = pseudonyms(settings, known[:MAX_KNOWN])

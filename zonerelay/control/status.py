@@ -7,7 +7,6 @@ ones.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -28,6 +27,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import zone_label
 from zonerelay.model.priority import zone_of
 from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.process.threads import STATUS
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
@@ -111,8 +111,8 @@ class StatusBoard:
         """
         oldest: dict[str, float] = {}
         now = self._clock.now()
-        self.free_space = await asyncio.to_thread(_free_space, self._settings)
-        self.captured = await asyncio.to_thread(self._look_at_captured)
+        self.free_space = await STATUS.run(_free_space, self._settings)
+        self.captured = await STATUS.run(self._look_at_captured)
         try:
             for queue in filterfalse(is_webhook_zone, self._store.counts()):
                 created = await self._store.oldest(queue, now=now)
@@ -200,7 +200,7 @@ class StatusBoard:
             free_space=self.free_space,
             captured_messages=None if self.captured is None else self.captured.messages,
             captured_size=None if self.captured is None else self.captured.octets,
-            history_size=None if history is None else await asyncio.to_thread(history.size),
+            history_size=None if history is None else await STATUS.run(history.size),
             history_since=None if history is None else history.since,
             name_servers=self._name_servers(),
             taken_up=surface.taken_up,

@@ -34,6 +34,14 @@ _SLACK = 3600.0
 """Seconds by which times may go back from one row to the next: a clock was set."""
 
 
+_LOOKS = 10_000
+"""Instructions of SQLite between two looks at the time."""
+
+
+class TooLongError(Exception):
+    """The reading has taken as long as it may."""
+
+
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
     """Time that the history of a worker does not cover; `None` is open. Unix seconds."""
 
@@ -157,16 +165,25 @@ class Histories:
     now: float = field(default_factory=time.time)
     worker: int | None = None
     """Only the file of this worker."""
+    longest: float | None = None
+    """Seconds of reading; whatever reads longer raises TooLongError."""
+    until: float = field(default=float("inf"), init=False)
+    """On the clock of `time.monotonic`."""
     files: list[_File] = field(default_factory=list)
     broken: list[Gap] = field(default_factory=list)
 
     def __enter__(self) -> Self:
+        if self.longest is not None:
+            self.until = time.monotonic() + self.longest
         for path in sorted(self.directory.glob("[0-9][0-9]*.db")):
             worker = int(path.stem)
             if self.worker not in (None, worker):
                 continue
             try:
-                self.files.append(_File(worker, open_for_reading(path)))
+                database = open_for_reading(path)
+                if self.longest is not None:  # not zero: SQLite ends the statement
+                    database.set_progress_handler(self._is_late, _LOOKS)
+                self.files.append(_File(worker, database))
             except sqlite3.Error as error:
                 self._is_broken(worker, error)
         return self
@@ -236,21 +253,31 @@ class Histories:
     def refused_more(self, query: Query) -> int:
         """How many refusals were counted instead of kept one by one, of the client if one is asked for."""
         count = 0
-        for file in self.files:
-            rows = file.database.execute(
-                "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?",
-                (query.since, min(query.until, self.now)),
-            )
-            for at, name, fields in (event for (text,) in rows for event in decode(text)):
-                if name != MORE or not query.since <= at <= query.until:
-                    continue
-                client = str(fields.get("client", ""))
-                if query.client is None or client == "others" or query.client.matches(client):
-                    count += int(str(fields.get("count", 0)))
+        for file in list(self.files):
+            try:
+                count += self._refused_more_of(file.database, query)
+            except sqlite3.Error as error:
+                self._is_broken(file.worker, error)
+        return count
+
+    def _refused_more_of(self, database: sqlite3.Connection, query: Query) -> int:
+        count = 0
+        rows = database.execute(
+            "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?",
+            (query.since, min(query.until, self.now)),
+        )
+        for at, name, fields in (event for (text,) in rows for event in decode(text)):
+            self._in_time()
+            if name != MORE or not query.since <= at <= query.until:
+                continue
+            client = str(fields.get("client", ""))
+            if query.client is None or client == "others" or query.client.matches(client):
+                count += int(str(fields.get("count", 0)))
         return count
 
     def _entries(self, file: _File, query: Query, seen: set[str]) -> Iterator[Entry]:
         for record in _candidates(file.database, query):
+            self._in_time()
             if not query.may_match(record):
                 continue
             if record.name in _ALONE:
@@ -286,7 +313,16 @@ class Histories:
         if off.exists() and off.stat().st_mtime <= until:
             yield Gap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
 
+    def _is_late(self) -> bool:
+        return time.monotonic() > self.until
+
+    def _in_time(self) -> None:
+        """Raises TooLongError."""
+        if self._is_late():
+            raise TooLongError
+
     def _is_broken(self, worker: int, error: sqlite3.Error) -> None:
+        self._in_time()  # SQLite's "interrupted" is no fault of the file
         for file in [each for each in self.files if each.worker == worker]:
             file.database.close()
             self.files.remove(file)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.process.tasks import Tasks
+from zonerelay.process.threads import DROP
 from zonerelay.telemetry.events.events import Events
 
 INTERVAL = 10.0
@@ -81,7 +82,7 @@ class DropDirectory:
                 changed = _changed(self._new)  # not in a thread: most machines have no such directory
                 if changed != seen:
                     refused: list[tuple[str, int, str]] = []
-                    whole = await asyncio.to_thread(self._pass, refused)
+                    whole = await DROP.run(self._pass, refused)
                     seen = changed if whole else -1
                     for each in refused:
                         self._events.drop_refused(*each)

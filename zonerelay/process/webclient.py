@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from zonerelay.process.threads import FILES, addresses_of
+
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, TCPConnector
     from aiohttp.abc import AbstractResolver
@@ -84,7 +86,7 @@ async def request(
     try:
         async with asyncio.timeout(timeout):
             if ssl_context is None:
-                ssl_context = await asyncio.to_thread(default_context)
+                ssl_context = await FILES.run(default_context)
             connector = _connector(ssl_context, resolve)
             return await _request(connector, method, url, form, max_size)
     except TimeoutError as error:
@@ -107,8 +109,12 @@ def default_context() -> ssl.SSLContext:
 def _connector(context: ssl.SSLContext, resolve: Resolve | None, *, force_close: bool = True) -> TCPConnector:
     import aiohttp  # noqa: PLC0415 - see above
 
-    resolver = None if resolve is None else _resolver(resolve)
-    return aiohttp.TCPConnector(ssl=context, resolver=resolver, force_close=force_close, use_dns_cache=False)
+    return aiohttp.TCPConnector(
+        ssl=context,
+        resolver=_resolver(resolve or addresses_of),  # aiohttp's own one takes the loop's default executor
+        force_close=force_close,
+        use_dns_cache=False,
+    )
 
 
 async def _request(
@@ -168,7 +174,7 @@ class Poster:
             async with asyncio.timeout(self._timeout):
                 await self._resolve(self._host)  # of an address no other resolver would be asked
                 if self._session is None:
-                    context = await asyncio.to_thread(default_context)
+                    context = await FILES.run(default_context)
                     self._session = self._session or _session(
                         _connector(context, self._resolve, force_close=False)
                     )

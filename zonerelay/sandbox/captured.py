@@ -6,8 +6,6 @@ listener: it refuses MAIL and RCPT as Mailpit's chaos does, so that the applicat
 
 from __future__ import annotations
 
-import asyncio
-
 from zonerelay.admin.captured import CaptureError, Sandbox
 from zonerelay.capture.store import Capture, CaptureTooLargeError, open_capture
 from zonerelay.capture.troubles import Trigger, Troubles
@@ -15,6 +13,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt, refuse
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox.behaviours import is_behaviour
 from zonerelay.sandbox.conversation import NotTakenError, Received
 from zonerelay.sandbox.sink import Sink
@@ -41,9 +40,7 @@ class CapturingSink(Sink):
         self.commands.clear()  # nothing grows while the sandbox runs
         add = self._capture.add
         try:
-            await asyncio.to_thread(
-                add, self._ids.next(), message.mail_from, message.recipients, message.body
-            )
+            await OPERATORS.run(add, self._ids.next(), message.mail_from, message.recipients, message.body)
         except CaptureTooLargeError as error:
             raise NotTakenError(f"552 5.3.4 {error}") from error
         except CaptureError as error:

@@ -36,6 +36,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
+from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox import DIRECTORY
 from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.sandbox.captured import CHAOS, CapturingSink, build
@@ -88,7 +89,7 @@ async def _play(console: Console, directory: Path, release_to: str) -> int:
         page = f"http://{_LOOPBACK}:{worker.http_port}/#{_token(directory, clock.now())}"
         _introduce(console, worker, page)
         with _pinned(console, worker, sink, page):
-            await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
+            await OPERATORS.run(_send_first_mail, worker.addresses()[0])
             await _interrupted()
         console.print("\nStopping.", style="dim")
         await worker.stop()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
+from zonerelay.process.threads import STORE
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import StoreOpenError
@@ -100,10 +101,10 @@ async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> Spoo
     spool = spool_of(settings.spool, worker)
     match spool.backend:
         case Backend.LEVELDB:
-            await asyncio.to_thread(take_snapshot, spool.path, scratch)
+            await STORE.run(take_snapshot, spool.path, scratch)
             return replace(spool, path=scratch)
         case Backend.DISK:
-            return await asyncio.to_thread(snapshot_disk, spool, scratch)
+            return await STORE.run(snapshot_disk, spool, scratch)
         case Backend.MEMORY:
             raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no snapshot of {spool.backend.value}")
@@ -149,7 +150,7 @@ async def _in_thread(work: Callable[[Tell], T], tell: Tell) -> T:
             raise _GivenUpError
         tell(done, total)
 
-    working = asyncio.get_running_loop().run_in_executor(None, work, told)
+    working = asyncio.ensure_future(STORE.run(work, told))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:

@@ -7,14 +7,13 @@ differently the next time. Never raises but for CancelledError.
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from zonerelay.config.settings import WebhookSettings
 from zonerelay.model.clock import Clock
+from zonerelay.process.threads import addresses_of
 from zonerelay.process.webclient import Poster, WebError
 from zonerelay.routing.addresses import is_private
 from zonerelay.webhook.signature import signatures
@@ -80,12 +79,10 @@ class Endpoint:
         return min(max(found, 0.0), _LONGEST_WAIT)
 
     async def _resolve(self, host: str) -> Sequence[str]:
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            addresses = await addresses_of(host)
         except OSError as error:
             raise WebError(f"{host} has no address: {error.strerror}") from error
-        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
         public = [each for each in addresses if self._private or not is_private(each)]
         if not public:
             raise WebError(f"{host} has no public address: private = true allows {', '.join(addresses)}")

@@ -36,6 +36,7 @@ from zonerelay.model.webhook import (
     webhook_of,
     webhook_zone,
 )
+from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events, Field, accepted_fields, attempt_fields
 from zonerelay.telemetry.logs.redact import Redactor
@@ -298,7 +299,7 @@ class Webhooks:
         Returns how many events wait.
         """
         if since is not None:
-            records = await asyncio.to_thread(self._records, since)
+            records = await REPORTS.run(self._records, since)
             events = [
                 (source, event) for record in records for source, event in self._again(courier, *record)
             ]

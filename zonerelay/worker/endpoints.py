@@ -23,6 +23,7 @@ from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
+from zonerelay.process.threads import FILES, OPERATORS
 from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
 
@@ -102,7 +103,7 @@ class Endpoints:
         """The HTTP server of a listener, once this is open. It asks the supervisor, if there is one, about
         mail that another worker has.
         """
-        await asyncio.to_thread(import_module, "zonerelay.admin.submission.server")
+        await FILES.run(import_module, "zonerelay.admin.submission.server")
         from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415 - with the first client
 
         assert self._answering is not None
@@ -153,7 +154,7 @@ class _Supervisor:
         self._client = ControlClient(path)
 
     async def handle(self, request: Request, answer: Answer) -> End:
-        *frames, end = await asyncio.to_thread(lambda: list(self._client.stream(request)))
+        *frames, end = await OPERATORS.run(lambda: list(self._client.stream(request)))
         for frame in frames:
             await answer.send(frame)
         assert isinstance(end, End)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from zonerelay.config.load import ConfigError, load
 from zonerelay.process.systemd import Notifier
+from zonerelay.process.threads import OPERATORS
 from zonerelay.worker.worker import Worker
 
 
@@ -52,7 +53,7 @@ class Reloading:
         worker = self._worker
         try:
             # With a thousand routes it takes 50 ms: in a thread the loop runs every millisecond.
-            settings = await asyncio.to_thread(load, self._config)
+            settings = await OPERATORS.run(load, self._config)
         except ConfigError as error:
             first = str(error.problems[0])
             worker.problems = (f"the configuration on disk is wrong, the old one stays in force: {first}",)

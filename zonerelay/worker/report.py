@@ -20,6 +20,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.process.threads import REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import ChooseZone
@@ -84,7 +85,7 @@ class DailyReport:
         from zonerelay.control.report import report  # noqa: PLC0415 - SQLite
 
         since = max(last, due - LONGEST)
-        text = await asyncio.to_thread(report, settings, self._hostname, since, due)
+        text = await REPORTS.run(report, settings, self._hostname, since, due)
         stored = asyncio.Event()
         submit = self._message(settings, text, due)
         self._settler.write([submit], stored.set)

@@ -40,6 +40,7 @@ from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError, history_redactor
+from zonerelay.process.threads import STATUS
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
@@ -475,7 +476,7 @@ class Worker:
         self.metrics.loop_lag.stop()
         self.events.close()
         if self.history is not None:
-            await asyncio.to_thread(self.history.close)
+            await STATUS.run(self.history.close)
         self.events.lifecycle("stopped")
 
     def note_left_over(self, left: str) -> None:

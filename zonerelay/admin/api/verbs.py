@@ -6,7 +6,6 @@ in a struct of their own where several make one answer. `openapi` describes this
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import tomllib
@@ -23,11 +22,12 @@ from zonerelay.admin.operators import Operators
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
-from zonerelay.control.history import Found, TimeLine, Wanted, search, time_line
+from zonerelay.control.history import Found, TimeLine, Wanted, ask, search, time_line
 from zonerelay.control.messages import answers, requests
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
+from zonerelay.process.threads import OPERATORS
 from zonerelay.telemetry.logs.address_forms import SearchError
 
 if TYPE_CHECKING:
@@ -449,14 +449,14 @@ async def _acknowledge(call: Call) -> Answer:
 async def _find(call: Call) -> Answer:
     try:
         now = call.operators.clock.now()
-        return await asyncio.to_thread(search, call.operators.settings(), call.parameters, now)
+        return await ask(search, call.operators.settings(), call.parameters, now)
     except SearchError as error:
         raise Problem(422, "invalid", str(error)) from error
 
 
 async def _time_line(call: Call) -> Answer:
     now = call.operators.clock.now()
-    return await asyncio.to_thread(time_line, call.operators.settings(), call.path["message_id"], now)
+    return await ask(time_line, call.operators.settings(), call.path["message_id"], now)
 
 
 async def _config(call: Call) -> Answer:
@@ -469,7 +469,7 @@ async def _config(call: Call) -> Answer:
                 return toml_text.changed(settings, Report({}))
         return toml_text.effective(settings, Report({}))
 
-    return tomllib.loads(await asyncio.to_thread(document))
+    return tomllib.loads(await OPERATORS.run(document))
 
 
 async def _tail(call: Call) -> Answer:

@@ -7,7 +7,6 @@ scope operate, for a list shows what mail begins with; each message that is open
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from urllib.parse import urlencode
@@ -21,6 +20,7 @@ from zonerelay.admin.page.visitor import PageError, Visitor, see_other
 from zonerelay.capture.parts import Parts, take_apart
 from zonerelay.capture.search import SearchError
 from zonerelay.capture.store import Summary
+from zonerelay.process.threads import OPERATORS
 
 ROWS = 50
 MAX_SHOWN = 256 * 1024
@@ -106,7 +106,7 @@ class CapturedPages:
     @_told
     async def html(self, visitor: Visitor) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
-        return html_response(await asyncio.to_thread(parts.html_to_show))
+        return html_response(await OPERATORS.run(parts.html_to_show))
 
     @_told
     async def part(self, visitor: Visitor) -> web.StreamResponse:
@@ -134,7 +134,7 @@ class CapturedPages:
             found = await self.mail.read(message_id, visitor.caller)
         if found is None:
             raise PageError(404, "Not found", "The message was deleted, or it has become too old.")
-        return found[0], await asyncio.to_thread(take_apart, found[1]), found[1]
+        return found[0], await OPERATORS.run(take_apart, found[1]), found[1]
 
 
 def _is_there(view: str, parts: Parts) -> bool:

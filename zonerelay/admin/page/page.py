@@ -25,6 +25,7 @@ from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, see_other
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
 from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:
     from zonerelay.admin.page.rendering import Renderer
@@ -98,7 +99,9 @@ class PageRoutes:
                 except NotFoundError as error:
                     return await _failed(visitor, 404, "Not found", str(error))
                 except ControlError as error:
-                    return await _failed(visitor, 503, "The relay cannot do that", str(error))
+                    failed = await _failed(visitor, 503, "The relay cannot do that", str(error))
+                    failed.headers["Retry-After"] = "5"
+                    return failed
 
             return handle
 
@@ -219,7 +222,7 @@ class PageRoutes:
     async def _load(self) -> Renderer:
         async with self._loading:
             if self._renderer is None:
-                self._renderer = await asyncio.to_thread(_renderer)
+                self._renderer = await OPERATORS.run(_renderer)
         return self._renderer
 
 

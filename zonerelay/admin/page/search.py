@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +12,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.config.units import parse_duration
 from zonerelay.control import history
 from zonerelay.control.messages.answers import TraceStep
+from zonerelay.process.threads import LOOKUPS
 from zonerelay.telemetry.logs.address_forms import SearchError as NoFormError
 from zonerelay.telemetry.logs.redact import RedactKeyError
 
@@ -30,8 +30,8 @@ async def find(settings: Settings, now: float, given: Mapping[str, str]) -> dict
         since = now - parse_duration(given["since"]) if given["since"] else 0.0
         wanted = {"about": value or None, "outcome": outcome or None, "reply": given["reply"]}
         query = msgspec.convert({**wanted, "since": since, "limit": FOUND}, history.Wanted)
-        answer = await asyncio.to_thread(history.search, settings, query, now)
-        known = await asyncio.to_thread(history.pseudonyms, settings, [value] if value else [])
+        answer = await history.ask(history.search, settings, query, now)
+        known = await LOOKUPS.run(history.pseudonyms, settings, [value] if value else [])
     except (ValueError, RedactKeyError, NoFormError) as error:
         raise SearchError(str(error)) from error
     gaps = history.of_interest(answer, asked=bool(since))
@@ -54,7 +54,7 @@ async def time_line(
 ) -> tuple[list[TraceStep], list[str]]:
     """The whole time line of a message, and the gaps of the history in words."""
     try:
-        line, gaps = await asyncio.to_thread(history.whole_line, settings, message_id, queued, known, now)
+        line, gaps = await history.ask(history.whole_line, settings, message_id, queued, known, now)
     except RedactKeyError as error:
         return list(queued), [str(error)]
     return line, history.in_words(gaps, when, several=settings.workers > 1)

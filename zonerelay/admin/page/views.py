@@ -4,7 +4,6 @@ the live tail. Views ask the relay and change nothing.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from urllib.parse import urlencode
 
@@ -23,6 +22,7 @@ from zonerelay.control.messages import answers, requests
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
+from zonerelay.process.threads import OPERATORS
 from zonerelay.telemetry.logs.redact import printable
 
 ROWS = 50
@@ -188,7 +188,7 @@ async def configuration(visitor: Visitor) -> web.StreamResponse:
     changed = bool(visitor.given("changed"))
     shown = toml_text.changed if changed else toml_text.effective
     # Without the file's lines every value would be one that follows from others.
-    text = await asyncio.to_thread(shown, visitor.operators.settings(), Report({}))
+    text = await OPERATORS.run(shown, visitor.operators.settings(), Report({}))
     text = text.replace(f"  # {toml_text.DERIVED}", "")
     return await visitor.page("configuration.html", text=text, changed=changed)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +12,7 @@ from zonerelay.admin.page.sessions import Session
 from zonerelay.config.credentials.identities import Scope
 from zonerelay.control.messages.answers import End, Frame
 from zonerelay.control.messages.requests import Request
+from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:
     from zonerelay.admin.page.rendering import Renderer
@@ -108,7 +108,7 @@ class Visitor:
             "now": self.now,
             "captures": self.operators.captures,
         }
-        text = await asyncio.to_thread(self._renderer.render, template, {**common, **values})
+        text = await OPERATORS.run(self._renderer.render, template, {**common, **values})
         body = text.encode("utf-8", "replace")
         return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=FIELDS)
 

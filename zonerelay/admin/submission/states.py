@@ -4,12 +4,10 @@ history, where addresses are pseudonyms unless `[history] addresses` says otherw
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from zonerelay.admin.api.verbs import Call
-from zonerelay.control.history import entries
+from zonerelay.control.history import ask, entries
 from zonerelay.control.messages.answers import MessageDetail
 from zonerelay.control.messages.requests import QueueShow
 from zonerelay.control.socket.errors import NotFoundError
@@ -54,7 +52,7 @@ async def state_of(call: Call, message_id: str) -> MessageState:
     detail = await detail_of(call, message_id)
     user = call.token.user if call.token.scope == "submit" else None
     settings, now = call.operators.settings(), call.operators.clock.now()
-    known = await asyncio.to_thread(entries, settings, message_id, user, now)
+    known = await ask(entries, settings, message_id, user, now)
     if detail is None and not known:
         raise NotFoundError(f"no message {message_id}")
     states = {index: _of_entry(entry, index) for index, entry in enumerate(known)}

@@ -47,6 +47,7 @@ from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.outbox.compose.drafts import MAX_FILES, BadRowError
+from zonerelay.process.threads import BODIES
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
@@ -218,9 +219,9 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
             async for piece in _pieces(call, origin):
                 body.feed(piece)
                 if body.full:
-                    await asyncio.to_thread(body.flush)
+                    await BODIES.run(body.flush)
             if body.spills:
-                await asyncio.to_thread(body.flush)
+                await BODIES.run(body.flush)
         yield body, body.finish()
 
 
@@ -241,9 +242,9 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
                 async for piece in _octets(part, read):
                     add(piece)
                     if body.full:
-                        await asyncio.to_thread(body.flush)
+                        await BODIES.run(body.flush)
                 if body.spills:
-                    await asyncio.to_thread(body.flush)
+                    await BODIES.run(body.flush)
                 if name == "message":
                     found = body.finish()
                     continue
@@ -327,7 +328,7 @@ async def _take(
 ) -> Accepted:
     now = call.operators.clock.now()
     if body.spills:
-        sending = await asyncio.to_thread(sending_of, given, body, origin, now, uploads)
+        sending = await BODIES.run(sending_of, given, body, origin, now, uploads)
     else:
         sending = sending_of(given, body, origin, now, uploads)
     return await _hand_over(call, origin, sending, _composed(sending))
@@ -341,7 +342,7 @@ async def _composed(sending: Sending) -> AsyncIterator[bytes]:
     large = bool(draft.files) or len(draft.text or "") + len(draft.html or "") > LONG
     while True:
         try:
-            piece = await asyncio.to_thread(next, pieces, None) if large else next(pieces, None)
+            piece = await BODIES.run(next, pieces, None) if large else next(pieces, None)
         except Base64Error as error:
             pointer = re.sub(r"attachments\[(\d+)\].*", r"/attachments/\1/content", str(error))
             raise wrong(pointer, str(error)) from None

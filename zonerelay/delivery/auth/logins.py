@@ -37,6 +37,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import is_mailbox_zone
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
+from zonerelay.process.threads import LOGIN
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.replies import make_reply, printable
@@ -170,7 +171,7 @@ class Login:
         while True:
             code, text = await dialog.say(line)
             if is_slow(talking.mechanism):
-                line = await asyncio.to_thread(talking.receive, code, text)
+                line = await LOGIN.run(talking.receive, code, text)
             else:
                 line = talking.receive(code, text)
             if talking.done:

@@ -18,6 +18,7 @@ from zonerelay.config.settings import CredentialSettings
 from zonerelay.delivery.auth.oauth_grants import MAX_ANSWER, Grant, TokenError, read_answer, request_form
 from zonerelay.delivery.auth.secret_files import KeptTokens, Secrets
 from zonerelay.model.clock import Clock
+from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Response, WebError, request
 
 TIMEOUT = 30.0
@@ -78,7 +79,7 @@ class TokenSource:
         original = await self._secrets.get(settings.refresh_token)
         if self._unkept is not None and self._unkept[0] == original:
             return secret, self._unkept[1]
-        return secret, await asyncio.to_thread(self._kept.current, settings.name, original)
+        return secret, await FILES.run(self._kept.current, settings.name, original)
 
     async def token(self) -> tuple[str, bool]:
         """Returns the token, and whether it was fetched just now. Raises TokenError and SecretError."""
@@ -177,9 +178,7 @@ class TokenSource:
         try:
             original = await self._secrets.get(settings.refresh_token)
             self._unkept = (original, token)
-            await asyncio.to_thread(
-                self._kept.replace, settings.name, settings.refresh_token, original, token
-            )
+            await FILES.run(self._kept.replace, settings.name, settings.refresh_token, original, token)
         except SecretError as error:
             self._warn(str(error))  # the token serves until the next start, and the operator is told
         else:

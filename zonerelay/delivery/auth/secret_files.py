@@ -14,7 +14,6 @@ Raises SecretError, whose text is for the operator.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
 from zonerelay.delivery.auth.accounts import digest
 from zonerelay.model.outbox import is_mailbox_zone
+from zonerelay.process.threads import FILES
 
 # The fields of stat that change with a file.
 _Look = tuple[int, ...]
@@ -49,7 +49,7 @@ class Secrets:
         look = _look(path)
         known = self._read.get(reference)
         if known is None or known[0] != look:
-            secret = await asyncio.to_thread(read_secret, reference, self.environment)
+            secret = await FILES.run(read_secret, reference, self.environment)
             known = self._read[reference] = (look, secret)
         return known[1]
 

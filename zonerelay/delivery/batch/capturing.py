@@ -19,6 +19,7 @@ from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.process.threads import CAPTURE
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.store.contract import StoreError
 
@@ -57,7 +58,7 @@ class Capturing:
             self._expiring.cancel()
             await asyncio.wait({self._expiring})
         if self._capture is not None:
-            await asyncio.to_thread(self._capture.close)
+            await CAPTURE.run(self._capture.close)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Raises nothing but CancelledError."""
@@ -65,7 +66,7 @@ class Capturing:
             self.start()
             try:
                 pieces = [piece async for piece in self._read_body(batch.message.id)]
-                outcome = await asyncio.to_thread(self._keep, batch, b"".join(pieces))
+                outcome = await CAPTURE.run(self._keep, batch, b"".join(pieces))
             except StoreError as error:
                 outcome = _outcome(Verdict.DEFERRED, unreadable(error))
             except Exception as error:  # noqa: BLE001 - unknown trouble is temporary
@@ -103,7 +104,7 @@ class Capturing:
     async def _expire(self) -> None:
         while True:
             with contextlib.suppress(Exception):  # the next message tells
-                await asyncio.to_thread(self._expire_now)
+                await CAPTURE.run(self._expire_now)
             await asyncio.sleep(EXPIRED)
 
     def _expire_now(self) -> None:

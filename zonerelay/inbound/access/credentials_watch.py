@@ -18,6 +18,7 @@ from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import CredentialsError, User
 from zonerelay.config.rails import Rails, RailsFile
+from zonerelay.process.threads import ACCESS
 from zonerelay.telemetry.events.events import Events
 
 # What stat says of a file, or the number of the error instead.
@@ -90,7 +91,7 @@ class CredentialsWatch(FileWatch):
 
     async def _take_up(self) -> None:
         try:
-            users = await asyncio.to_thread(credentials.read, self.path)
+            users = await ACCESS.run(credentials.read, self.path)
             self.users, self.problem = users, ""
             self.nobodys_hash = passwords.nobodys_hash(user.hash for user in users.values())
             self._events.credentials_read(len(users))
@@ -112,7 +113,7 @@ class RailsWatch(FileWatch):
 
     async def _take_up(self) -> None:
         self._file = None
-        self._file = await asyncio.to_thread(rails.read, self.path)
+        self._file = await ACCESS.run(rails.read, self.path)
         self.problem = next(iter(self._file.problems.values()), "")
         if self.problem:
             self._events.credentials_broken(self.problem)

@@ -24,6 +24,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.outbox.compose.drafts import BadRowError, Content, draft_of
 from zonerelay.outbox.database.sql import INLINE
 from zonerelay.outbox.rows.row import Row
+from zonerelay.process.threads import BODIES
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 
 MEMORY = 8 * 1024 * 1024
@@ -71,7 +72,7 @@ class Composer:
         if _length(content) <= INLINE:
             made = self._compose(row, content)
         else:
-            made = await asyncio.to_thread(self._compose, row, content)
+            made = await BODIES.run(self._compose, row, content)
         self._keep(row.message_id, made)
         return made
 
@@ -166,7 +167,7 @@ async def read(made: Composed) -> AsyncIterator[bytes]:
             yield made.data[start : start + CHUNK_SIZE]
         return
     for start in range(0, made.message.size, CHUNK_SIZE):
-        yield await asyncio.to_thread(os.pread, made.file.fileno(), CHUNK_SIZE, start)
+        yield await BODIES.run(os.pread, made.file.fileno(), CHUNK_SIZE, start)
 
 
 def _length(content: Content) -> int:

@@ -20,7 +20,6 @@ and `problem_of` says why in words. Files are written and read in other threads,
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import struct
@@ -34,6 +33,7 @@ import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.process.threads import OPERATORS
 
 KEPT = 24 * 3600.0
 MAX_ACTS = 10_000
@@ -119,7 +119,7 @@ class Journal:
         self._running.add(act.id)
         if act.id in self._own:
             return
-        if await asyncio.to_thread(self._json(act.id).exists):
+        if await OPERATORS.run(self._json(act.id).exists):
             self._running.discard(act.id)
             raise JournalError(f"act {act.id} exists already")
         self._own[act.id] = act.at
@@ -127,7 +127,7 @@ class Journal:
             del self._own[old]
             self._problems.pop(old, None)
         try:
-            await asyncio.to_thread(self._begin, act)
+            await OPERATORS.run(self._begin, act)
         except OSError as error:
             self._problems[act.id] = f"the journal cannot be written: {error.strerror}"
 
@@ -135,10 +135,10 @@ class Journal:
         """Makes entries durable; false if that cannot be, and then the whole act cannot be undone."""
         if entries and act_id not in self._problems:
             try:
-                await asyncio.to_thread(self._append, act_id, entries)
+                await OPERATORS.run(self._append, act_id, entries)
             except OSError as error:
                 self._problems[act_id] = f"the journal cannot be written: {error.strerror}"
-                await asyncio.to_thread(self._forget_entries, act_id)
+                await OPERATORS.run(self._forget_entries, act_id)
         return act_id not in self._problems
 
     def break_off(self, act_id: str) -> None:
@@ -158,30 +158,30 @@ class Journal:
         act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
         self._running.discard(act.id)
         try:
-            return await asyncio.to_thread(self._finish, act)
+            return await OPERATORS.run(self._finish, act)
         except OSError:
             return act
 
     async def mark_undone(self, act_id: str, by: str) -> None:
         """Raises OSError."""
         act = await self.find(act_id)
-        await asyncio.to_thread(self._write, msgspec.structs.replace(act, undone_by=by))
+        await OPERATORS.run(self._write, msgspec.structs.replace(act, undone_by=by))
 
     async def find(self, act_id: str) -> Act:
         """Raises JournalError."""
-        act = await asyncio.to_thread(self._read, act_id) if _ID.fullmatch(act_id) else None
+        act = await OPERATORS.run(self._read, act_id) if _ID.fullmatch(act_id) else None
         if act is None or act.at < self._clock.now() - KEPT:
             raise JournalError(f"no act {act_id} in the last 24 hours (zonerelay acts lists them)")
         return act
 
     async def acts(self) -> list[Act]:
         """Those of the last 24 hours, the last one first."""
-        return await asyncio.to_thread(self._acts)
+        return await OPERATORS.run(self._acts)
 
     async def entries(self, act_id: str) -> AsyncGenerator[list[Entry], None]:
         """Yields what was noted. A piece that a crash has cut is not there: the store was not changed yet."""
         pieces = self._pieces(act_id)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        while (piece := await OPERATORS.run(next, pieces, None)) is not None:
             yield piece
 
     # In other threads

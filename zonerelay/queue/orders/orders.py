@@ -27,6 +27,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, Origin
 from zonerelay.process.directory_lock import locked_directory
+from zonerelay.process.threads import FILES
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SUSPEND, Order, OrderTable, Subject
 from zonerelay.queue.settle.settler import Settler
@@ -231,7 +232,7 @@ class Orders:
     async def _edit(self, change: _Change, *, release: bool = True) -> None:
         async with self._lock:
             try:
-                orders = await asyncio.to_thread(self._change, change)
+                orders = await FILES.run(self._change, change)
             except OSError as error:
                 raise OrdersError(f"the orders cannot be written: {self._path}: {error.strerror}") from error
             self._take(orders, release=release)
@@ -297,7 +298,7 @@ class Orders:
             if self._look_at_file() != self._stamp:
                 async with self._lock:
                     try:
-                        orders = await asyncio.to_thread(self._read)
+                        orders = await FILES.run(self._read)
                     except OrdersError as error:
                         self._events.trouble("queue.orders", error)
                         continue

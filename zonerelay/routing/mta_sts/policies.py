@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
+from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
@@ -265,9 +266,9 @@ class StsPolicies:
         if self._files is None:
             return
         try:
-            await asyncio.to_thread(self._files.save, held)
+            await FILES.run(self._files.save, held)
             if oldest:
-                await asyncio.to_thread(self._files.remove, oldest)
+                await FILES.run(self._files.remove, oldest)
         except OSError as error:
             self._observer.files(f"the policy of {held.domain} cannot be kept: {error}")
 
@@ -282,7 +283,7 @@ class StsPolicies:
         if self._files is None:
             return
         try:
-            loaded = await asyncio.to_thread(self._files.load, self._clock.now(), MAX_POLICIES)
+            loaded = await FILES.run(self._files.load, self._clock.now(), MAX_POLICIES)
         except OSError as error:
             loaded = Loaded((), (str(error),))
         for problem in loaded.problems:

@@ -12,7 +12,6 @@ them or be lost with them: the directory itself is the mark.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import Clock
+from zonerelay.process.threads import STORE
 from zonerelay.store.common.private_directories import make_private, write_durably
 from zonerelay.store.contract import StoreOpenError
 
@@ -47,7 +47,7 @@ class QueueMark:
         """Raises StrangeStoreError. When anything is odd the file is read again: it may have been changed."""
         if stored is not None and stored == self._known:
             return
-        self._known = await asyncio.to_thread(self.read)
+        self._known = await STORE.run(self.read)
         if self._known and stored != self._known:
             found = f"its mark is {stored!r}" if stored else "it has no mark, as an empty one"
             raise StrangeStoreError(
@@ -79,7 +79,7 @@ class QueueMark:
         if stored != self._known:
             self._known = stored
             try:
-                await asyncio.to_thread(self._write, stored)
+                await STORE.run(self._write, stored)
             except OSError as error:
                 _log.warning(
                     "the mark of the queue cannot be kept, so a store that comes back empty would be believed"

@@ -9,7 +9,6 @@ Memory: one message without its body.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 import time
@@ -22,6 +21,7 @@ import msgspec
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
+from zonerelay.process.threads import STORE
 from zonerelay.store.check import KEPT, Fault, Repaired, Salvage, Salvaged
 from zonerelay.store.common import records
 from zonerelay.store.common.private_directories import sync
@@ -182,7 +182,7 @@ class SharedRepair:
                     yield piece
 
             salvaged = Salvaged(found.identity, why, found.message, deliveries, unknown, body, is_whole)
-            await asyncio.to_thread(self._salvage, salvaged)
+            await STORE.run(self._salvage, salvaged)
 
     def repaired(self, deliveries: int) -> Repaired:
         """`deliveries` had records before."""

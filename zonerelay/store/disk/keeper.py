@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
@@ -100,7 +101,7 @@ class DiskKeeper(LocalKeeper[Directories, Op, FileBatch, Found]):
     # --- closing
 
     async def _release(self) -> None:
-        await self._loop.run_in_executor(None, self._close)
+        await STORE.run(self._close)
 
     def _close(self) -> None:
         self._uploaders.stop()

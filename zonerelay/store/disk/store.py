@@ -20,6 +20,7 @@ from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.threads import STORE
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.claims.index import Index
@@ -313,7 +314,7 @@ class _Opened(NamedTuple):
 
 async def open_disk(settings: SpoolSettings, around: Surroundings) -> DiskStore:
     """Raises StoreOpenError. Returns when every state has been read."""
-    opened = await asyncio.get_running_loop().run_in_executor(None, _open, settings, around.clock.now())
+    opened = await STORE.run(_open, settings, around.clock.now())
     keeper = DiskKeeper(
         opened.directories,
         noted_id=opened.stock.noted_id,

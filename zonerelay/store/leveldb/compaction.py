@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 
 from zonerelay.model.message_id import MessageId
+from zonerelay.process.threads import STORE
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreError
@@ -65,7 +66,7 @@ class Compactor:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+        await STORE.run(self._thread.stop)
 
     async def _run(self, first: MessageId, last: MessageId) -> None:
         try:

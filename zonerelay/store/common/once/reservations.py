@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
+from zonerelay.process.threads import STORE
 from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, StoreError, check_kept
 from zonerelay.store.surroundings import Siblings
 
@@ -174,7 +175,7 @@ class Reservations:
                     while after is not None and (page := await self._page(after)):
                         await register.run(register.publish, page)
                         after = max(identity for identity, _ in page)
-                await asyncio.to_thread(register.mark_published)
+                await STORE.run(register.mark_published)
             except (StoreError, OSError) as error:
                 _log.warning(
                     "the idempotency keys of this worker cannot be made known to the others, so that messages"
@@ -202,7 +203,7 @@ class Reservations:
         """Before the spool is closed. What is reserved stays so until the next start."""
         await self._tasks.cancel()
         if self._register is not None:
-            await asyncio.to_thread(self._register.close)
+            await STORE.run(self._register.close)
 
 
 def _register_for(siblings: Siblings) -> Register:

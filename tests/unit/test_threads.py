@@ -1,0 +1,134 @@
+"""No work shares the loop's default executor: the pools, and the walk through the tree that keeps it so."""
+
+import ast
+import asyncio
+import inspect
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import zonerelay
+from zonerelay.process.threads import Pool, PoolBusyError
+
+ROOT = Path(zonerelay.__file__).parent
+
+THREAD_BEHIND = {
+    "to_thread",  # the default executor
+    "getaddrinfo",  # of a loop: the default executor, or libuv's four threads
+    "getnameinfo",
+    "FileResponse",  # aiohttp reads the file in the default executor
+    "StaticResource",
+    "add_static",
+    "static",
+    "ThreadedResolver",
+    "DefaultResolver",
+    "open_connection",  # resolves the name
+    "sendfile",
+}
+ON_A_SOCKET = {"create_connection", "create_datagram_endpoint"}
+"""Names of both a loop's methods and functions of `socket`: a loop's may take a host's name."""
+
+
+def uses_of_the_default_executor(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in ("asyncio", "aiohttp", "aiohttp.resolver"):
+            yield from ((node.lineno, each.name) for each in node.names if each.name in THREAD_BEHIND)
+        if isinstance(node, ast.Attribute):
+            of_socket = isinstance(node.value, ast.Name) and node.value.id in ("socket", "os")
+            if node.attr in THREAD_BEHIND | ON_A_SOCKET and not of_socket:
+                yield node.lineno, node.attr
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            named = {each.arg for each in node.keywords}
+            first = node.args[0] if node.args else None
+            if node.func.attr == "run_in_executor" and (
+                first is None or (isinstance(first, ast.Constant) and first.value is None)
+            ):
+                yield node.lineno, "run_in_executor(None, …)"
+            if node.func.attr == "TCPConnector" and "resolver" not in named:
+                yield node.lineno, "TCPConnector without a resolver"
+            if node.func.attr == "create_server" and "sock" not in named and named & {"host", "ssl"}:
+                yield node.lineno, "create_server that may resolve a name"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "await asyncio.to_thread(f)",
+        "from asyncio import to_thread",
+        "await loop.run_in_executor(None, f)",
+        "await loop.run_in_executor(executor=None, func=f)",
+        "await loop.getaddrinfo('host', 25)",
+        "await asyncio.get_running_loop().create_connection(P, 'host', 25)",
+        "await asyncio.open_connection('host', 25)",
+        "web.FileResponse(path)",
+        "aiohttp.TCPConnector(ssl=context)",
+    ],
+)
+def test_the_walk_finds_each_way_to_the_default_executor(source: str) -> None:
+    assert list(uses_of_the_default_executor(source))
+
+
+def test_nothing_uses_the_default_executor() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, what in uses_of_the_default_executor(path.read_text())
+    ]
+    assert found == [], "take a pool of zonerelay/process/threads.py"
+
+
+async def test_calls_beyond_the_bound_are_refused_at_once_and_places_come_back() -> None:
+    pool, go = Pool("test", 1, most=2), threading.Event()
+    first = asyncio.create_task(pool.run(go.wait))
+    second = asyncio.create_task(pool.run(go.wait))
+    await asyncio.sleep(0)
+    with pytest.raises(PoolBusyError):
+        await pool.run(go.wait)
+    second.cancel()  # it waits for a thread, so its place is free at once
+    await asyncio.wait({second})
+    third = asyncio.create_task(pool.run(go.wait))
+    await asyncio.sleep(0)
+    with pytest.raises(PoolBusyError):
+        await pool.run(go.wait)
+    go.set()
+    assert list(await asyncio.gather(first, third)) == [True, True]
+    assert await pool.run(lambda: "again") == "again"
+
+
+async def test_a_cancelled_call_counts_until_its_thread_has_ended() -> None:
+    pool, began, go = Pool("test", 1, most=1), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        go.wait()
+
+    call = asyncio.create_task(pool.run(work))
+    while not began.is_set():
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait({call})
+    with pytest.raises(PoolBusyError):
+        await pool.run(work)
+    go.set()
+
+
+async def test_an_error_of_the_function_is_the_callers_and_frees_the_place() -> None:
+    pool = Pool("test", 1, most=1)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(lambda: 1 / 0)
+
+
+def test_the_pools_of_mail_are_not_those_of_operators() -> None:
+    from zonerelay.admin import captured, http, http_server, mailpit
+    from zonerelay.admin.page import page, search, visitor
+    from zonerelay.process import threads
+
+    of_mail = ("ACCESS", "STORE", "CAPTURE", "LOGIN", "DROP", "NAMES")
+    for module in (captured, http, http_server, mailpit, page, search, visitor):
+        names = {name for name in of_mail if f"{name}.run(" in inspect.getsource(module)}
+        assert not names, module.__name__
+    pools = [each for each in vars(threads).values() if isinstance(each, Pool)]
+    assert len({id(each) for each in pools}) == len(pools)

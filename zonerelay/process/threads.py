@@ -1,0 +1,98 @@
+"""The threads of the process: a pool with a name for each kind of work that would block the event loop.
+
+The loop's default executor is not used (a test walks the tree for it). It is one small pool for everything:
+eight slow searches of an operator once filled it, and a log-in waited 90 s for the credentials file behind
+them. What mail waits for and what operators ask for are therefore never in the same pool. Threads start with
+the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class PoolBusyError(Exception):
+    """As many calls wait for a thread as may."""
+
+
+class Pool:
+    """A bounded number of threads, for every event loop of the process. `most` bounds the calls that run and
+    wait together; `None` is for work whose callers are bounded elsewhere.
+    """
+
+    def __init__(self, name: str, threads: int, *, most: int | None = None) -> None:
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._most = most
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the function in a thread. Raises PoolBusyError at once, and what the function raises.
+
+        A caller that is cancelled leaves the function running; until its end it counts.
+        """
+        with self._lock:
+            if self._most is not None and self._calls >= self._most:
+                raise PoolBusyError
+            self._calls += 1
+        context = contextvars.copy_context()
+        try:
+            future = self._executor.submit(partial(context.run, function, *args, **kwargs))
+        except BaseException:
+            self._ended()
+            raise
+        future.add_done_callback(self._ended)
+        return await asyncio.wrap_future(future)
+
+    def _ended(self, _: Future[T] | None = None) -> None:
+        with self._lock:
+            self._calls -= 1
+
+
+# What mail waits for.
+ACCESS = Pool("access", 2)
+"""The files of users, which a log-in reads."""
+FILES = Pool("files", 4)
+"""Small files beside the spool and of the system."""
+STORE = Pool("store", 4)
+"""What a store does at its start, at its end and when it is repaired."""
+CAPTURE = Pool("capture", 1)
+"""Writing of captured mail."""
+BODIES = Pool("bodies", 4)
+"""Bodies that come over HTTP, and rows of an outbox that are large."""
+LOGIN = Pool("login", 2)
+"""Salted passwords for smarthosts (SCRAM), which are slow to compute."""
+NAMES = Pool("names", 4)
+"""Questions to the system's resolver, which may take half a minute."""
+DROP = Pool("drop", 1)
+"""The drop directory of sendmail(1)."""
+
+# What operators and programs ask for.
+STATUS = Pool("status", 2)
+"""What `status`, metrics and readiness show of disks."""
+OPERATORS = Pool("operators", 4)
+"""Pages, changes of the queue, and whatever else is not mail."""
+CAPTURED = Pool("captured", 2, most=32)
+"""Captured mail that is looked at."""
+HISTORY = Pool("history", 2, most=6)
+"""Searches of the history, which may read all of it."""
+LOOKUPS = Pool("lookups", 2, most=64)
+"""What the history has of one message, by its index."""
+REPORTS = Pool("reports", 1)
+"""The history as a whole: the daily report, and events that are told once more."""
+
+
+async def addresses_of(host: str) -> Sequence[str]:
+    """Return the host's IP addresses, as the system's resolver has them. Raises OSError."""
+    found = await NAMES.run(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
