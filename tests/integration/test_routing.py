@@ -13,6 +13,7 @@ import uvloop
 
 from tests.support.dns import (
     GARBAGE,
+    NXDOMAIN,
     REFUSED,
     SERVFAIL,
     SILENCE,
@@ -20,6 +21,7 @@ from tests.support.dns import (
     WRONG_ID,
     Edns,
     FakeDns,
+    Trouble,
     Troubles,
     Zones,
 )
@@ -188,6 +190,55 @@ async def test_a_name_server_in_trouble_never_bounces_mail(trouble: object) -> N
 async def test_no_mx_and_an_address_that_cannot_be_asked_for_never_bounces_mail() -> None:
     async with bed({("empty.example", "A"): SERVFAIL}) as it:
         assert (await it.no("empty.example")).verdict is Verdict.DEFERRED
+
+
+@pytest.mark.parametrize("domain", ["only-a.example", "only-aaaa.example"])
+async def test_a_denied_mx_of_a_name_with_an_address_is_no_mx(domain: str) -> None:
+    """A broken server says NXDOMAIN of every type that it does not know (haraka/Haraka#2310)."""
+    async with bed({(domain, "MX"): NXDOMAIN}) as it:
+        assert await it.hosts(domain) == [domain]
+        (host,) = (await it.route("", ZoneSettings(next_hop=f"{domain}:587"))).hosts
+        assert (host.name, host.port, host.literal) == (domain, 587, False)
+
+
+async def test_the_hosts_file_counts_for_a_next_hop_that_dns_denies_but_not_for_a_recipient() -> None:
+    async with bed() as it:
+        assert await it.hosts("", ZoneSettings(next_hop="known:587")) == ["known"]
+        assert (await it.no("known")).verdict is Verdict.BOUNCED
+
+
+async def test_a_denied_mx_and_an_alias_to_an_address_are_no_mx() -> None:
+    async with bed({("cdn.example", "MX"): NXDOMAIN}) as it:
+        assert await it.hosts("cdn.example") == ["cdn.example"]
+
+
+async def test_a_denied_mx_and_our_own_address_are_a_loop() -> None:
+    async with bed({("implicit-ours.example", "MX"): NXDOMAIN}) as it:
+        assert str((await it.no("implicit-ours.example")).reply).startswith("554 5.4.6")
+
+
+@pytest.mark.parametrize("trouble", [None, SERVFAIL, REFUSED, SILENCE, GARBAGE], ids=str)
+@pytest.mark.parametrize("kind", ["A", "AAAA"])
+async def test_a_domain_that_one_type_denies_and_another_does_not_never_bounces(
+    trouble: Trouble | None, kind: str
+) -> None:
+    """`None`: the address look-up says that the name exists, without data of its type."""
+    denied: Troubles = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
+    if trouble is not None:
+        denied = {**denied, ("empty.example", kind): trouble}
+    async with bed(denied, timeout=0.2) as it:
+        outcome = await it.no("empty.example")
+        assert (outcome.verdict, outcome.reply.detail) == (Verdict.DEFERRED, "4.3")
+
+
+async def test_a_domain_that_every_type_denies_bounces() -> None:
+    async with bed() as it:
+        outcome = await it.no("absent.example")
+        assert (outcome.verdict, str(outcome.reply)) == (
+            Verdict.BOUNCED,
+            "550 5.1.2 the domain absent.example does not exist",
+        )
+        assert [it.dns.count("absent.example", kind) for kind in ("MX", "A", "AAAA")] == [1, 1, 1]
 
 
 async def test_no_name_server_at_all_never_bounces_mail() -> None:

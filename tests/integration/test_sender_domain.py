@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, FakeDns, Trouble, Troubles
+from tests.support.dns import GARBAGE, NXDOMAIN, REFUSED, SERVFAIL, SILENCE, FakeDns, Trouble, Troubles
 from zonerelay.config.settings import DnsSettings
 from zonerelay.inbound.access.sender_domain import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
 from zonerelay.model.clock import ManualClock
@@ -80,6 +80,22 @@ def test_replies_are_the_registered_ones() -> None:
 async def test_dns_trouble_is_temporary(trouble: Trouble, kind: str) -> None:
     async with checking({("empty.example", kind): trouble}) as (domains, _):
         assert await domains.check("empty.example") == UNKNOWN
+
+
+@pytest.mark.parametrize("domain", ["address.example", "six.example"])
+async def test_a_denied_mx_of_a_domain_with_an_address_is_no_mx(domain: str) -> None:
+    async with checking({(domain, "MX"): NXDOMAIN}) as (domains, _):
+        assert await domains.check(domain) is None
+
+
+@pytest.mark.parametrize("kind", ["A", "AAAA"])
+async def test_a_domain_that_one_type_denies_and_another_does_not_is_temporary(kind: str) -> None:
+    denied: Troubles = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
+    async with checking(denied) as (domains, _):
+        assert await domains.check("empty.example") == UNKNOWN
+    for trouble in (SERVFAIL, REFUSED, SILENCE, GARBAGE):
+        async with checking({**denied, ("empty.example", kind): trouble}) as (domains, _):
+            assert await domains.check("empty.example") == UNKNOWN
 
 
 async def test_one_address_is_enough_whatever_the_other_family_does() -> None:

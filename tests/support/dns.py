@@ -41,6 +41,7 @@ DEFAULT_TTL = 60
 class Trouble(enum.Enum):
     SERVFAIL = "servfail"
     REFUSED = "refused"
+    NXDOMAIN = "no such name"  # to this type, although the name may have others
     SILENCE = "silence"  # no answer at all
     TRUNCATED = "truncated"  # over UDP; the whole answer over TCP
     WRONG_ID = "wrong id"  # an answer to another question, then silence
@@ -64,6 +65,7 @@ class Edns(enum.Enum):
 
 SERVFAIL = Trouble.SERVFAIL
 REFUSED = Trouble.REFUSED
+NXDOMAIN = Trouble.NXDOMAIN
 SILENCE = Trouble.SILENCE
 TRUNCATED = Trouble.TRUNCATED
 WRONG_ID = Trouble.WRONG_ID
@@ -157,6 +159,9 @@ class FakeDns:
             response.use_edns(False)
         if trouble is SERVFAIL or trouble is REFUSED:
             response.set_rcode(dns.rcode.SERVFAIL if trouble is SERVFAIL else dns.rcode.REFUSED)
+        elif trouble is NXDOMAIN:
+            response.set_rcode(dns.rcode.NXDOMAIN)
+            response.authority.append(_soa(name))
         elif trouble is TRUNCATED and transport == "udp":
             response.flags |= dns.flags.TC
         else:
@@ -186,8 +191,7 @@ class FakeDns:
             if found == kind:
                 return
             name = response.answer[-1][0].to_text().rstrip(".").lower()
-        soa = f"ns.{name} root.{name} 1 3600 600 86400 {DEFAULT_TTL}"
-        response.authority.append(dns.rrset.from_text(f"{name}.", DEFAULT_TTL, "IN", "SOA", soa))
+        response.authority.append(_soa(name))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -234,6 +238,11 @@ def _refusal_of_edns(wire: bytes, question: dns.message.Message, how: Edns) -> b
         response.question.clear()
     response.set_rcode(dns.rcode.from_text("FORMERR" if how is Edns.HEADER else how.name))
     return response.to_wire()
+
+
+def _soa(name: str) -> dns.rrset.RRset:
+    data = f"ns.{name} root.{name} 1 3600 600 86400 {DEFAULT_TTL}"
+    return dns.rrset.from_text(f"{name}.", DEFAULT_TTL, "IN", "SOA", data)
 
 
 def _rrset(name: str, kind: str, data: Records) -> dns.rrset.RRset:

@@ -49,17 +49,23 @@ class SenderDomains:
         match answer.status:
             case DnsStatus.OK:
                 return NULL_MX if all(not record.host for record in answer.records) else None
-            case DnsStatus.NODATA:
-                return await self._by_address(name)
-            case DnsStatus.NXDOMAIN:
-                return NO_DOMAIN
+            case DnsStatus.NODATA | DnsStatus.NXDOMAIN:
+                return await self._by_address(name, answer.status)
             case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.BAD:
                 return UNKNOWN
 
-    async def _by_address(self, name: str) -> Reply | None:
-        """Check the domain's own address, which takes its mail without any MX record (RFC 5321 5.1)."""
-        if (await self._resolver.addresses(name, ipv6=True)).ips:
-            return None
+    async def _by_address(self, name: str, denial: DnsStatus) -> Reply | None:
+        """Check the domain's own address, which takes its mail without any MX record (RFC 5321 5.1).
+
+        `denial` is the answer to the question for its MX. Only when the questions for addresses have the same
+        answer is it true: some name servers deny every type that they do not know.
+        """
         answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
-        # NXDOMAIN here contradicts the MX answer of a moment ago, so it is as doubtful as a failure.
-        return NO_HOST if all(answer.status is DnsStatus.NODATA for answer in answers) else UNKNOWN
+        if any(answer.records for answer in answers):
+            return None
+        # The hosts file counts for a name that DNS knows.
+        if denial is DnsStatus.NODATA and (await self._resolver.addresses(name, ipv6=True)).ips:
+            return None
+        if any(answer.status is not denial for answer in answers):
+            return UNKNOWN
+        return NO_DOMAIN if denial is DnsStatus.NXDOMAIN else NO_HOST

@@ -1,10 +1,10 @@
 """Finds the hosts that take a domain's mail: RFC 5321 5.1, RFC 7505, or the zone's next hop.
 
-Mail bounces only when the domain's own DNS settles it: the domain does not exist (550 5.1.2), it takes no
-mail (null MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail ends here and the relay does
-not take it (554 5.4.6), or the text is no domain. Any other failure is a deferral: a name server that fails
-or is silent, MX records that lead nowhere today. Trouble with a configured next hop never bounces mail,
-because it may be the operator's typing mistake.
+Mail bounces only when the domain's own DNS settles it: MX, A and AAAA all say that the domain does not
+exist (550 5.1.2), it takes no mail (null MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail
+ends here and the relay does not take it (554 5.4.6), or the text is no domain. Any other failure is a
+deferral: a name server that fails or is silent, MX records that lead nowhere today. Trouble with a configured
+next hop never bounces mail, because it may be the operator's typing mistake.
 
 A zone with several next hops has one route over all of them, in the order in which they are written or
 sharing evenly. A next hop that cannot be found is left out as long as another one can, and looked up again
@@ -174,10 +174,8 @@ class MxRouter:
         match answer.status:
             case DnsStatus.OK:
                 return await self._from_records(zone, name, answer, port, ttl)
-            case DnsStatus.NODATA:
+            case DnsStatus.NODATA | DnsStatus.NXDOMAIN:
                 return await self._implicit(zone, name, answer, port, ttl)
-            case DnsStatus.NXDOMAIN:
-                outcome = _bounced(550, "1.2", f"the domain {name} does not exist")
             case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.BAD as status:
                 outcome = _deferred("4.3", f"MX of {name}: {status}")
         return self._no(zone, name, outcome, ttl)
@@ -204,20 +202,29 @@ class MxRouter:
     async def _implicit(
         self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
     ) -> Route | Unroutable:
-        """Uses the domain's own address when there is no MX record (RFC 5321 5.1)."""
+        """Uses the domain's own address when there is no MX record (RFC 5321 5.1).
+
+        Some name servers deny the whole name when they are asked for a type that they do not know
+        (haraka/Haraka#2310). A name does not exist only when the questions for its addresses say so, too.
+        """
         # Both families, whatever the zone uses: a domain with the other one only may get ours tomorrow.
-        found = await self._resolver.addresses(name, ipv6=True)
-        if found.ips:
+        found = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
+        # The hosts file may name a next hop that DNS denies, but not a recipient's domain.
+        is_local = answer.status is DnsStatus.NODATA or bool(zone.next_hop)
+        if any(each.records for each in found) or (
+            is_local and (await self._resolver.addresses(name, ipv6=True)).ips
+        ):
             host = MxHost(name, port)
             if await self._is_ours(host, ipv6=zone.ipv6):
                 return self._no(zone, name, _loop(name), ttl)
             return self._yes(zone, name, [host], ttl, secure=answer.secure)
-        answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
-        # NXDOMAIN here contradicts the MX answer of a moment ago, so it is as doubtful as a failure.
-        doubts = [answer.status for answer in answers if answer.status is not DnsStatus.NODATA]
+        # Answers that contradict each other are as doubtful as a failure.
+        doubts = [each.status for each in found if each.status is not answer.status]
         if doubts:
             return self._no(zone, name, _deferred("4.3", f"address of {name}: {doubts[0]}"), FAILURE_TTL)
-        return self._no(zone, name, _bounced(550, "1.2", f"{name} has neither MX nor address"), ttl)
+        is_denied = answer.status is DnsStatus.NXDOMAIN
+        text = f"the domain {name} does not exist" if is_denied else f"{name} has neither MX nor address"
+        return self._no(zone, name, _bounced(550, "1.2", text), ttl)
 
     # ---- ourselves in the list ---------------------------------------------------------------
 
