@@ -14,7 +14,7 @@ import uvloop
 
 from tests.support.https import LOOPBACK, HttpsServer, Page
 from tests.support.ports import free_port
-from zonerelay.process.webclient import Response, WebError, fetch, request
+from zonerelay.process.webclient import Poster, Response, WebError, fetch, request
 
 NAME = "www.example.com"
 
@@ -59,6 +59,25 @@ async def test_the_systems_authorities_are_asked_where_openssl_looks_for_them(
         await fetch(url, timeout=5, max_size=1000, resolve=loopback)
     monkeypatch.setenv("SSL_CERT_FILE", str(server.trust(tmp_path)))
     assert (await fetch(url, timeout=5, max_size=1000, resolve=loopback)).body == b"hello"
+
+
+async def test_a_poster_goes_by_the_authorities_of_today(
+    server: HttpsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It lives as long as the relay; a package replaces the file of the authorities meanwhile."""
+    trusted, another = server.trust(tmp_path).read_bytes(), trustme.CA().cert_pem.bytes()
+    bundle, draft = tmp_path / "bundle.pem", tmp_path / "draft"
+    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+    poster = Poster(f"https://{NAME}:{server.port}/", timeout=5, resolve=loopback)
+    for authorities, is_trusted in ((trusted, True), (another, False), (trusted + another, True)):
+        draft.write_bytes(authorities)
+        draft.replace(bundle)
+        if is_trusted:
+            assert (await poster.post(b"", {})).status in (200, 405)
+        else:
+            with pytest.raises(WebError, match="cannot be trusted"):
+                await poster.post(b"", {})
+    await poster.close()
 
 
 async def test_a_certificate_for_another_name_is_not_believed(server: HttpsServer) -> None:

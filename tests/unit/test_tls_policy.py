@@ -38,8 +38,6 @@ def test_only_verify_looks_at_certificates() -> None:
     verifying = policy.context(verify=True)
     assert verifying.verify_mode is ssl.CERT_REQUIRED
     assert policy.context(verify=True) is verifying
-    policy.forget_contexts()
-    assert policy.context(verify=True) is not verifying
 
 
 def test_old_versions_of_tls_are_not_spoken() -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from zonerelay.process.file_state import FileState, file_state
 from zonerelay.process.threads import FILES, addresses_of
 
 if TYPE_CHECKING:
@@ -106,6 +107,29 @@ def default_context() -> ssl.SSLContext:
     return context
 
 
+class SystemTrust:
+    """A context by the system's authorities, made again when a package has replaced them."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext] = default_context) -> None:
+        self._make = make
+        self._made: tuple[tuple[FileState, ...], ssl.SSLContext] | None = None
+
+    def is_current(self) -> bool:
+        return self._made is not None and self._made[0] == _authorities()
+
+    def context(self) -> ssl.SSLContext:
+        """Reads files when it is not current, and blocks then."""
+        if self._made is None or not self.is_current():
+            state = _authorities()
+            self._made = state, self._make()
+        return self._made[1]
+
+
+def _authorities() -> tuple[FileState, ...]:
+    paths = ssl.get_default_verify_paths()
+    return tuple(file_state(path) for path in (paths.cafile, paths.capath) if path)
+
+
 def _connector(context: ssl.SSLContext, resolve: Resolve | None, *, force_close: bool = True) -> TCPConnector:
     import aiohttp  # noqa: PLC0415 - see above
 
@@ -166,6 +190,7 @@ class Poster:
         self._host = urlsplit(url).hostname or ""
         self._timeout = timeout
         self._resolve = resolve
+        self._trust = SystemTrust()
         self._session: ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Response:
@@ -173,14 +198,16 @@ class Poster:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._resolve(self._host)  # of an address no other resolver would be asked
-                if self._session is None:
-                    context = await FILES.run(default_context)
-                    self._session = self._session or _session(
-                        _connector(context, self._resolve, force_close=False)
-                    )
+                if not self._trust.is_current():
+                    await FILES.run(self._trust.context)
+                context = self._trust.context()
+                self._session = self._session or _session(
+                    _connector(context, self._resolve, force_close=False)
+                )
                 with _in_words(self._url):
+                    # A connection that was verified with other authorities is not used for this one.
                     async with self._session.post(
-                        self._url, data=body, headers=headers, allow_redirects=False
+                        self._url, data=body, headers=headers, allow_redirects=False, ssl=context
                     ) as response:
                         return Response(
                             response.status, _headers(response), await response.content.read(SHOWN)

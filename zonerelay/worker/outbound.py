@@ -131,7 +131,6 @@ class Sending:
         self.sources.configure(settings.source)
         self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)
         self.logins.configure(settings.credential, senders, settings.zone)
-        self.courier.read_authorities_again()
         self._captures = any(zone.next_hop == CAPTURE for zone in settings.zone)
 
     @property

@@ -8,8 +8,10 @@ import os
 import ssl
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import trustme
 from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
@@ -192,18 +194,26 @@ async def test_another_host_of_the_route_may_do(start_sink: StartSink, start_cou
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
 
 
-async def test_authorities_are_read_anew_when_told(
-    start_sink: StartSink, start_courier: StartCourier, monkeypatch: pytest.MonkeyPatch
+async def test_authorities_are_read_again_when_their_file_has_changed(
+    start_sink: StartSink, start_courier: StartCourier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """As an upgrade of ca-certificates replaces it: an authority comes, and goes, without a reload."""
     sink = await start_sink(showing(RIGHT))
     courier = start_courier(names=names())
-    trusted = os.environ["SSL_CERT_FILE"]
-    monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
-    await refusal(courier, sink, VERIFY)
-    monkeypatch.setenv("SSL_CERT_FILE", trusted)
-    await refusal(courier, sink, VERIFY)
-    courier.read_authorities_again()
-    assert (await deliver(courier, sink, VERIFY)).verdict is Verdict.DELIVERED
+    trusted = Path(os.environ["SSL_CERT_FILE"]).read_bytes()
+    bundle, another = tmp_path / "bundle.pem", trustme.CA().cert_pem.bytes()
+    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+    for authorities, is_trusted in ((another, False), (another + trusted, True), (another, False)):
+        draft = tmp_path / "draft"
+        draft.write_bytes(authorities)
+        draft.replace(bundle)
+        if is_trusted:
+            assert (await deliver(courier, sink, VERIFY)).verdict is Verdict.DELIVERED
+            courier.close_idle()
+            sink.messages.clear()
+            sink.commands.clear()
+        else:
+            await refusal(courier, sink, VERIFY)
 
 
 # ---- downgrade attempts --------------------------------------------------------------------------

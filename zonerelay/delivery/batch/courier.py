@@ -111,8 +111,6 @@ class SmtpCourier:
         self.close_idle, self.open_connections = self._pool.close_idle, self._pool.open_connections
         self.close = self._pool.close
         """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
-        self.read_authorities_again = self._tls.forget_contexts
-        """Makes new connections read the machine's trusted authorities again."""
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Returns one outcome per delivery, in order. Raises only CancelledError, and only while no peer has

@@ -13,7 +13,7 @@ import ssl
 
 from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.model.clock import Clock
-from zonerelay.process.webclient import default_context
+from zonerelay.process.webclient import SystemTrust, default_context
 
 
 class TlsPolicy:
@@ -23,20 +23,19 @@ class TlsPolicy:
         self._clock = clock
         self.broken = ExpiringSet(clock, remember_broken)
         """Hosts (`name:port`) whose TLS failed; `opportunistic` sends to them in clear text."""
-        self._contexts: dict[bool, ssl.SSLContext] = {}
+        self._encrypting: ssl.SSLContext | None = None
+        self._verifying = SystemTrust(_verifying)
 
     def now(self) -> float:
         """Returns Unix time, with which the dates in certificates are compared."""
         return self._clock.now()
 
     def context(self, *, verify: bool) -> ssl.SSLContext:
-        if verify not in self._contexts:
-            self._contexts[verify] = _verifying() if verify else _encrypting()
-        return self._contexts[verify]
-
-    def forget_contexts(self) -> None:
-        """Makes the next use read the trusted authorities again."""
-        self._contexts.clear()
+        if verify:
+            return self._verifying.context()
+        if self._encrypting is None:
+            self._encrypting = _encrypting()
+        return self._encrypting
 
 
 def _encrypting() -> ssl.SSLContext:

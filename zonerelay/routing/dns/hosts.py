@@ -1,7 +1,7 @@
 """Names that need no DNS: `localhost` (RFC 6761 6.3) and the names of the machine's hosts file.
 
-The file is read when the resolver is built, at start and on reload, never while mail flows. Every address
-look-up consults it before DNS, as the system's own resolver does by default.
+Every address look-up consults the file before DNS, as the system's own resolver does by default, and reads it
+again when it has changed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
+
+from zonerelay.process.file_state import FileState, file_state
 
 HOSTS_FILE = Path("/etc/hosts")
 MAX_HOSTS_SIZE = 1024 * 1024
@@ -18,21 +20,37 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 class Hosts:
     def __init__(self, names: Mapping[str, tuple[str, ...]]) -> None:
-        self._names = dict(names)
+        self.names: Mapping[str, tuple[str, ...]] = dict(names)
 
     def lookup(self, name: str) -> tuple[str, ...]:
         """Returns the addresses of a name in lower case, `()` when DNS has to be asked."""
-        found = self._names.get(name)
+        found = self.names.get(name)
         if found is not None:
             return found
         return _LOOPBACK if is_localhost(name) else ()
+
+
+class HostsFile(Hosts):
+    """The names of a hosts file, as it is at each look-up."""
+
+    def __init__(self, path: Path = HOSTS_FILE) -> None:
+        super().__init__({})
+        self._path = path
+        self._state: FileState = ()
+
+    def lookup(self, name: str) -> tuple[str, ...]:
+        state = file_state(self._path)
+        if state != self._state:
+            self._state = state
+            self.names = read_hosts(self._path).names
+        return super().lookup(name)
 
 
 def is_localhost(name: str) -> bool:
     return name == "localhost" or name.endswith(".localhost")
 
 
-def read_hosts(path: Path = HOSTS_FILE) -> Hosts:
+def read_hosts(path: Path) -> Hosts:
     """Reads the file. A file that cannot be read counts as empty; a malformed line is skipped."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

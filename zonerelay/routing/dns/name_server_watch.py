@@ -32,7 +32,7 @@ class NameServerWatch:
     def __init__(
         self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: NameServerEvents | None
     ) -> None:
-        self._servers = servers
+        self.servers = servers
         self._ask = ask
         self._observer = observer
         self._failed: dict[str, None] = {}
@@ -46,7 +46,7 @@ class NameServerWatch:
         if not self._reason:
             return None
         return (
-            f"no name server is of use ({self._servers}): {self._reason}. New mail is accepted, and mail"
+            f"no name server is of use ({self.servers}): {self._reason}. New mail is accepted, and mail"
             " whose domain has to be looked up waits in the queue. See that they run and can be reached from"
             " here, or set [dns] servers to others"
         )
@@ -54,8 +54,8 @@ class NameServerWatch:
     def state(self) -> str:
         """Returns the servers and whether they answer, for a line of a status."""
         if self._reason:
-            return f"{self._servers}: {self._reason}"
-        return f"{self._servers}: {'they answer' if self._answers else 'not asked yet'}"
+            return f"{self.servers}: {self._reason}"
+        return f"{self.servers}: {'they answer' if self._answers else 'not asked yet'}"
 
     # Results of questions.
 
@@ -97,7 +97,7 @@ class NameServerWatch:
         loop = asyncio.get_running_loop()
         self._reason, self._since = reason, loop.time()
         if self._observer is not None:
-            self._observer.lost(self._servers, reason)
+            self._observer.lost(self.servers, reason)
         if self._task is not None:
             self._task.cancel()
         self._task = loop.create_task(self._look_again())
@@ -116,7 +116,7 @@ class NameServerWatch:
             return
         self._reason = ""
         if self._observer is not None:
-            self._observer.restored(self._servers, asyncio.get_running_loop().time() - self._since)
+            self._observer.restored(self.servers, asyncio.get_running_loop().time() - self._since)
         # When the task itself has heard the answer, its loop ends here.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()

@@ -59,9 +59,12 @@ class NotPlain(enum.Enum):
     OTHER = "other"
 
 
-def servers_of(settings: DnsSettings, resolv_conf: str = RESOLV_CONF) -> list[NameServer]:
-    """Returns the configured name servers, or the system's, or the one on this machine. Returns none if the
-    system names one by anything but its address: dnspython knows other protocols than DNS over UDP and TCP.
+def servers_of(
+    settings: DnsSettings, resolv_conf: str = RESOLV_CONF, *, before: Sequence[NameServer] = ()
+) -> list[NameServer]:
+    """Returns the configured name servers, or the system's, or those `before` and the one on this machine.
+    Returns none if the system names one by anything but its address: dnspython knows other protocols than DNS
+    over UDP and TCP.
     """
     if settings.servers:
         return [parse_name_server(server) for server in settings.servers]
@@ -70,8 +73,10 @@ def servers_of(settings: DnsSettings, resolv_conf: str = RESOLV_CONF) -> list[Na
     except OSError:
         lines = []
     named = [found[1] for line in lines if (found := _NAME_SERVER.match(line))]
+    if not named:
+        return list(dict.fromkeys((*before, NameServer(LOCAL_SERVER))))
     try:
-        return [NameServer(name) for name in named or [LOCAL_SERVER] if ipaddress.ip_address(name)]
+        return [NameServer(name) for name in named if ipaddress.ip_address(name)]
     except ValueError:
         return []
 

@@ -9,6 +9,10 @@ dots follow the system's search list: that is how a container finds `mailhog`.
 An answer is `secure` when the resolver says that it has validated it (the AD bit) and `dns.trust_ad` says
 that the relay believes it. Without that option DNSSEC is not requested.
 
+The system's name servers are those that resolv.conf names at the time of the question: DHCP, a VPN or a move
+of a container changes it while the relay runs. While it names none (it is being written, or the network is
+away) the name servers from before are asked, and then the one on this machine.
+
 The relay asks the name servers itself (`name_servers.py`), which costs a tenth of the CPU, and through
 dnspython (`dnspython_client.py`) when that brings no plain answer.
 
@@ -19,21 +23,24 @@ it is an outage of the name servers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, TypeVar
 
+from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.process.file_state import FileState, file_state
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.cache import AnswerCache
-from zonerelay.routing.dns.hosts import Hosts, is_localhost, read_hosts
+from zonerelay.routing.dns.hosts import Hosts, HostsFile, is_localhost
 from zonerelay.routing.dns.name_server_watch import NameServerWatch
-from zonerelay.routing.dns.name_servers import TRY_TIMEOUT, NameServers, NotPlain, servers_of
+from zonerelay.routing.dns.name_servers import RESOLV_CONF, TRY_TIMEOUT, NameServers, NotPlain, servers_of
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
 from zonerelay.routing.idna import ascii_domain
@@ -70,26 +77,43 @@ class Resolver:
         """`observer` hears when no name server answers, and when one does again."""
         self._settings = settings
         self._clock = clock
-        self._hosts = read_hosts() if hosts is None else hosts
-        servers = servers_of(settings)
-        self._thorough = None if servers else _thorough(settings)
-        names = ", ".join(map(str, servers)) or "the system's"
+        self._hosts = HostsFile() if hosts is None else hosts
+        self._random = SystemRandom() if random is None else random
         self._observer = observer
-        self._watch = NameServerWatch(names, self._probe, observer)
+        self._watch = NameServerWatch("", self._probe, observer)
         self.problem = self._watch.problem
         self.state = self._watch.state
-        self._probe_time = TRY_TIMEOUT * max(1, len(servers))
-        self._servers = NameServers(
-            servers,
-            SystemRandom() if random is None else random,
-            wants_dnssec=settings.trust_ad,
-            silent=self._watch.silent,
-        )
+        self._thorough: ThoroughDns | None = None
+        self._resolv_conf: FileState = file_state(RESOLV_CONF)
+        self._servers = self._use(servers_of(settings, RESOLV_CONF))
         self._mx_cache: AnswerCache[MxRecord] = AnswerCache(settings.cache_size, clock)
         self._ip_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
         self._tlsa_cache: AnswerCache[TlsaRecord] = AnswerCache(settings.cache_size, clock)
         self._txt_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+
+    def _use(self, servers: list[NameServer]) -> NameServers:
+        """Raises ValueError when resolv.conf names a server in an unknown form."""
+        self._thorough = None if servers else _thorough(self._settings)
+        self._watch.servers = ", ".join(map(str, servers)) or "the system's"
+        self._probe_time = TRY_TIMEOUT * max(1, len(servers))
+        self._named = servers
+        return NameServers(
+            servers, self._random, wants_dnssec=self._settings.trust_ad, silent=self._watch.silent
+        )
+
+    def _notice_changes(self) -> None:
+        """Goes by resolv.conf as it is now. One that is not understood changes nothing."""
+        if self._settings.servers:
+            return
+        state = file_state(RESOLV_CONF)
+        if state == self._resolv_conf:
+            return
+        self._resolv_conf = state
+        before = self._servers
+        with contextlib.suppress(ValueError):
+            self._servers = self._use(servers_of(self._settings, RESOLV_CONF, before=self._named))
+            before.close()
 
     @property
     def trusts_ad(self) -> bool:
@@ -175,6 +199,7 @@ class Resolver:
         return (await self._read(name, A, self._probe_time)).status
 
     async def _read(self, name: str, kind: Kind[Raw], lifetime: float) -> Reading[Raw]:
+        self._notice_changes()
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         found: Reading[Raw] | NotPlain = NotPlain.OTHER

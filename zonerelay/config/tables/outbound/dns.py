@@ -15,8 +15,8 @@ class DnsSettings:
     """[dns]. `servers` empty: the system's resolvers."""
 
     servers: tuple[str, ...] = texts((), form=forms.name_server)
-    """Resolvers to ask instead of the system's: "192.0.2.53", "127.0.0.1:5353". One on this machine is
-    best.
+    """Resolvers to ask instead of those in /etc/resolv.conf, which is read again when it changes:
+    "192.0.2.53", "127.0.0.1:5353". One on this machine is best.
     """
     trust_ad: bool = switch(False)
     """Believe these servers that an answer was validated by DNSSEC (the AD bit), which DANE needs. Only for a

@@ -1,0 +1,176 @@
+"""Files of the system that change while the relay runs: resolv.conf, the hosts file, the authorities."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.dns import SILENCE, FakeDns, Troubles, Zones
+from tests.support.relay import relay_with, settings
+from zonerelay.config.settings import DnsSettings, ZoneSettings
+from zonerelay.model.clock import ManualClock
+from zonerelay.routing.dns import dnspython_client, name_server_watch, name_servers, resolver
+from zonerelay.routing.dns.answers import DnsStatus
+from zonerelay.routing.dns.hosts import Hosts, HostsFile
+from zonerelay.routing.dns.name_server_watch import PROBE
+from zonerelay.routing.dns.resolver import Resolver
+
+ZONES: Zones = {
+    "one.example": {"MX": ["10 mx.example"]},
+    "two.example": {"MX": ["10 mx.example"]},
+    "host.corp.example": {"A": ["192.0.2.7"]},
+    "mx.example": {"A": ["127.0.0.1"]},
+}
+SILENT: Troubles = dict.fromkeys((*ZONES, PROBE), SILENCE)
+MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
+TRY = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_servers, "TRY_TIMEOUT", TRY)
+    monkeypatch.setattr(resolver, "TRY_TIMEOUT", TRY)
+    monkeypatch.setattr(resolver, "FAILURE_TTL", 0.0)
+    monkeypatch.setattr(resolver, "MIN_TTL", 0.0)
+    monkeypatch.setattr(name_server_watch, "PROBE_PAUSE", TRY)
+
+
+@pytest.fixture
+def resolv_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "resolv.conf"
+    for module in (resolver, dnspython_client):
+        monkeypatch.setattr(module, "RESOLV_CONF", str(file))
+    return file
+
+
+def own_address(number: int) -> str:
+    """An address of this machine that no other process of the tests uses: resolv.conf knows port 53 only."""
+    return f"127.{number}.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}"
+
+
+@asynccontextmanager
+async def system_server(number: int, troubles: Troubles | None = None) -> AsyncIterator[FakeDns]:
+    server = FakeDns(ZONES, troubles, host=own_address(number), port=53)
+    try:
+        await server.__aenter__()
+    except PermissionError:
+        pytest.skip("only root may serve port 53")
+    try:
+        yield server
+    finally:
+        await server.__aexit__(None, None, None)
+
+
+def rename(file: Path, text: str) -> None:
+    draft = file.with_name("draft")
+    draft.write_text(text)
+    draft.replace(file)
+
+
+def in_place(file: Path, text: str) -> None:
+    file.write_text("")
+    file.write_text(text)
+
+
+def another_target(file: Path, text: str) -> None:
+    """As systemd-resolved and resolvconf have it: the file is a link into /run."""
+    target = file.with_name(f"target-{len(list(file.parent.iterdir()))}")
+    target.write_text(text)
+    draft = file.with_name("link")
+    draft.symlink_to(target)
+    draft.replace(file)
+
+
+def removed_first(file: Path, text: str) -> None:
+    file.unlink()
+    file.write_text(text)
+
+
+@pytest.mark.parametrize("change", [rename, in_place, another_target, removed_first])
+async def test_a_changed_resolv_conf_counts_for_the_next_question(
+    resolv_conf: Path, change: Callable[[Path, str], None]
+) -> None:
+    async with system_server(81, SILENT) as old, system_server(82) as new:
+        resolv_conf.write_text(f"nameserver {own_address(81)}\n")
+        asked = Resolver(DnsSettings(timeout=0.3), ManualClock(), hosts=Hosts({}))
+        try:
+            assert (await asked.mx("one.example")).status is DnsStatus.TIMEOUT
+            change(resolv_conf, f"nameserver {own_address(82)}\n")
+            assert (await asked.mx("two.example")).status is DnsStatus.OK
+            assert own_address(82) in asked.state()
+            assert new.count("two.example", "MX") == 1
+            assert old.count("two.example", "MX") == 0
+            # What dnspython asks goes by the new file, too: here for a name of the search list.
+            change(resolv_conf, f"search corp.example\nnameserver {own_address(82)}\n")
+            assert (await asked.addresses("host", ipv6=False)).ips == ("192.0.2.7",)
+        finally:
+            await asked.close()
+
+
+@pytest.mark.parametrize("text", [None, "", "search example.com\n", "nameserver 127.0.0", "nameserver \xff"])
+async def test_a_resolv_conf_without_a_server_leaves_those_from_before(
+    resolv_conf: Path, text: str | None
+) -> None:
+    """It is being written, or the network is away for a moment."""
+    async with system_server(81):
+        resolv_conf.write_text(f"nameserver {own_address(81)}\n")
+        asked = Resolver(DnsSettings(timeout=5.0), ManualClock(), hosts=Hosts({}))
+        try:
+            assert (await asked.mx("one.example")).status is DnsStatus.OK
+            if text is None:
+                resolv_conf.unlink()
+            else:
+                resolv_conf.write_text(text, "latin-1")
+            assert (await asked.mx("two.example")).status is DnsStatus.OK
+        finally:
+            await asked.close()
+
+
+async def test_configured_servers_stay_whatever_resolv_conf_says(resolv_conf: Path) -> None:
+    async with FakeDns(ZONES) as server:
+        resolv_conf.write_text("nameserver 192.0.2.1\n")
+        asked = Resolver(DnsSettings(servers=(server.address,)), ManualClock(), hosts=Hosts({}))
+        resolv_conf.write_text("nameserver 192.0.2.2\n")
+        assert (await asked.mx("one.example")).status is DnsStatus.OK
+        assert asked.state().startswith(server.address)
+        await asked.close()
+
+
+async def test_mail_flows_again_once_resolv_conf_names_a_server_that_answers(
+    tmp_path: Path, resolv_conf: Path
+) -> None:
+    """Without mail, without a reload and without a restart (foxcpp/maddy#475)."""
+    zone = ZoneSettings(port=1, allow_private_addresses=True)
+    by_system = replace(settings(tmp_path, zone=zone), dns=DnsSettings(timeout=1.0))
+    async with system_server(81, SILENT), system_server(82):
+        resolv_conf.write_text(f"nameserver {own_address(81)}\n")
+        async with relay_with(by_system) as running:
+            await running.send("app@example.org", ["someone@one.example"], MESSAGE)
+            (lost,) = await running.until_logged("name-servers-lost")
+            assert lost["servers"] == own_address(81)
+            rename(resolv_conf, f"nameserver {own_address(82)}\n")
+            (restored,) = await running.until_logged("name-servers-restored")
+            assert restored["servers"] == own_address(82)
+            # Port 1 refuses: the mail got as far as a connection.
+            await running.until(
+                lambda: any("4.4.1" in str(each) for each in running.log.named("deferred")),
+                what="an attempt at the MX host",
+            )
+
+
+def test_a_changed_hosts_file_counts_for_the_next_look_up(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    found = HostsFile(file)
+    assert found.lookup("smarthost") == ()
+    file.write_text("192.0.2.1 smarthost\n")
+    assert found.lookup("smarthost") == ("192.0.2.1",)
+    rename(file, "192.0.2.22 SmartHost.\n")
+    assert found.lookup("smarthost") == ("192.0.2.22",)
+    file.unlink()
+    assert found.lookup("smarthost") == ()
+    assert found.lookup("localhost")
