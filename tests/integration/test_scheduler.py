@@ -47,6 +47,8 @@ class ClockSetBack:
     def monotonic(self) -> float:
         return time.monotonic()
 
+    boottime = monotonic
+
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:

@@ -29,6 +29,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.contract import (
     CHUNK_SIZE,
+    ClaimLostError,
     Finish,
     MessageNotFoundError,
     Postpone,
@@ -207,9 +208,14 @@ async def test_nothing_is_begun_once_the_lease_may_have_run_out(nodes: Nodes) ->
     await store_message(spool.store, 2)
     await spool.store.claim("default", 1, now=NOW)
     stop_heart(spool)
-    clock.advance(LEASE)
-    with pytest.raises(StoreError, match="lease"):
+    spool.store.check_claim(message_id(1))
+    clock.suspend(LEASE)
+    with pytest.raises(ClaimLostError):
+        spool.store.check_claim(message_id(1))
+    with pytest.raises(ClaimLostError):
         await spool.store.read_message(message_id(1))
+    with pytest.raises(ClaimLostError):
+        await spool.store.claim("default", 1, now=NOW)
     assert await spool.store.read_message(message_id(2)), "nobody is sending that one"
 
 

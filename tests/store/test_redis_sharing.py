@@ -22,7 +22,7 @@ from tests.store.builders import (
 from tests.store.fleet import LEASE, LONG, Fleet, beat_now, claim_ids, lease_of, stop_renewing
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery
-from zonerelay.store.contract import CHUNK_SIZE, Finish, Postpone, StoreError, Submit
+from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, Finish, Postpone, StoreError, Submit
 from zonerelay.store.redis import lease as redis_lease
 
 
@@ -161,9 +161,14 @@ async def test_lease_that_was_not_renewed_in_time_stops_new_attempts(fleet: Flee
     spool = await fleet.relay()
     await store_message(spool.store, 1)
     (delivery,) = await spool.store.claim("default", 10, now=NOW)
+    spool.store.check_claim(delivery.message_id)
     spool.store._keeper.lease._valid_until = 0.0  # type: ignore[attr-defined]
-    with pytest.raises(StoreError, match="lease"):
+    with pytest.raises(ClaimLostError):
+        spool.store.check_claim(delivery.message_id)
+    with pytest.raises(ClaimLostError):
         await spool.store.read_message(delivery.message_id)
+    with pytest.raises(ClaimLostError):
+        await spool.store.claim("default", 1, now=NOW)
     beat_now(spool)
     await until(lambda: spool.store._keeper.lease._valid_until > 0.0)  # type: ignore[attr-defined]
     assert await spool.store.read_message(delivery.message_id)

@@ -30,7 +30,15 @@ from zonerelay.config.settings import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.store.common.claims import index_claims
-from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, StoreError, StoreOpenError
+from zonerelay.store.contract import (
+    Change,
+    ClaimLostError,
+    Finish,
+    Postpone,
+    QueueCounts,
+    StoreError,
+    StoreOpenError,
+)
 from zonerelay.store.contract import Submit as Report
 from zonerelay.store.s3 import alerts as s3_alerts
 from zonerelay.store.s3 import store as s3
@@ -244,8 +252,11 @@ async def test_lease_that_was_not_renewed_in_time_stops_new_attempts_and_new_mai
     spool = await fleet.relay()
     await store_message(spool.store, 1)
     (delivery,) = await spool.store.claim("default", 10, now=NOW)
+    spool.store.check_claim(delivery.message_id)
     inside(spool)._nodes.held_until = 0.0
-    with pytest.raises(StoreError, match="lease"):
+    with pytest.raises(ClaimLostError):
+        spool.store.check_claim(delivery.message_id)
+    with pytest.raises(ClaimLostError):
         await spool.store.read_message(delivery.message_id)
     with pytest.raises(StoreError, match="lease"):
         await store_message(spool.store, 2)

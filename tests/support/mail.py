@@ -24,7 +24,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.route import MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
-from zonerelay.store.contract import CHUNK_SIZE, StoreError
+from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.events.subsystems import SmarthostEvents
 from zonerelay.telemetry.logs.redact import Redactor
@@ -88,6 +88,11 @@ class Bodies:
     fails_after: int | None = None
     reads: int = 0
     open_now: int = 0
+    lost: bool = False
+
+    def check_claim(self, message_id: MessageId) -> None:
+        if self.lost:
+            raise ClaimLostError(f"message {message_id}: the lease on it was lost")
 
     async def read(self, message_id: MessageId) -> AsyncIterator[bytes]:
         self.reads += 1
@@ -182,6 +187,7 @@ def make_courier(
         sources=sources or make_sources(clock),
         logins=logins or make_logins(clock),
         read_body=bodies.read,
+        check_claim=bodies.check_claim,
         renderer=renderer or make_renderer(bodies, clock=clock),
         observe_tls=observe_tls or TlsResults(),
         transcripts=Transcripts(clock),

@@ -43,6 +43,7 @@ class Carried(Attempts):
             ),
             following,
             lambda work, _: self.finished.append(work),
+            lambda _: None,
         )
         self.finished: list[Work] = []
         self.carried: list[tuple[Work, asyncio.Task[object] | None]] = []

@@ -49,6 +49,8 @@ class SteppedClock:
     def monotonic(self) -> float:
         return self._loop.now
 
+    boottime = monotonic
+
 
 class Mix:
     """One run. The relay's router and courier are this world's."""

@@ -13,6 +13,15 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds that never go backwards; only differences mean something."""
 
+    def boottime(self) -> float:
+        """Like `monotonic`, and counts the time in which the machine was suspended: for leases, which others
+        go on to measure meanwhile.
+        """
+
+
+def _boottime() -> float:
+    return _time.clock_gettime(_time.CLOCK_BOOTTIME)
+
 
 class SystemClock:
     """The machine's clock. Built in `worker.py` and handed down."""
@@ -20,6 +29,7 @@ class SystemClock:
     # The functions themselves: the clock is read a dozen times per message.
     now = staticmethod(_time.time)
     monotonic = staticmethod(_time.monotonic)
+    boottime = staticmethod(_boottime if hasattr(_time, "CLOCK_BOOTTIME") else _time.monotonic)
 
 
 class ManualClock:
@@ -28,12 +38,21 @@ class ManualClock:
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self._now = now
         self._monotonic = 0.0
+        self._suspended = 0.0
 
     def now(self) -> float:
         return self._now
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def boottime(self) -> float:
+        return self._monotonic + self._suspended
+
+    def suspend(self, seconds: float) -> None:
+        """Lets time pass while the machine sleeps: the monotonic clock stands still."""
+        self._now += seconds
+        self._suspended += seconds
 
     def advance(self, seconds: float) -> None:
         self._now += seconds

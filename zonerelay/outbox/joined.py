@@ -147,6 +147,9 @@ class JoinedStore:
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         return (self._outbox if is_outbox(message_id) else self._spool).read_body(message_id)
 
+    def check_claim(self, message_id: MessageId) -> None:
+        (self._outbox if is_outbox(message_id) else self._spool).check_claim(message_id)
+
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         return await (self._outbox if is_outbox(message_id) else self._spool).deliveries_of(message_id)
 

@@ -29,6 +29,7 @@ from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, Write, keys_of, r
 from zonerelay.outbox.rows.writer import OutboxWriter
 from zonerelay.store.common.write.batches import ChangeOne
 from zonerelay.store.contract import (
+    ClaimLostError,
     Finish,
     MessageNotFoundError,
     MessageSettledError,
@@ -222,9 +223,14 @@ class OutboxStore:
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         composed = await self._composed(message_id)
         async for piece in read(composed):
-            if self._is_lost(message_id):
-                raise StoreError(f"message {message_id}: the claim on it was lost")
+            self.check_claim(message_id)
             yield piece
+
+    def check_claim(self, message_id: MessageId) -> None:
+        """As `QueueStore` has it."""
+        lapsed = message_id in self.claims.rows and not self.keeper.holds_lease
+        if lapsed or self._is_lost(message_id):
+            raise ClaimLostError(f"message {message_id}: the claim on it was lost")
 
     async def _composed(self, message_id: MessageId) -> Composed:
         row = self.claims.rows.get(message_id)
@@ -233,9 +239,8 @@ class OutboxStore:
                 raise MessageSettledError(f"message {message_id}: the claim on it was lost")
             return await self._for_operators(message_id)
         composed = self._composer.known(message_id)
+        self.check_claim(message_id)
         try:
-            if not self.keeper.holds_lease:
-                raise StoreError(f"message {message_id}: the lease on it has run out")
             return composed or await self._made(row)
         except MessageNotFoundError as error:
             self._lose(row)

@@ -40,8 +40,11 @@ class Courier(Protocol):
     """Carries one batch to one of the route's hosts."""
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Returns one outcome per delivery, in order. Raises nothing but CancelledError: unknown trouble
-        is a deferral. Outcomes of scope HOST mean that no host of the route answered.
+        """Returns one outcome per delivery, in order. Outcomes of scope HOST mean that no host of the route
+        answered.
+
+        Raises CancelledError and ClaimLostError alone, both only while no peer has answered for a recipient:
+        unknown trouble is a deferral.
         """
 
 

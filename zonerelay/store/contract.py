@@ -9,8 +9,9 @@ Promises (DESIGN rules 1 and 2):
 - A claimed delivery is handed out to no other caller until it is settled or released. Private
   stores forget claims in a crash; shared ones let them expire.
 - On a shared store claims hang on a lease. When it ends before it was renewed, others may claim the
-  deliveries; what this relay still does with them (`settle`, `release`) changes nothing any more, and
-  reading their messages raises StoreError, so that no attempt is begun that another relay makes.
+  deliveries; what this relay still does with them (`settle`, `release`) changes nothing any more, nothing
+  more is handed out, and `check_claim` and reading their messages raise ClaimLostError, so that this relay
+  sends nothing that another one sends.
 
 Failure: every method raises `StoreError` or a subclass and nothing else. After an error nothing of
 that call is visible, except that a `settle` whose result was lost may or may not have happened
@@ -57,6 +58,10 @@ class StoreOpenError(StoreError):
 
 class MessageNotFoundError(StoreError):
     """No such message: it was settled, dropped, or never committed."""
+
+
+class ClaimLostError(StoreError):
+    """The lease has ended: another relay may be sending what this relay had claimed of the message."""
 
 
 class MessageSettledError(MessageNotFoundError):
@@ -256,6 +261,13 @@ class QueueStore(Protocol):
         """The body in order, in pieces of at most `CHUNK_SIZE`.
 
         Raises MessageNotFoundError, or StoreCorruptError when a chunk is missing.
+        """
+
+    def check_claim(self, message_id: MessageId) -> None:
+        """Raise ClaimLostError when another relay may be sending what this relay has claimed of the message.
+
+        Answered at once from what is known of the lease. A courier asks immediately before each write of a
+        body: the wait for a peer's reply, or a standstill, may have outlasted the lease.
         """
 
     async def next_due(self, zone: str) -> float | None:

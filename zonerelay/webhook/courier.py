@@ -31,7 +31,15 @@ from zonerelay.config.settings import WebhookSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.webhook import GAP, About, about_of, webhook_zone
-from zonerelay.store.contract import Change, Finish, MessageNotFoundError, QueueStore, StoreError, Submit
+from zonerelay.store.contract import (
+    Change,
+    ClaimLostError,
+    Finish,
+    MessageNotFoundError,
+    QueueStore,
+    StoreError,
+    Submit,
+)
 from zonerelay.telemetry.events.events import Events
 from zonerelay.webhook.endpoint import Answer, Endpoint
 
@@ -301,7 +309,11 @@ class WebhookCourier:
         wait = SCHEDULE[0]  # a store that cannot be read
         try:
             while line.items and not self.is_disabled:
-                answer = await self._post_item(line.items[0])
+                try:
+                    answer = await self._post_item(line.items[0])
+                except ClaimLostError:
+                    self._give_back(line.items[0], line)
+                    continue
                 if not answer.ok:
                     wait = self._failed(line, answer)
                     return
@@ -315,6 +327,13 @@ class WebhookCourier:
             if line.items:
                 heapq.heappush(self._later, (self._clock.monotonic() + wait, next(self._serial), line))
 
+    def _give_back(self, item: Item, line: Line) -> None:
+        """Gives the claim on an event back, because another relay may be posting it."""
+        self._remove(item, line)
+        assert item.delivery is not None
+        self._store.release([item.delivery.key])
+        self.notify()
+
     async def _post_item(self, item: Item) -> Answer:
         if not item.events and item.delivery is not None:
             try:
@@ -324,6 +343,8 @@ class WebhookCourier:
             if item.about.source == GAP:
                 item.lost = 0
         for event_id, body in item.events[item.done :]:
+            if item.delivery is not None:
+                self._store.check_claim(item.delivery.message_id)
             answer = await self.endpoint.post(event_id, body)
             if not answer.ok:
                 return answer

@@ -21,7 +21,7 @@ from zonerelay.delivery.batch.capturing import Capturing
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.rewrite.signing import Signing
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody
+from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
@@ -55,6 +55,7 @@ class Sending:
         *,
         hostname: str,
         read_body: ReadBody,
+        check_claim: CheckClaim,
         events: Events,
         clock: Clock,
         random: random_module.Random,
@@ -99,6 +100,7 @@ class Sending:
             sources=self.sources,
             logins=self.logins,
             read_body=read_body,
+            check_claim=check_claim,
             renderer=self.renderer,
             observe_tls=events.outbound_tls,
             transcripts=events.transcripts,
@@ -106,7 +108,9 @@ class Sending:
             random=random,
             shared=None if self.limits is None else self.limits.zone,
         )
-        self._capturing = Capturing(settings, read_body=read_body, clock=clock, trouble=events.trouble)
+        self._capturing = Capturing(
+            settings, read_body=read_body, check_claim=check_claim, clock=clock, trouble=events.trouble
+        )
         self.configure(settings)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:

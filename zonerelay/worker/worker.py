@@ -242,6 +242,7 @@ class Worker:
             self.settings,
             hostname=self.hostname,
             read_body=store.read_body,
+            check_claim=store.check_claim,
             events=self.events,
             clock=self.clock,
             random=self._random,

@@ -62,3 +62,5 @@ class VirtualClock:
 
     def monotonic(self) -> float:
         return self._loop.now
+
+    boottime = monotonic

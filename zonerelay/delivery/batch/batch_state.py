@@ -29,7 +29,7 @@ from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.rewrite.rendering import Rendered
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody
+from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
@@ -51,13 +51,13 @@ class BatchState:
     address for its reputation.
     """
 
-    def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
+    def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody, check_claim: CheckClaim) -> None:
         self.batch = batch
         self.message = batch.message
         self.terms = terms
         self.progress = BatchProgress(batch.deliveries)
-        self.body = SentBody(read_body, batch.message)
-        self._read_body = read_body
+        self.body = SentBody(read_body, batch.message, check_claim)
+        self._read_body, self._check_claim = read_body, check_claim
         self._asking: list[int] = []
         self.unfit: set[str] = set()
         self.source_unfit = False
@@ -73,7 +73,7 @@ class BatchState:
     def send(self, rendered: Rendered) -> None:
         """Sends this rendition instead of the stored message. Call it before anything is sent."""
         self.message, self._read_body = rendered.message, rendered.read_body
-        self.body = SentBody(self._read_body, self.message)
+        self.body = SentBody(self._read_body, self.message, self._check_claim)
 
     def transaction(self, session: Session) -> Transaction | None:
         """Returns the transaction for the open recipients that this peer can serve, `None` when there are
@@ -98,7 +98,7 @@ class BatchState:
     async def reopen_body(self) -> None:
         """Reads the body again from its beginning. Raises StoreError."""
         await self.body.close()
-        self.body = SentBody(self._read_body, self.message)
+        self.body = SentBody(self._read_body, self.message, self._check_claim)
         await self.body.open()
 
     def record(self, transaction: Transaction, session: Session) -> None:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
 from zonerelay.delivery.batch.transaction_io import unreadable
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody
+from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.process.threads import CAPTURE
 from zonerelay.routing.destinations.batch import Batch
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import ClaimLostError, StoreError
 
 if TYPE_CHECKING:
     from zonerelay.capture.store import Capture
@@ -38,11 +38,13 @@ class Capturing:
         settings: Settings,
         *,
         read_body: ReadBody,
+        check_claim: CheckClaim,
         clock: Clock,
         trouble: Callable[[str, BaseException], None],
     ) -> None:
         self._settings = settings
         self._read_body = read_body
+        self._check_claim = check_claim
         self._clock = clock
         self._trouble = trouble
         self._capture: Capture | None = None
@@ -61,12 +63,15 @@ class Capturing:
             await CAPTURE.run(self._capture.close)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Raises nothing but CancelledError."""
+        """Raises nothing but CancelledError and ClaimLostError."""
         async with self._lock:
             self.start()
             try:
                 pieces = [piece async for piece in self._read_body(batch.message.id)]
+                self._check_claim(batch.message.id)
                 outcome = await CAPTURE.run(self._keep, batch, b"".join(pieces))
+            except ClaimLostError:
+                raise
             except StoreError as error:
                 outcome = _outcome(Verdict.DEFERRED, unreadable(error))
             except Exception as error:  # noqa: BLE001 - unknown trouble is temporary

@@ -29,9 +29,9 @@ Policies:
 - An unexpected exception is a deferral that says nothing about the host (scope LOCAL), and goes to the event
   loop's exception handler.
 
-A cancelled delivery aborts its connection, because a late reply could be paired with another message. When
-no recipient has an answer yet, the delivery ends as cancelled; otherwise it returns its outcomes, so that
-mail that a peer has taken is not sent again.
+A cancelled delivery aborts its connection, because a late reply could be paired with another message. So
+does one whose claim is lost. When no recipient has an answer yet, the delivery ends with that exception;
+otherwise it returns its outcomes, so that mail that a peer has taken is not sent again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody
+from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
 from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.tls.policy import TlsPolicy
@@ -65,7 +65,7 @@ from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.route import MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.smtp.client.transaction import Transaction
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import ClaimLostError, StoreError
 from zonerelay.telemetry.transcript import Record, Transcripts
 
 MAX_LACKING = 20
@@ -84,6 +84,7 @@ class SmtpCourier:
         sources: SourceSelection,
         logins: Logins,
         read_body: ReadBody,
+        check_claim: CheckClaim,
         renderer: Renderer,
         observe_tls: TlsObserver,
         transcripts: Transcripts,
@@ -97,7 +98,7 @@ class SmtpCourier:
         self._max_hosts = settings.max_hosts_per_attempt
         self._timeouts = phase_timeouts(settings)
         self._addresses = addresses
-        self._read_body = read_body
+        self._read_body, self._check_claim = read_body, check_claim
         self._renderer = renderer
         self._order = HostOrder(clock, random)
         self._tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
@@ -113,15 +114,18 @@ class SmtpCourier:
         """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Returns one outcome per delivery, in order. Raises only CancelledError, and only while no peer has
-        answered for a recipient.
+        """Returns one outcome per delivery, in order. Raises only CancelledError and ClaimLostError, and only
+        while no peer has answered for a recipient.
         """
         route = named_after(batch.deliveries, batch.route, batch.zone)
-        state = BatchState(Terms(batch.zone, route, ANY_CONNECTION), batch, self._read_body)
+        terms = Terms(batch.zone, route, ANY_CONNECTION)
+        state = BatchState(terms, batch, self._read_body, self._check_claim)
         progress = state.progress
         try:
             await self._carry(state)
         except StoreError as error:
+            if isinstance(error, ClaimLostError) and not progress.answered:
+                raise
             progress.settle_open(_local(unreadable(error)))
         except RenderError as error:
             progress.settle_open(_local(error.reply))

@@ -3,6 +3,11 @@
 A broken connection, a silent or confused peer and a body that cannot be read to its end become outcomes of
 the transaction, which is DONE afterwards. When the body cannot be read, the final dot is never sent and the
 connection is aborted, so that no peer takes a truncated message.
+
+Before each write it is asked whether the message is still this relay's to send (`SentBody.check_claim`): a
+wait for the peer, or a standstill of this machine, may have outlasted the lease, and then another relay sends
+it. The end of a message is written when everything before it has left this process: what is left in a buffer
+would go out after a standstill without a further question.
 """
 
 from __future__ import annotations
@@ -13,18 +18,21 @@ from zonerelay.delivery.connection.client_protocol import (
     ProtocolError,
     ReplyTimeoutError,
 )
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody
+from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.model.envelope import Message
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.chunk_lines import ChunkLines
 from zonerelay.smtp.client.chunked import ChunkedTransaction
 from zonerelay.smtp.client.replies import PeerError
-from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
+from zonerelay.smtp.client.stuffing import END, DotStuffer, stuffed
 from zonerelay.smtp.client.transaction import Phase, Transaction
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.contract import ClaimLostError, StoreCorruptError, StoreError
 
 MAX_UNANSWERED_CHUNKS = 16
 """Chunks that the peer has not answered: with 64 KiB each, one megabyte for every round trip."""
+
+MOST_AT_ONCE = 16 * 1024
+"""Octets that the system's buffer for a connection takes when everything before them was answered."""
 
 Timeouts = dict[Phase, float]
 
@@ -53,9 +61,9 @@ class SentBody:
     the message's; then the message must not be completed.
     """
 
-    __slots__ = ("_pieces", "_seen", "_size", "head", "plain_lines", "spent", "whole")
+    __slots__ = ("_check", "_id", "_pieces", "_seen", "_size", "head", "plain_lines", "spent", "whole")
 
-    def __init__(self, read_body: ReadBody, message: Message) -> None:
+    def __init__(self, read_body: ReadBody, message: Message, check_claim: CheckClaim) -> None:
         self.head = b""
         self.whole = False
         """True when `head` is the complete body."""
@@ -63,6 +71,7 @@ class SentBody:
         self.plain_lines = message.plain_lines
         self._size = message.size
         self._seen = 0
+        self._id, self._check = message.id, check_claim
         self._pieces = read_body(message.id)
 
     async def open(self) -> None:
@@ -75,6 +84,10 @@ class SentBody:
         """Returns the piece after `head`, and so on; `b""` at the end."""
         self.spent = True
         return self._count(await anext(self._pieces, b""))
+
+    def check_claim(self) -> None:
+        """Raises ClaimLostError when another relay may be sending the message."""
+        self._check(self._id)
 
     async def close(self) -> None:
         """Releases the reader. A `whole` body has been read to its end and needs no close."""
@@ -92,8 +105,11 @@ class SentBody:
 async def run_transaction(
     transaction: Transaction, protocol: ClientProtocol, body: SentBody, timeouts: Timeouts
 ) -> None:
-    """Runs the transaction until it is DONE. Raises only CancelledError, and exceptions that are bugs."""
+    """Runs the transaction until it is DONE. Raises only CancelledError, ClaimLostError, and exceptions that
+    are bugs.
+    """
     try:
+        body.check_claim()
         protocol.write(transaction.begin())
         if transaction.at_once:
             protocol.acknowledge_at_once()
@@ -101,7 +117,7 @@ async def run_transaction(
             if phase is Phase.BODY:
                 if (
                     _send_whole(body, protocol)
-                    if body.whole
+                    if body.whole and len(body.head) <= MOST_AT_ONCE
                     else await _send(body, protocol, timeouts[phase])
                 ):
                     transaction.body_sent()
@@ -113,7 +129,11 @@ async def run_transaction(
             reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
             command = transaction.receive(reply)
             if command:
+                body.check_claim()
                 protocol.write(command)
+    except ClaimLostError:
+        protocol.abort()
+        raise
     except StoreError as error:
         protocol.abort()
         transaction.abandon(unreadable(error))
@@ -137,25 +157,33 @@ def _send_whole(body: SentBody, protocol: ClientProtocol) -> bool:
     """
     if protocol.heard:
         return False
+    body.check_claim()
     protocol.write(stuffed(body.head, plain=body.plain_lines))
     return True
 
 
 async def _send(body: SentBody, protocol: ClientProtocol, timeout: float) -> bool:
-    """Does the same as `_send_whole` for a body that is read while it is sent."""
+    """Does the same as `_send_whole` for a longer body, which may be read while it is sent."""
     stuffer = DotStuffer(plain=body.plain_lines)
     piece = stuffer.feed(body.head)
-    while following := await body.next():
+    while not body.whole and (following := await body.next()):
         if protocol.heard:
             return False
+        body.check_claim()
         protocol.write(piece)
         await protocol.drain(timeout)
         piece = stuffer.feed(following)
+    piece += stuffer.finish()
+    if len(piece) > MOST_AT_ONCE and not protocol.heard:
+        body.check_claim()
+        protocol.write(piece[: -len(END)])
+        piece = END
     # A message that is lost before this returns was certainly not complete, so it is not in doubt.
     await protocol.flush(timeout)
     if protocol.heard:
         return False
-    protocol.write(piece + stuffer.finish())
+    body.check_claim()
+    protocol.write(piece)
     return True
 
 
@@ -170,6 +198,7 @@ async def _send_chunks(
     piece = lines.feed(body.head)[1:]
     while not body.whole and (following := await body.next()):
         if piece:
+            body.check_claim()
             protocol.write(transaction.chunk(piece, last=False))
             while protocol.paused or transaction.unanswered_chunks >= MAX_UNANSWERED_CHUNKS:
                 _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
@@ -178,13 +207,19 @@ async def _send_chunks(
         piece = lines.feed(following)
         if not _hear_all(transaction, protocol):
             return
+    piece += lines.finish()
+    if len(piece) > MOST_AT_ONCE:
+        body.check_claim()
+        protocol.write(transaction.chunk(piece[:-2], last=False))  # not between the last CR and LF
+        piece = piece[-2:]
     # A message that is lost before its last chunk is written is certainly not complete: it is not in doubt.
     while transaction.unanswered_chunks and protocol.unsent:
         _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
         if transaction.phase is not Phase.CHUNKS:
             return
     if _hear_all(transaction, protocol):
-        protocol.write(transaction.chunk(piece + lines.finish(), last=True))
+        body.check_claim()
+        protocol.write(transaction.chunk(piece, last=True))
 
 
 def _hear_all(transaction: ChunkedTransaction, protocol: ClientProtocol) -> bool:

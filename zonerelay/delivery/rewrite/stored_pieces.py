@@ -15,6 +15,9 @@ from zonerelay.model.message_id import MessageId
 ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
 """Reads a stored body piece by piece. The iterator raises StoreError."""
 
+CheckClaim = Callable[[MessageId], None]
+"""Raises ClaimLostError when another relay may be sending the message."""
+
 _CRLF = b"\r\n"
 _END = b"\r\n\r\n"
 

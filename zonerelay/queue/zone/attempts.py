@@ -10,7 +10,8 @@ connection.
 
 Failure: a message that cannot be read, and a courier that raises, cost the batch a deferral and the operator
 a `trouble` event. A cancelled attempt leaves no outcome, and its claim is released; an outcome that is known
-has been handed to the settler, which is not cancelled.
+has been handed to the settler, which is not cancelled. Nor does an attempt that ends because the lease on its
+claim has: another relay may be making it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from zonerelay.queue.selection.turn import BatchTurns
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.destinations.batch import Batch
-from zonerelay.store.contract import MessageNotFoundError, MessageSettledError, StoreCorruptError
+from zonerelay.store.contract import (
+    ClaimLostError,
+    MessageNotFoundError,
+    MessageSettledError,
+    StoreCorruptError,
+)
 
 SPARE = 16
 
@@ -38,7 +44,8 @@ class Attempts:
     """The lanes of one zone, by the settings that it has now.
 
     `following` says what a lane goes on with after its last work, `None` when there is nothing. `finished` is
-    told of the outcomes of each work, in order: none when it never came to a courier.
+    told of the outcomes of each work, in order: none when it never came to a courier. `given_back` is told of
+    what the store may hand out again.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class Attempts:
         parts: ZoneParts,
         following: Callable[[Work], Work | None],
         finished: Callable[[Work, Sequence[Outcome]], None],
+        given_back: Callable[[Work], None],
     ) -> None:
         self._zone = zone
         self._store = parts.store
@@ -57,6 +65,7 @@ class Attempts:
         self._clock = parts.clock
         self._following = following
         self._finished = finished
+        self._given_back = given_back
         self.tasks = Tasks("queue.lane", parts.events)
         self._spare: list[asyncio.Future[Work | None]] = []
         self._closed = False
@@ -108,6 +117,8 @@ class Attempts:
                 await self._settler.outcome_log.room()
             try:
                 message = await self._store.read_message(work.message_id)
+            except ClaimLostError:
+                raise
             except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
                 self._unreadable(work, error)
                 return ()
@@ -119,6 +130,10 @@ class Attempts:
             if self._zone.max_message_size and message.size > self._zone.max_message_size:
                 return self._return(work, message)
             return await self._deliver(work, message)
+        except ClaimLostError:
+            self._release(work)
+            self._given_back(work)
+            return ()
         except asyncio.CancelledError:
             self._release(work)
             raise
@@ -129,6 +144,8 @@ class Attempts:
         batch = Batch(self._zone, work.route, message, work.deliveries, turn, more=work.more)
         try:
             outcomes = await self._courier.deliver(batch)
+        except ClaimLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - a courier's bug is temporary trouble
             outcomes = self._courier_failed(batch, error)
         if len(outcomes) != len(work.deliveries):

@@ -53,7 +53,7 @@ class Zone:
         self._parts = parts
         self._store = parts.store
         self._settler = parts.settler
-        self._attempts = Attempts(settings, parts, self._following, self._finished)
+        self._attempts = Attempts(settings, parts, self._following, self._finished, self._given_back)
         self._events = parts.events
         self._clock = parts.clock
         self._rates = rates
@@ -259,6 +259,9 @@ class Zone:
         suspension.until += self._parts.random.uniform(0, suspension.duration() * self._parts.retry.jitter)
         if suspension.reply is not None:
             self._events.suspended(self.settings.name, destination.label, suspension.until, suspension.reply)
+
+    def _given_back(self, work: Work) -> None:
+        self.claims.released({delivery.priority for delivery in work.deliveries})
 
     # Rates
 

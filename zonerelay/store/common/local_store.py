@@ -155,6 +155,9 @@ class LocalStore(BatchedUpdate, Generic[Plan]):
 
     # --- reading
 
+    def check_claim(self, message_id: MessageId) -> None:
+        """Returns: no other relay has this spool."""
+
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         message = await self.read_message(message_id)
         cached = self._bodies.get(message_id, message.chunks)

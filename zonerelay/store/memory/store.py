@@ -266,6 +266,9 @@ class MemoryStore:
 
     # --- reading
 
+    def check_claim(self, message_id: MessageId) -> None:
+        """Returns: no other relay has this store."""
+
     async def read_message(self, message_id: MessageId) -> Message:
         self.check_writable()
         return self._find(message_id)[0]

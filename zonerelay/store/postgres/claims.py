@@ -27,7 +27,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.claims.pool import NEVER, Claims, ZonePool
-from zonerelay.store.contract import Lost, StoreCorruptError
+from zonerelay.store.contract import ClaimLostError, Lost, StoreCorruptError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Columns
 from zonerelay.store.postgres.keeper import PostgresKeeper
@@ -180,6 +180,8 @@ class PostgresClaims:
     async def _alone(self, zone: str) -> AsyncIterator[None]:
         """Waits until nothing is under way, not even for a caller that has left. Raises StoreError."""
         self._keeper.check_usable()
+        if not self._keeper.holds_lease:
+            raise ClaimLostError("the lease on this relay's claims was not renewed in time")
         async with self._locks.setdefault(zone, asyncio.Lock()):
             await self._tasks.wait()
             yield

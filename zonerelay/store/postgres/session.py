@@ -65,7 +65,7 @@ class DatabaseSession(ABC):
     @property
     def holds_lease(self) -> bool:
         """No other relay can have taken over what this one has claimed."""
-        return self._clock.monotonic() < self._held_until
+        return self._clock.boottime() < self._held_until
 
     # --- statements
 
@@ -157,7 +157,7 @@ class DatabaseSession(ABC):
         self, link: Link, statement: str, *values: object, timeout: float | None = None
     ) -> Sequence[Columns]:
         """Carries out a statement that begins or renews the session; without rows the session has ended."""
-        sent = self._clock.monotonic()
+        sent = self._clock.boottime()
         rows = await link.fetch(statement, *values, timeout=timeout)
         if rows:
             self._held_until = sent + self._lease

@@ -391,7 +391,7 @@ class PostgresStore(BatchedUpdate):
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
-        self._check_claim(message_id)
+        self.check_claim(message_id)
         known = self._messages.get(message_id)
         if known is not None:
             return known
@@ -408,11 +408,10 @@ class PostgresStore(BatchedUpdate):
                 yield chunk
             return
         async for chunk in self._reader.chunks(message_id, message.chunks):
-            self._check_claim(message_id)
+            self.check_claim(message_id)
             yield chunk
 
-    def _check_claim(self, message_id: MessageId) -> None:
-        """Raises StoreError when another node may be sending what this relay had claimed."""
+    def check_claim(self, message_id: MessageId) -> None:
         self._keeper.check_open()
         self._claims.check(message_id, holds_lease=self._keeper.holds_lease)
 

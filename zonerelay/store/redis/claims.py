@@ -83,6 +83,7 @@ class RedisClaims:
     async def _claim_all(
         self, zone: str, limit: int, command: Callable[[int], tuple[Argument, ...]]
     ) -> list[Delivery]:
+        self._keeper.lease.check()
         found: dict[DeliveryKey, Delivery] = {}
         self._finding.append(found)
         try:

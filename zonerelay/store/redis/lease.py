@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.common import records
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.contract import ClaimLostError, StoreOpenError
 from zonerelay.store.redis.connection import Reply, Wire, as_list
 
 FORMAT = 1
@@ -54,9 +54,9 @@ class RedisLease:
         self._valid_until = 0.0
 
     def check(self) -> None:
-        """Raises StoreError when others may have taken over what this relay has claimed."""
-        if self._clock.monotonic() >= self._valid_until:
-            raise StoreError("the lease on this relay's claims was not renewed in time")
+        """Raises ClaimLostError when others may have taken over what this relay has claimed."""
+        if self._clock.boottime() >= self._valid_until:
+            raise ClaimLostError("the lease on this relay's claims was not renewed in time")
 
     def lose(self) -> None:
         """Notes that the server has ended the lease, and takes another one at once."""
@@ -73,7 +73,7 @@ class RedisLease:
         self._beat_now.clear()
 
     async def renew(self, wire: Wire) -> Renewal:
-        asked_at = self._clock.monotonic()
+        asked_at = self._clock.boottime()
         length = int(self._length * 1000)
         if self.token:
             now = records.due_field(self._clock.now())

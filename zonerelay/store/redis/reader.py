@@ -1,7 +1,7 @@
 """Reads the Redis spool: messages, bodies, pages of the queue. Changes nothing.
 
 A message that this relay has claimed and has in memory is read without asking the server, as long as the
-lease lasts. Afterwards another relay may be sending it, so reading it raises StoreError and no attempt
+lease lasts. Afterwards another relay may be sending it, so reading it raises ClaimLostError and no attempt
 begins. A reader of a message or a body waits for a lost connection that comes back within the timeout.
 """
 
@@ -19,6 +19,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
+    ClaimLostError,
     Kept,
     KeptKeys,
     MessageNotFoundError,
@@ -83,7 +84,7 @@ class RedisReader:
         return page, "" if following == b"0" else str(following, "ascii")  # type: ignore[arg-type]  # octets
 
     async def read_message(self, message_id: MessageId) -> Message:
-        self._check(message_id)
+        self.check_claim(message_id)
         known = self._book.message(message_id)
         if known is not None:
             return known
@@ -93,7 +94,7 @@ class RedisReader:
         if exists is None:
             raise MessageNotFoundError(f"no message {message_id}")
         message = records.decode_message(message_id, raw if isinstance(raw, bytes) else b"")
-        self._check(message_id)
+        self.check_claim(message_id)
         if self._book.has_message(message_id):
             self._book.remember(message)
         return message
@@ -103,7 +104,7 @@ class RedisReader:
         known = self._book.body(message)
         if known is not None:
             for chunk in known:
-                self._check(message_id)
+                self.check_claim(message_id)
                 yield chunk
             return
         key = self._message_key(message_id)
@@ -115,7 +116,7 @@ class RedisReader:
                 return
             if number < message.chunks:
                 following = self._ask_chunk(key, number + 1)  # while this one is being sent
-            self._check(message_id)
+            self.check_claim(message_id)
             yield raw
 
     async def _read_chunk(self, key: bytes, number: int, asked: asyncio.Future[Reply] | None) -> Reply:
@@ -137,13 +138,12 @@ class RedisReader:
             raise MessageNotFoundError(f"no message {message_id}")
         raise StoreCorruptError(f"message {message_id}: chunk {number} is missing")
 
-    def _check(self, message_id: MessageId) -> None:
-        """Raises StoreError when what this relay has claimed of it may be another's by now."""
+    def check_claim(self, message_id: MessageId) -> None:
         self._keeper.check_open()
         if self._book.has_message(message_id):
             self._keeper.lease.check()
             if not self._book.is_sound(message_id, self._keeper.lease.token):
-                raise StoreError(f"the claim on message {message_id} was lost")
+                raise ClaimLostError(f"the claim on message {message_id} was lost")
 
     def _message_key(self, message_id: MessageId) -> bytes:
         return b"%bmessage:%b" % (self._prefix, message_id.encode("ascii"))

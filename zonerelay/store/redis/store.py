@@ -90,7 +90,7 @@ class RedisStore(BatchedUpdate):
         self.claim_domain, self.release = claims.claim_domain, claims.release
         self.has_ready = claims.has_ready
         self.read_message, self.read_body = reader.read_message, reader.read_body
-        self.read_messages = reader.read_messages
+        self.read_messages, self.check_claim = reader.read_messages, reader.check_claim
         self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.kept_keys = reader.kept_keys

@@ -81,7 +81,7 @@ class Nodes:
 
     @property
     def holds_lease(self) -> bool:
-        return self._clock.monotonic() < self.held_until
+        return self._clock.boottime() < self.held_until
 
     def live(self) -> set[str]:
         """Returns the sessions that own mail."""
@@ -147,7 +147,7 @@ class Nodes:
             if seen is not None:
                 session = max(session, _following(seen.lease.session, number))
         lease = self._worded(session, beat + 1)
-        started = self._clock.monotonic()
+        started = self._clock.boottime()
         try:
             etag = await self._write(number, lease, seen.etag if seen is not None else "")
         except (ConflictError, MissingError):
@@ -171,7 +171,7 @@ class Nodes:
         before = found.lease.session if found is not None else ""
         session = max(f"00{int(self._clock.now() * 1000):012x}", _following(before, 0))
         self.last_ids |= {found.lease.last_id} - {""} if found is not None else set()
-        started = self._clock.monotonic()
+        started = self._clock.boottime()
         self._mine = self._worded(session, 1)
         await self._write(0, self._mine, "")
         await asyncio.sleep(min(SETTLING, self.lease / 10))
@@ -193,7 +193,7 @@ class Nodes:
 
     async def renew(self) -> None:
         """Raises LeaseLostError when the lease is another's, or over; StoreError when that is unknown."""
-        started = self._clock.monotonic()
+        started = self._clock.boottime()
         lease = self._worded(self.session, self._mine.beat + 1)
         if self.alone:
             found = await self._read(0)

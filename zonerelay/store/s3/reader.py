@@ -74,15 +74,15 @@ class S3Reader:
         return [], ""  # a bucket keeps none
 
     async def read_message(self, message_id: MessageId) -> Message:
-        self._check(message_id)
+        self.check_claim(message_id)
         if (known := self._mine.message(message_id)) is not None:
             return known
         version = await self._objects.find(message_id)
-        self._check(message_id)
+        self.check_claim(message_id)
         return _message(message_id, version)
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        self._check(message_id)
+        self.check_claim(message_id)
         known = self._mine.message(message_id)
         chunks = None if known is None else self._mine.bodies.get(message_id, known.chunks)
         if chunks is None:
@@ -95,7 +95,7 @@ class S3Reader:
                 return
             chunks = await self._behind_head(message, version)
         for chunk in chunks:
-            self._check(message_id)
+            self.check_claim(message_id)
             yield chunk
 
     async def _behind_head(self, message: Message, version: Version) -> list[bytes]:
@@ -118,7 +118,7 @@ class S3Reader:
             data = await self._window(message, key, at)
             at += len(data)
             for chunk in split(data):
-                self._check(message.id)
+                self.check_claim(message.id)
                 yield chunk
 
     async def _window(self, message: Message, key: str, at: int) -> bytes:
@@ -141,8 +141,7 @@ class S3Reader:
             return data
         raise AssertionError("the last attempt raises")
 
-    def _check(self, message_id: MessageId) -> None:
-        """Another relay may be sending what we had claimed: nothing more of it may leave here."""
+    def check_claim(self, message_id: MessageId) -> None:
         self._keeper.check_open()
         self._mine.claims.check(message_id, holds_lease=self._nodes.holds_lease)
 

@@ -91,6 +91,7 @@ class S3Store:
         self._is_read = False
         self._is_closing = False
         self.read_message, self.read_body = reader.read_message, reader.read_body
+        self.check_claim = reader.check_claim
         self.read_messages, self.scan = reader.read_messages, reader.scan
         self.deliveries_of, self.kept_keys = reader.deliveries_of, reader.kept_keys
         self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe

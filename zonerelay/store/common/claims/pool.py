@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.claims.ready_order import ReadyOrder
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import ClaimLostError
 
 POOL_LIMIT = 1000
 """Deliveries of one zone that are kept claimed without being handed out."""
@@ -175,9 +175,9 @@ class Claims:
         )
 
     def check(self, message_id: MessageId, *, holds_lease: bool) -> None:
-        """Raises StoreError when what was claimed of the message may be another relay's by now."""
+        """Raises ClaimLostError when what was claimed of the message may be another relay's by now."""
         if message_id in self._lost_messages or (not holds_lease and message_id in self._messages):
-            raise StoreError(f"message {message_id}: the lease on it was lost")
+            raise ClaimLostError(f"message {message_id}: the lease on it was lost")
 
 
 def _count(counts: dict[MessageId, int], message_id: MessageId, change: int) -> None:
