@@ -350,6 +350,19 @@ def test_a_refused_connection_beside_others_lowers_the_ceiling() -> None:
     assert suspension.limit(10, NOW + 3) == 5
 
 
+def test_mail_refused_on_one_connection_too_many_lowers_the_ceiling_and_never_raises_it() -> None:
+    suspension = Suspension(RETRY)
+    for connections, most in ((4, 4), (6, 4), (2, 2)):
+        suspension.take_at_most(connections)
+        assert suspension.limit(10, NOW) == most
+    for _ in range(2):
+        suspension.succeeded(suspension.epoch)
+    assert suspension.limit(10, NOW) == 3
+    failed(suspension, NOW, others=0)
+    suspension.take_at_most(1)
+    assert suspension.limit(10, suspension.until + 1) == 1
+
+
 def test_a_host_that_takes_two_connections_is_not_suspended_for_refusing_a_third() -> None:
     """4 connections at once; S: 220, S: 220, S: 421 too many connections, S: 421 too many connections."""
     queue = make(next_hop="hop", max_connections_per_destination=4)

@@ -141,6 +141,7 @@ def _build_explainer(
         hostname=parts.hostname,
         listeners=lambda: settings().listener,
         suspended=board.suspended,
+        learned=sending.courier.learned,
         orders=orders.about,
         sources=SourcePlans(sending.sources, hostname=parts.hostname),
         rewrites=RewritePlans(lambda: listeners.rewriting, lambda: sending.srs, clock),

@@ -205,3 +205,5 @@ def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
             yield "", Text(f"{each.address}: {each.problem}", style="yellow")
         else:
             yield "", f"{each.address} from {each.source}"
+        for line in each.learned:
+            yield "", text.clean(f"{each.address}: {line}")

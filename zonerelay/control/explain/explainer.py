@@ -35,7 +35,7 @@ from zonerelay.control.messages.answers import (
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.delivery.peer.connection_key import Terms
-from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.delivery.peer.sockets import HostTrouble, display_address
 from zonerelay.delivery.tls.plan import TlsPlanner
 from zonerelay.inbound.cleanup.own_headers import without
 from zonerelay.inbound.state.context import dropped_headers
@@ -81,6 +81,10 @@ def no_orders(mail: Subject) -> tuple[OrderRow, ...]:
     return ()
 
 
+def nothing_is_learned(address: str) -> tuple[str, ...]:
+    return ()
+
+
 def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
     return None
 
@@ -88,7 +92,8 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 class Explainer:
     """`hostname` is what the relay calls itself, `listeners` are those of now.
 
-    `suspended` knows the scheduler's suspensions, `credential` names the log-in of a zone for a sender.
+    `suspended` knows the scheduler's suspensions, `credential` names the log-in of a zone for a sender,
+    `learned` says what the courier has learned of an address (`ip:port`).
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Explainer:
         hostname: str,
         listeners: Callable[[], Sequence[ListenerSettings]] = tuple,
         suspended: Suspensions = nothing_is_suspended,
+        learned: Callable[[str], tuple[str, ...]] = nothing_is_learned,
         orders: OrdersAbout = no_orders,
         sources: SourcePlans | None = None,
         rewrites: RewritePlans | None = None,
@@ -114,6 +120,7 @@ class Explainer:
         self._hostname = hostname
         self._listeners = listeners
         self._suspended = suspended
+        self._learned = learned
         self._orders = orders
         self._sources = sources
         self._rewrites = rewrites
@@ -291,10 +298,14 @@ class Explainer:
             name=host.name,
             port=host.port,
             preference=host.preference,
-            addresses=tuple(_address(zone, ip, host.port, sources) for ip in addresses.ips),
+            addresses=tuple(self._address(zone, ip, host.port, sources) for ip in addresses.ips),
             problem=problem,
             tlsa=tuple(dict.fromkeys(f"{each.usage} {each.selector} {each.matching}" for each in tlsa)),
         )
+
+    def _address(self, zone: ZoneSettings, ip: str, port: int, sources: Sequence[SourcePlan]) -> AddressPlan:
+        plan = _address(zone, ip, port, sources)
+        return msgspec.structs.replace(plan, learned=self._learned(display_address(ip, port)))
 
 
 def _subject(

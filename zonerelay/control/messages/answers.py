@@ -164,12 +164,14 @@ class ChangePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An IP address of a host, and ours that packets to it leave from: several, with commas between, where
-    that depends on the message. `problem`: it would not be used.
+    that depends on the message. `problem`: it would not be used. `learned`: what the relay does differently
+    there because of what the host has done.
     """
 
     address: str
     source: str = ""
     problem: str = ""
+    learned: tuple[str, ...] = ()
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):

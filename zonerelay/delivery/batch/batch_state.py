@@ -26,6 +26,7 @@ from zonerelay.delivery.batch.chunking import chunked
 from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, BatchProgress
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.connection.session_limits import Suspect
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.rewrite.rendering import Rendered
@@ -67,6 +68,10 @@ class BatchState:
         """True when the peer's limits kept a recipient out of the latest transaction."""
         self.lacking = False
         """True when a peer lacks an extension that a recipient needs."""
+        self.suspect: Suspect | None = None
+        """The latest refusal that may be about its connection, while another connection has not answered."""
+        self.asked_again = 0
+        """Suspect refusals since the latest message that was taken."""
         self.unverified: tuple[str, HostTrouble] | None = None
         """The latest host whose TLS is not what the message demands, while other mail demands less."""
 
@@ -101,11 +106,16 @@ class BatchState:
         self.body = SentBody(self._read_body, self.message, self._check_claim)
         await self.body.open()
 
-    def record(self, transaction: Transaction, session: Session) -> None:
-        """Takes over the outcomes of a finished transaction."""
+    def record(self, transaction: Transaction, session: Session, *, suspect: bool = False) -> None:
+        """Takes over the outcomes of a finished transaction. `suspect`: its refusal may be about the
+        connection.
+        """
         if not transaction.delivered and self.batch.zone.next_hop:
             transaction.outcomes = without_auth_bounces(transaction.outcomes, self.batch.zone.name)
-        self.progress.record(self._asking, transaction, session.peer)
+        if suspect:
+            self.progress.suspect(self._asking, transaction)
+        else:
+            self.progress.record(self._asking, transaction, session.peer)
 
     def _servable(self, session: Session) -> list[int]:
         message, progress, capabilities = self.message, self.progress, session.capabilities

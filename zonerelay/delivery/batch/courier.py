@@ -8,6 +8,8 @@ Policies:
 
 - When an idle connection turns out to be closed before it has answered MAIL, the transaction runs again on a
   fresh connection and is not counted as an attempt.
+- A refusal that may be about the connection (`connection/session_limits.py`) is asked about once more on
+  a new connection to the same host, or, when there may be too many connections, on the next idle one.
 - A failure before the reply to MAIL concerns the host: the courier tries the next one. A later failure is a
   deferral, because a second host would be asked to take what the first may have taken.
 - Every failure of a host is a deferral, a greeting with 5yz and a forbidden address included. Mail bounces
@@ -50,6 +52,7 @@ from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transact
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver, TlsTrouble
+from zonerelay.delivery.connection.session_limits import SessionLimits
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address
@@ -64,9 +67,15 @@ from zonerelay.model.reply import TLS_REQUIRED, Reply
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.route import MxHost
 from zonerelay.routing.dns.answers import Addresses
-from zonerelay.smtp.client.transaction import Transaction
+from zonerelay.smtp.client.transaction import Phase, Transaction
 from zonerelay.store.contract import ClaimLostError, StoreError
 from zonerelay.telemetry.transcript import Record, Transcripts
+
+MAX_ASKED_AGAIN = 3
+"""Suspect refusals, without a message taken in between, until a batch gives up."""
+
+FEWER_PATIENCE = 10.0
+"""Seconds that a batch waits for one of the connections that a host takes at a time."""
 
 MAX_LACKING = 20
 """Addresses of hosts that one attempt may find to lack what the message needs."""
@@ -107,11 +116,17 @@ class SmtpCourier:
             settings, self._tls, hostname=hostname, observe_tls=observe_tls, logins=logins
         )
         self._chunking = Chunking(clock)
+        self._limits = SessionLimits(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
         self.granted, self.relieve = self._pool.granted, self._pool.relieve
         self.close_idle, self.open_connections = self._pool.close_idle, self._pool.open_connections
         self.close = self._pool.close
         """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
+
+    def learned(self, address: str) -> tuple[str, ...]:
+        """Returns what is done differently at an address (`ip:port`) because of what the host has done."""
+        most = self._limits.most(address)
+        return () if most is None else (f"a connection ends after {most} messages: the host refused more",)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Returns one outcome per delivery, in order. Raises only CancelledError and ClaimLostError, and only
@@ -227,11 +242,12 @@ class SmtpCourier:
                                 return
                             break
                         slot = None  # the session owns it now
-                        before = len(state.progress.open)
+                        before, suspect = len(state.progress.open), state.suspect
                         limited = await self._use(opened, state)
                         if not state.progress.open:
                             return
-                        same_again = limited and len(state.progress.open) < before
+                        is_suspect = state.suspect is not None and state.suspect is not suspect
+                        same_again = is_suspect or (limited and len(state.progress.open) < before)
         finally:
             if slot is not None:
                 slot.release()
@@ -247,8 +263,7 @@ class SmtpCourier:
                 session = await self._opener.open(terms, host, ip, slot, plan)
             except HostTrouble as trouble:
                 # The host may take fewer connections than we allow: its idle ones give way to this one.
-                is_not_now = trouble.said is not None and trouble.said.is_transient
-                if not (is_not_now and await self._pool.clear(terms.route)):
+                if not (_is_not_now(trouble) and await self._pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
         except HostTrouble as trouble:
@@ -258,6 +273,7 @@ class SmtpCourier:
         if terms.key.source is not None:
             self._sources.bound(terms.key.source, ip)
         self._chunking.allow(session)
+        self._limits.apply(session)
         return session
 
     def _record(self, state: BatchState, host: str, peer: str, before: Record | None) -> Record | None:
@@ -268,7 +284,8 @@ class SmtpCourier:
         return self._transcripts.outbound(names, state.batch.message.id, peer, before)
 
     def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, state: BatchState) -> None:
-        state.progress.host_failed(host.name, trouble)
+        is_too_many = _is_not_now(trouble) and self._pool.open_at(state.terms) > 1
+        state.progress.host_failed(host.name, trouble, counts=not is_too_many)
         if state.terms.key.verify and isinstance(trouble, TlsTrouble):
             state.unverified = host.name, trouble
         source, said = state.terms.key.source, trouble.said
@@ -292,7 +309,8 @@ class SmtpCourier:
         left, lacking = self._max_hosts, MAX_LACKING
         found = False
         dead: list[tuple[MxHost, str, TlsPlan]] = []
-        for host in self._order.hosts(state.terms):
+        again = None if state.suspect is None else state.suspect.session.peer
+        for host in self._order.hosts(state.terms, again.host if again is not None else ""):
             if left <= 0 or lacking <= 0:
                 state.progress.undecided(_MORE_HOSTS)
                 break
@@ -301,7 +319,7 @@ class SmtpCourier:
             if plan is None:
                 left -= 1
                 continue
-            for ip in known.ips:
+            for ip in known.ips if again is None else _beginning_with(again.address, known.ips, host):
                 if left <= 0 or lacking <= 0:
                     break
                 if self._order.is_down(host, ip):
@@ -353,15 +371,34 @@ class SmtpCourier:
     async def _use(self, session: Session, state: BatchState) -> bool:
         """Runs transactions on a connection until no recipient is open or the connection can serve no more.
 
-        Returns true when the peer's limits ended it and another connection to the host may serve more.
+        Returns true when the peer's limits ended it and another connection to the host may serve more. When
+        the host may have too many connections, an idle one goes on.
         """
-        in_step = False
+        limited = await self._run(session, state)
+        if state.asked_again > MAX_ASKED_AGAIN:
+            state.progress.give_up()
+        while state.progress.open and (suspect := state.suspect) is not None and suspect.others:
+            another = await self._pool.next_idle(state.terms, FEWER_PATIENCE)
+            if another is None:
+                if self._pool.open_at(state.terms):
+                    state.batch.most_connections = suspect.others
+                    state.progress.give_up()
+                break
+            limited = await self._run(another, state)
+            if state.asked_again > MAX_ASKED_AGAIN:
+                state.progress.give_up()
+        return limited
+
+    async def _run(self, session: Session, state: BatchState) -> bool:
+        """Does what `_use` does, on this connection alone."""
+        in_step, transaction = False, None
         protocol = session.protocol
         if self._transcripts.on or protocol.record is not None:
             peer = session.peer
             protocol.record = self._record(state, peer.host, peer.address, protocol.record)
         try:
-            while True:
+            self._limits.apply(session)
+            while session.transactions < session.max_transactions:
                 if state.body.spent:
                     await state.reopen_body()
                 transaction = state.transaction(session)
@@ -372,21 +409,42 @@ class SmtpCourier:
                     raise NoTurnError
                 session.transactions += 1
                 await run_transaction(transaction, protocol, state.body, self._timeouts)
-                state.record(transaction, session)
+                state.record(transaction, session, suspect=self._is_suspect(transaction, session, state))
                 if state.terms.key.source is not None:
                     self._hear(transaction, session, state)
                 if session.chunking:
                     self._chunking.learn(session, transaction)
                 more = state.left_out or transaction.again or (transaction.delivered and transaction.overflow)
-                if transaction.closing or not more or session.transactions >= session.max_transactions:
+                if transaction.closing or not more:
                     break
             in_step = transaction is None or not transaction.closing
         finally:
             if in_step:
                 self._pool.give_back(session, more=state.batch.more)
             else:
-                protocol.abort()
+                self._pool.abort(session)
         return in_step and (state.left_out or session.transactions >= session.max_transactions)
+
+    def _is_suspect(self, transaction: Transaction, session: Session, state: BatchState) -> bool:
+        """Returns true when the refusal that ended a transaction may be about the connection, and ends it.
+
+        Learns from a transaction that was asked again on another connection.
+        """
+        others = self._pool.open_at(state.terms) - 1
+        before, state.suspect = state.suspect, None
+        if before is not None and before.session.peer.address == session.peer.address:
+            state.suspect = self._limits.still_suspect(before, session, transaction, others=others)
+            if state.suspect is None and before.others and transaction.delivered:
+                state.batch.most_connections = before.others
+        suspect = self._limits.suspect(session, transaction, others=others)
+        if transaction.delivered:
+            state.asked_again = 0
+        elif suspect is not None:
+            state.suspect = suspect
+            state.asked_again += 1
+        if suspect is not None or (transaction.refused_at is Phase.FINAL_DOT and session.delivered):
+            session.max_transactions = session.transactions
+        return suspect is not None
 
     def _hear(self, transaction: Transaction, session: Session, state: BatchState) -> None:
         """Notes replies that refuse our address. Recipients of one transaction mostly share their reply."""
@@ -398,6 +456,15 @@ class SmtpCourier:
         for reply in replies:
             if self._sources.heard(state.terms, reply, session.peer.address):
                 state.address_blamed = True
+
+
+def _is_not_now(trouble: HostTrouble) -> bool:
+    """True when the host itself has refused the connection for now."""
+    return trouble.said is not None and trouble.said.is_transient
+
+
+def _beginning_with(address: str, ips: Sequence[str], host: MxHost) -> list[str]:
+    return sorted(ips, key=lambda ip: display_address(ip, host.port) != address)
 
 
 def _for_its_tls(outcome: Outcome, host: str, trouble: HostTrouble) -> Outcome:

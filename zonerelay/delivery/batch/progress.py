@@ -13,9 +13,10 @@ from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.client.transaction import Peer, Transaction
+from zonerelay.smtp.client.transaction import Peer, Phase, Transaction
 
 OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer takes in one transaction")
+CLOSING = 421
 NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the message needs")
 NO_SMTPUTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header need")
 
@@ -41,9 +42,9 @@ class BatchProgress:
             self._known[index] = outcome
         self.open = []
 
-    def host_failed(self, host: str, trouble: HostTrouble) -> None:
+    def host_failed(self, host: str, trouble: HostTrouble, *, counts: bool = True) -> None:
         """Records that a host could not be asked. A later host that cannot be asked outweighs what an earlier
-        host said.
+        host said. `counts` false: it uses up no attempt.
 
         A trouble of our own (scope LOCAL) does not replace a deferral by a host.
         """
@@ -54,12 +55,18 @@ class BatchProgress:
             host=host,
             peer=trouble.address,
             local=True,
-            counts=trouble.asked,
+            counts=counts and trouble.asked,
         )
         if trouble.scope is not Scope.LOCAL:
             self._suppose(outcome)
         else:
             self.undecided(outcome)
+
+    def give_up(self) -> None:
+        """Makes the tentative outcomes of the open recipients final."""
+        for index in self.open:
+            self._known[index] = self._tentative[index]
+        self.open = []
 
     def undecided(self, outcome: Outcome) -> None:
         """Gives this deferral to the open recipients that no host has deferred so far, because some hosts
@@ -104,6 +111,21 @@ class BatchProgress:
         if transaction.overflow or transaction.again:
             self.left_out([index for index in indices if self._known[index] is None], peer)
 
+    def suspect(self, indices: Sequence[int], transaction: Transaction) -> None:
+        """Takes over the outcomes of a transaction whose refusal may be about the connection, and leaves the
+        recipients without an answer of their own open.
+
+        They are deferred without an attempt when nothing is left to ask, also after a permanent refusal.
+        """
+        refusal = transaction.refusal
+        everyone = transaction.refused_at is Phase.RCPT and refusal is not None and refusal.code != CLOSING
+        for index, outcome in zip(indices, transaction.outcomes, strict=True):
+            if outcome is not None and outcome.scope is Scope.RECIPIENT and outcome.counts and not everyone:
+                self._known[index] = outcome
+            else:
+                self._tentative[index] = None if outcome is None else _without_attempt(outcome)
+        self.open = [index for index in self.open if self._known[index] is None]
+
     def left_out(self, indices: Sequence[int], peer: Peer) -> None:
         """Notes that the recipients need another transaction."""
         later = Outcome(
@@ -125,3 +147,18 @@ class BatchProgress:
     def _suppose(self, outcome: Outcome | None) -> None:
         for index in self.open:
             self._tentative[index] = outcome
+
+
+def _without_attempt(outcome: Outcome) -> Outcome:
+    if outcome.verdict is Verdict.DEFERRED:
+        return replace(outcome, scope=Scope.MESSAGE, counts=False)
+    reply = outcome.reply
+    text = f"the host refused this on a connection in use, and could not be asked on another one: {reply}"
+    return replace(
+        outcome,
+        verdict=Verdict.DEFERRED,
+        reply=Reply(451, reply.detail, text),
+        scope=Scope.MESSAGE,
+        local=True,
+        counts=False,
+    )

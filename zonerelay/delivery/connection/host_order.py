@@ -112,14 +112,16 @@ class HostOrder:
             best = [name for name in best if not self._dead_hosts.looks_down(name)] or best
         return self._random.choice(best) if best else ""
 
-    def hosts(self, terms: Terms) -> Iterator[MxHost]:
+    def hosts(self, terms: Terms, again: str = "") -> Iterator[MxHost]:
+        """Yields the route's hosts in the order in which they are tried, the one named `again` first."""
+        yield from (host for host in terms.route.hosts if again and host.name == again)
         first = terms.key.host
         for _, equal in groupby(terms.route.hosts, key=lambda host: host.preference):
             group = list(equal)
             self._random.shuffle(group)
             if first:
                 group.sort(key=lambda host: _name(host) != first)
-            yield from group
+            yield from (host for host in group if host.name != again)
 
     def is_down(self, host: MxHost, ip: str) -> bool:
         """True when the address is tried last. Call it right before the attempt: see `DeadHosts.is_down`."""

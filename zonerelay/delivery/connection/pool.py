@@ -67,6 +67,24 @@ class Pool:
     def open_connections(self, zone: str) -> int:
         return self._slots.open_in(zone)
 
+    def open_at(self, terms: Terms) -> int:
+        """Returns the number of connections to the route's hosts, without those that are being closed."""
+        site = terms.route.site
+        closing = sum(slot.site == site for slot in self._closing[terms.zone.name])
+        return self._slots.open_at(site) - closing
+
+    async def next_idle(self, terms: Terms, timeout: float) -> Session | None:
+        """Waits until a connection is idle or none to the hosts is open; returns the idle one, if there is
+        one.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while (session := self.take(terms)) is None and self.open_at(terms):
+                    await self._change()
+        except TimeoutError:
+            return None
+        return session
+
     async def acquire(self, terms: Terms) -> Session | Slot:
         """Returns an idle connection, or else the right to open one; waits while there is neither."""
         place = object()
@@ -105,6 +123,12 @@ class Pool:
             self._quit(session)
         else:
             self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
+
+    def abort(self, session: Session) -> None:
+        """Closes a connection that is out of step."""
+        if not session.slot.released:
+            self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
+        session.protocol.abort()
 
     def granted(self) -> None:
         """Wakes the waiters: another worker may have left room."""

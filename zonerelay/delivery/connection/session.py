@@ -69,11 +69,13 @@ class Session:
     terms: Terms
     slot: Slot
     transactions: int = 0
+    delivered: int = 0
+    """Recipients for whom the peer has taken a message on this connection."""
     idle_until: float = 0.0
     pool_key: PoolKey = field(init=False)
     """The key under which the pool keeps the connection."""
     max_transactions: int = field(init=False)
-    """The number that the zone and the peer (MAILMAX, RFC 9422) allow."""
+    """The number that the zone and the peer (MAILMAX, RFC 9422; `session_limits.py`) allow."""
     domains: set[str] = field(default_factory=set)
     """Domains of the recipients so far; kept only where the peer limits them."""
     chunking: bool = False

@@ -75,6 +75,9 @@ class Slots:
             return sum(count for name, count in self._in_zone.items() if is_mailbox_zone(name))
         return self._in_zone[zone]
 
+    def open_at(self, site: SiteKey) -> int:
+        return sum(line.open for line in self._at_site.get(site, {}).values())
+
     def site_is_full(self, terms: Terms) -> bool:
         lines = self._at_site.get(terms.route.site)
         if lines is None:

@@ -128,6 +128,11 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
             self._raise_ceiling(self._ceiling)
         return Transition.NONE
 
+    def take_at_most(self, connections: int) -> None:
+        """The hosts have refused mail on a connection more, and took it on one of these."""
+        if not self._failures and (self._ceiling is None or connections < self._ceiling):
+            self._lower_ceiling(connections)
+
     def wait(self, now: float) -> None:
         """There is no room for the probe: the suspension begins again."""
         self._is_over = False

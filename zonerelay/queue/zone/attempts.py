@@ -154,6 +154,8 @@ class Attempts:
         # From here on nothing awaits: a cancelled lane cannot lose what is known.
         if self._zone.mix_domains is None:
             work.destination.most_domains = batch.rcptdomainmax or 1
+        if batch.most_connections is not None:
+            work.destination.suspension.take_at_most(batch.most_connections)
         work.seconds = seconds = self._clock.monotonic() - started
         label = work.destination.label
         self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)

@@ -18,7 +18,8 @@ class Batch:
     `take_turn`: where there is a rate, the courier awaits it before each transaction; false means that the
     wait for a turn would be too long. `rcptdomainmax`: of how many domains on a connection the peer takes
     recipients (RFC 9422); the courier sets it to the limit that the latest peer announces. `more`: the next
-    batch is likely to be for the same destination, and to come at once.
+    batch is likely to be for the same destination, and to come at once. `most_connections`: how many the
+    hosts take at a time; the courier sets it when they have refused one more.
     """
 
     zone: ZoneSettings
@@ -28,3 +29,4 @@ class Batch:
     take_turn: Callable[[], Awaitable[bool]] | None = None
     rcptdomainmax: int | None = None
     more: bool = False
+    most_connections: int | None = None

@@ -100,6 +100,8 @@ class ChunkedTransaction(Transaction):
         elif 500 <= reply.code <= 504 and self._accepted:
             self.unknown = True
         else:
+            if self._accepted:
+                self._refused(Phase.DATA, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
         self._octet_unread = kind == 5
         return self._reset()
@@ -137,6 +139,9 @@ class ChunkedTransaction(Transaction):
             self.delivered = bool(self._accepted)
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
             return self._finish()
+        if self._accepted:
+            # At once, the whole message follows MAIL, and its reply stands for that to DATA as well.
+            self._refused(Phase.DATA if self.at_once else Phase.FINAL_DOT, reply)
         self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish() if self._mail_refused else self._reset()
 

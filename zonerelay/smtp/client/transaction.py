@@ -107,6 +107,12 @@ class Transaction:
         self.unanswered = False
         """True when the session ended before MAIL was answered: no recipient has been asked."""
         self.delivered = False
+        self.refused_at: Phase | None = None
+        """The phase whose refusal, 421 included, left no recipient: MAIL, RCPT (all of them), DATA (the first
+        BDAT, too) or FINAL_DOT.
+        """
+        self.refusal: Reply | None = None
+        """The reply that `refused_at` was answered with, the last one of several."""
         self.at_once = False
         """True when the first write is everything, so that only replies follow."""
         self.again = False
@@ -162,6 +168,7 @@ class Transaction:
             return self._confused(reply)
         if kind != 2:
             self._mail_refused = True
+            self._refused(Phase.MAIL, reply)
             self._refuse(range(len(self.outcomes)), reply, Scope.MESSAGE)
             if not self._pipelining:
                 self.phase = Phase.DONE
@@ -182,6 +189,8 @@ class Transaction:
                 self._not_accepted(index, reply)
         if self._asked == len(self.outcomes):
             self.phase = self._after_rcpt
+            if not (self._accepted or self._mail_refused):
+                self._refused(Phase.RCPT, reply)
             if not (self._accepted or self._pipelining):
                 return self._reset()
         return b"" if self._pipelining else self._commands[self._asked + 1]
@@ -202,6 +211,8 @@ class Transaction:
             return b"" if self._accepted else END
         if kind == 2:
             return self._confused(reply)
+        if self._accepted:
+            self._refused(Phase.DATA, reply)
         self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish() if self._mail_refused else self._reset()
 
@@ -223,6 +234,7 @@ class Transaction:
             self.delivered = True
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
         else:
+            self._refused(Phase.FINAL_DOT, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish()
 
@@ -252,7 +264,16 @@ class Transaction:
         """True when the whole message was written and its reply did not come."""
         return self.phase is Phase.FINAL_DOT
 
+    def _refused(self, phase: Phase, reply: Reply) -> None:
+        self.refused_at, self.refusal = phase, reply
+
     def _session_ends(self, reply: Reply) -> bytes:
+        if self.refused_at is None and self.phase in (Phase.MAIL, Phase.RCPT):
+            self._refused(self.phase, reply)
+        elif self.phase in (Phase.DATA, Phase.FIRST_CHUNK) or (
+            self.at_once and self.phase is Phase.LAST_CHUNK
+        ):
+            self._refused(Phase.DATA, reply)
         self._end(reply, local=False)
         return b""
 

@@ -1,0 +1,444 @@
+"""Hosts that limit messages in a session, or sessions at a time, and say so with an ordinary refusal.
+
+Stalwart answers DATA with 452 4.4.5 after ten messages (stalwartlabs/stalwart#1384); others refuse MAIL or
+RCPT, with 4yz or 5yz, or with 421.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from tests.integration.delivery.conftest import StartCourier, StartPeer
+from tests.support.mail import ZONE, make_batch, make_message, route_to
+from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.routing.destinations.batch import Batch
+
+D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
+
+
+@dataclass(eq=False)
+class Host:
+    """A server. `per_session`: it answers `verb` with `told` after so many messages on a connection.
+
+    `at_once`: so many connections may have a MAIL; the others are told `too_many` there. `answers`: replies
+    to RCPT by the local part, and to MAIL by the sender's. `slow`: what a message waits for after its dot.
+    """
+
+    per_session: int | None = None
+    verb: str = "DATA"
+    told: str = "452 4.4.5 Maximum number of messages per session exceeded"
+    at_once: int | None = None
+    too_many: str = "432 4.3.2 Concurrent connections limit exceeded"
+    answers: dict[str, Callable[[], str]] = field(default_factory=dict)
+    extensions: tuple[str, ...] = ("PIPELINING",)
+    slow: asyncio.Event | None = None
+    connections: int = 0
+    open: int = 0
+    holders: set[object] = field(default_factory=set)
+    taken: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        me = object()
+        try:
+            await self._talk(reader, writer, me)
+        finally:
+            self.holders.discard(me)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: object) -> None:
+        messages = 0
+        mail = False
+        recipients: list[str] = []
+
+        async def say(text: str) -> bool:
+            writer.write(text.encode() + b"\r\n")
+            await writer.drain()
+            return not text.startswith("421")
+
+        await say("220 host ESMTP")
+        while line := (await reader.readline()).decode().rstrip():
+            self.commands.append(line)
+            verb = line.partition(" ")[0].upper()
+            spent = self.per_session is not None and messages >= self.per_session
+            if verb == "BDAT":
+                await reader.readexactly(int(line.split()[1]))
+            if verb == self.verb and spent:
+                mail = mail and verb != "MAIL"
+                if not await say(self.told):
+                    return
+            elif verb == "EHLO":
+                lines = ["host", *self.extensions]
+                await say("\r\n".join(f"250-{each}" for each in lines[:-1]) + f"\r\n250 {lines[-1]}")
+            elif verb == "MAIL":
+                recipients = []
+                reply = self._answer(line)
+                if self.at_once is not None and me not in self.holders and len(self.holders) >= self.at_once:
+                    reply = self.too_many
+                elif reply.startswith("250"):
+                    self.holders.add(me)
+                mail = reply.startswith("250")
+                if not await say(reply):
+                    return
+            elif verb == "RCPT" and mail:
+                reply = self._answer(line)
+                if reply.startswith("250"):
+                    recipients.append(line.partition("<")[2].partition("@")[0])
+                if not await say(reply):
+                    return
+            elif verb in ("RCPT", "DATA", "BDAT") and not recipients:
+                await say("503 5.5.1 no recipients")
+            elif verb in ("DATA", "BDAT"):
+                if verb == "DATA":
+                    await say("354 go on")
+                    while await reader.readline() != b".\r\n":
+                        pass
+                elif not line.endswith("LAST"):
+                    await say("250 2.0.0 chunk")
+                    continue
+                if self.verb == "DOT" and spent:
+                    await say(self.told)
+                    continue
+                self.arrived.set()
+                if self.slow is not None:
+                    await self.slow.wait()
+                messages += 1
+                self.taken += recipients
+                recipients = []
+                await say("250 2.0.0 taken")
+            elif verb == "QUIT":
+                await say("221 bye")
+                return
+            else:
+                await say("250 ok")
+
+    def _answer(self, line: str) -> str:
+        local = line.partition("<")[2].partition("@")[0]
+        answer = self.answers.get(local)
+        return "250 ok" if answer is None else answer()
+
+
+def batch_for(port: int, *recipients: str, sender: str = "sender@example.org") -> Batch:
+    addresses = [f"{each}@example.com" for each in recipients]
+    return make_batch(make_message(sender=sender, recipients=addresses), route_to(port), ZONE)
+
+
+async def send(
+    courier: SmtpCourier, port: int, *recipients: str, sender: str = "sender@example.org"
+) -> list[Outcome]:
+    return list(await courier.deliver(batch_for(port, *recipients, sender=sender)))
+
+
+TOLD = [
+    ("DATA", "452 4.4.5 Maximum number of messages per session exceeded"),
+    ("DATA", "554 5.5.0 enough"),
+    ("DATA", "421 4.7.0 too many messages in this connection"),
+    ("MAIL", "452 4.4.5 too many transactions"),
+    ("MAIL", "550 too many messages"),
+    ("MAIL", "421 4.4.5 too many messages"),
+    ("RCPT", "452 4.5.3 too many recipients in this session"),
+    ("RCPT", "451 4.7.1 too many messages in this session"),
+    ("RCPT", "550 5.7.1 too many messages in this session"),
+    ("RCPT", "421 4.7.0 too many messages"),
+]
+
+
+@pytest.mark.parametrize("extensions", [("PIPELINING",), ("8BITMIME",), ("PIPELINING", "CHUNKING")])
+@pytest.mark.parametrize(("verb", "told"), TOLD)
+async def test_a_limit_of_a_session_costs_no_attempt_and_is_remembered(
+    start_peer: StartPeer, start_courier: StartCourier, verb: str, told: str, extensions: tuple[str, ...]
+) -> None:
+    if "CHUNKING" in extensions and verb == "DATA":
+        verb = "BDAT"
+    host = Host(per_session=3, verb=verb, told=told, extensions=extensions)
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    for number in range(15):
+        [outcome] = await send(courier, port, f"r{number}")
+        assert outcome.verdict is D, outcome
+    assert host.taken == [f"r{number}" for number in range(15)]
+    assert host.connections == 5
+    # Once it was refused; from then on each connection ended with its third message.
+    assert sum(line.startswith("MAIL") for line in host.commands) == 16
+
+
+GENUINE = [
+    ("550 5.1.1 <{}@example.com>: no such user", B),
+    ("554 {} is not here (case 4711{})", B),
+    ("450 4.2.0 greylisted, see http://grey.example/{}", F),
+]
+
+
+@pytest.mark.parametrize(("told", "verdict"), GENUINE)
+async def test_a_refusal_of_the_mail_is_asked_about_once_and_then_believed(
+    start_peer: StartPeer, start_courier: StartCourier, told: str, verdict: Verdict
+) -> None:
+    bad = [f"bad{number}" for number in range(30)]
+    host = Host()
+    for each in bad:
+        host.answers[each] = partial(told.format, each, each)
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    [first] = await send(courier, port, "good")
+    assert first.verdict is D
+    for each in bad:
+        [refused] = await send(courier, port, each)
+        assert (refused.verdict, refused.counts, refused.reply.text.count(each)) == (
+            verdict,
+            True,
+            told.count("{"),
+        )
+        [taken] = await send(courier, port, "good")
+        assert taken.verdict is D
+    assert host.connections == 2
+    assert sum("bad" in line for line in host.commands) == 31
+
+
+async def test_replies_that_are_never_the_same_cost_a_few_connections(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    words = [f"{chr(97 + number)}" * 5 for number in range(20)]
+    host = Host()
+    for each in words:
+        host.answers[each] = partial("450 {} go away".format, each)
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    for each in words:
+        assert [one.verdict for one in await send(courier, port, "good")] == [D]
+        assert [one.verdict for one in await send(courier, port, each)] == [F]
+    assert host.connections == 9
+
+
+async def test_a_limit_is_found_although_the_host_refuses_recipients_as_well(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(per_session=3, verb="RCPT", told="550 too many messages in this session")
+    host.answers["bad"] = lambda: "550 no such user"
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    for number in range(12):
+        recipient = "bad" if number % 3 == 1 else f"r{number}"
+        [outcome] = await send(courier, port, recipient)
+        assert (outcome.verdict is B) == (recipient == "bad"), outcome
+    assert host.taken == [f"r{number}" for number in range(12) if number % 3 != 1]
+
+
+async def test_a_refused_sender_is_final_and_refused_at_once_the_next_time(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(answers={"bad": lambda: "550 5.7.1 <bad@example.org> may not send here"})
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    for _ in range(5):
+        assert [each.verdict for each in await send(courier, port, "a")] == [D]
+        [refused] = await send(courier, port, "b", sender="bad@example.org")
+        assert (refused.verdict, refused.scope, refused.reply.code) == (B, Scope.MESSAGE, 550)
+    assert host.connections == 2
+
+
+async def test_only_recipients_without_an_answer_of_their_own_are_asked_again(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(per_session=1, answers={"bad": lambda: "550 5.1.1 no such user"})
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    await send(courier, port, "first")
+    outcomes = await send(courier, port, "a", "bad", "b")
+    assert [each.verdict for each in outcomes] == [D, B, D]
+    assert host.taken == ["first", "a", "b"]
+    assert sum("bad" in line for line in host.commands) == 1
+
+
+async def test_a_limit_of_one_makes_a_connection_for_each_message(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(per_session=1)
+    port = await start_peer(host.serve)
+    clock = ManualClock()
+    courier = start_courier(clock=clock)
+    for _ in range(6):
+        assert [each.verdict for each in await send(courier, port, "a")] == [D]
+    assert host.connections == 6
+    assert host.commands.count("DATA") == 7
+    host.per_session = None
+    clock.advance(25 * 3600.0)  # another day
+    for _ in range(6):
+        assert [each.verdict for each in await send(courier, port, "a")] == [D]
+    assert host.connections == 7
+
+
+async def test_the_number_is_learned_again_when_the_host_takes_fewer(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(per_session=5)
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    for _ in range(11):
+        assert [each.verdict for each in await send(courier, port, "a")] == [D]
+    host.per_session = 2
+    for _ in range(20):
+        assert [each.verdict for each in await send(courier, port, "a")] == [D]
+    assert courier.learned(f"127.0.0.1:{port}") == (
+        "a connection ends after 2 messages: the host refused more",
+    )
+
+
+async def test_a_chance_refusal_does_not_lower_the_number(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(per_session=6)
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    for _ in range(15):
+        await send(courier, port, "a")
+    moods = iter(["451 4.3.0 try again"])
+    host.answers["moody"] = lambda: next(moods, "250 ok")
+    await send(courier, port, "a")
+    assert [each.verdict for each in await send(courier, port, "moody")] == [D]
+    [line] = courier.learned(f"127.0.0.1:{port}")
+    assert "after 6 messages" in line
+
+
+async def test_a_host_that_cannot_be_asked_again_costs_no_attempt_and_no_mail(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(per_session=1, verb="MAIL", told="550 too many messages")
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    await send(courier, port, "a")
+    batch = batch_for(port, "b")
+    turns = iter([True, False])
+
+    async def take_turn() -> bool:
+        return next(turns)
+
+    batch.take_turn = take_turn
+    [outcome] = await courier.deliver(batch)
+    assert (outcome.verdict, outcome.counts) == (F, False)
+    assert [each.verdict for each in await send(courier, port, "b")] == [D]
+
+
+async def test_many_recipients_at_a_host_with_both_limits_go_in_several_sessions(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    extensions = ("PIPELINING", "LIMITS RCPTMAX=2")
+    host = Host(per_session=2, extensions=extensions)
+    port = await start_peer(host.serve)
+    outcomes = await send(start_courier(), port, *(f"r{number}" for number in range(11)))
+    assert [each.verdict for each in outcomes] == [D] * 11
+    assert len(host.taken) == 11
+    assert host.connections == 3
+
+
+async def test_after_a_refused_final_dot_the_connection_is_not_used_again(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(per_session=1, verb="DOT", told="452 4.4.5 too many messages")
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    verdicts = [(await send(courier, port, "a"))[0].verdict for _ in range(6)]
+    assert verdicts == [D, F] * 3
+    assert host.connections == 3
+
+
+TOO_MANY = [
+    "432 4.3.2 Concurrent connections limit exceeded",
+    "550 too many connections",
+    "421 4.3.2 too many",
+]
+
+
+@pytest.mark.parametrize("too_many", TOO_MANY)
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+async def test_a_limit_of_connections_told_at_mail_costs_no_attempt(
+    start_peer: StartPeer, start_courier: StartCourier, too_many: str, at_once: int
+) -> None:
+    host = Host(at_once=at_once, too_many=too_many, slow=asyncio.Event())
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    batches = [batch_for(port, f"r{number}") for number in range(8)]
+    sending = [asyncio.create_task(courier.deliver(batch)) for batch in batches]
+    while host.commands.count("DATA") < at_once or sum(each[:4] == "MAIL" for each in host.commands) < 8:
+        await asyncio.sleep(0.01)
+    assert host.slow is not None
+    host.slow.set()
+    outcomes = [outcome for each in await asyncio.gather(*sending) for outcome in each]
+    assert [each.verdict for each in outcomes] == [D] * 8
+    assert len(host.taken) == 8
+    told = [batch.most_connections for batch in batches if batch.most_connections is not None]
+    assert min(told) == at_once
+
+
+async def test_a_refused_sender_is_final_on_the_next_idle_connection(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(slow=asyncio.Event(), answers={"bad": lambda: "550 5.7.1 may not send here"})
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    first = asyncio.create_task(send(courier, port, "a"))
+    await host.arrived.wait()
+    second = asyncio.create_task(send(courier, port, "b", sender="bad@example.org"))
+    while host.connections < 2 or sum("bad@" in each for each in host.commands) < 1:
+        await asyncio.sleep(0.01)
+    assert host.slow is not None
+    host.slow.set()
+    [taken], [refused] = await asyncio.gather(first, second)
+    assert (taken.verdict, refused.verdict) == (D, B)
+    assert sum("bad@" in each for each in host.commands) == 2
+    host.slow.clear()
+    third = asyncio.create_task(send(courier, port, "a"))
+    [refused] = await send(courier, port, "b", sender="bad@example.org")
+    assert refused.verdict is B
+    assert sum("bad@" in each for each in host.commands) == 3
+    host.slow.set()
+    await third
+
+
+async def test_a_refused_sender_is_final_when_all_connections_are_refused(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    host = Host(answers={"bad": lambda: "550 5.7.1 may not send here"})
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    sending = [send(courier, port, f"r{number}", sender="bad@example.org") for number in range(8)]
+    outcomes = [outcome for each in await asyncio.gather(*sending) for outcome in each]
+    assert [each.verdict for each in outcomes] == [B] * 8
+
+
+async def test_mail_that_is_one_connection_too_many_waits_without_an_attempt(
+    start_peer: StartPeer, start_courier: StartCourier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zonerelay.delivery.batch.courier.FEWER_PATIENCE", 0.05)
+    host = Host(at_once=1, too_many="550 too many connections", slow=asyncio.Event())
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    first = asyncio.create_task(send(courier, port, "a"))
+    await host.arrived.wait()
+    batch = batch_for(port, "b")
+    [outcome] = await courier.deliver(batch)
+    assert (outcome.verdict, outcome.counts, batch.most_connections) == (F, False, 1)
+    assert host.slow is not None
+    host.slow.set()
+    assert [each.verdict for each in await first] == [D]
+    assert [each.verdict for each in await send(courier, port, "b")] == [D]
+
+
+async def test_both_limits_at_one_host(start_peer: StartPeer, start_courier: StartCourier) -> None:
+    host = Host(per_session=3, verb="MAIL", told="550 too many messages", at_once=2)
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    outcomes = []
+    for _ in range(6):
+        sending = [send(courier, port, f"r{number}") for number in range(6)]
+        outcomes += [outcome for each in await asyncio.gather(*sending) for outcome in each]
+    assert {each.verdict for each in outcomes} <= {D, F}
+    assert not any(each.counts for each in outcomes if each.verdict is F)
+    assert sum(each.verdict is D for each in outcomes) >= 30
