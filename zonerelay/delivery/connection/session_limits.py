@@ -47,7 +47,8 @@ MAX_REFUSALS = 32
 MAX_TEXT = 200
 """Characters of a reply that are compared."""
 
-_ORDER = (Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.FINAL_DOT)
+_PROGRESS = {Phase.MAIL: 0, Phase.RCPT: 1, Phase.DATA: 2, Phase.LAST_CHUNK: 3, Phase.FINAL_DOT: 3}
+"""How far mail gets that is refused at a phase. The only BDAT (LAST_CHUNK) is DATA and the final dot in one."""
 _VARIABLE = re.compile(r"\S*[\d@<>\"'_/=]\S*")
 """A word with an address, a number or an identifier: it differs between two replies for the same reason."""
 
@@ -131,15 +132,15 @@ class SessionLimits:
         if refused_at is None or reply is None:
             if not transaction.delivered:
                 return suspect
-        elif _ORDER.index(refused_at) <= _ORDER.index(suspect.phase):
+        elif _PROGRESS[refused_at] <= _PROGRESS[suspect.phase]:
             is_same = comparable(reply) == comparable(suspect.reply)
-            if refused_at is not suspect.phase or (suspect.others and not session.delivered):
+            if _PROGRESS[refused_at] < _PROGRESS[suspect.phase] or (suspect.others and not session.delivered):
                 return suspect
             if is_same:
-                self._note(session.peer.address, refused_at, reply)
+                self._note(session.peer.address, suspect.phase, reply)
             if is_same or not others:
                 in_vain = self._host(session.peer.address).in_vain
-                in_vain.setdefault(refused_at, deque(maxlen=MOST_IN_VAIN)).append(self._clock.monotonic())
+                in_vain.setdefault(suspect.phase, deque(maxlen=MOST_IN_VAIN)).append(self._clock.monotonic())
             return None
         if not suspect.others:  # the queue sees to fewer connections
             self._learn(suspect)

@@ -140,8 +140,7 @@ class ChunkedTransaction(Transaction):
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
             return self._finish()
         if self._accepted:
-            # At once, the whole message follows MAIL, and its reply stands for that to DATA as well.
-            self._refused(Phase.DATA if self.at_once else Phase.FINAL_DOT, reply)
+            self._refused(Phase.LAST_CHUNK if self.at_once else Phase.FINAL_DOT, reply)
         self._refuse(self._accepted, reply, Scope.MESSAGE)
         return self._finish() if self._mail_refused else self._reset()
 

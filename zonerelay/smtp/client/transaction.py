@@ -109,7 +109,7 @@ class Transaction:
         self.delivered = False
         self.refused_at: Phase | None = None
         """The phase whose refusal, 421 included, left no recipient: MAIL, RCPT (all of them), DATA (the first
-        BDAT, too) or FINAL_DOT.
+        BDAT, too), LAST_CHUNK (a BDAT that was the only one) or FINAL_DOT.
         """
         self.refusal: Reply | None = None
         """The reply that `refused_at` was answered with, the last one of several."""
@@ -270,10 +270,10 @@ class Transaction:
     def _session_ends(self, reply: Reply) -> bytes:
         if self.refused_at is None and self.phase in (Phase.MAIL, Phase.RCPT):
             self._refused(self.phase, reply)
-        elif self.phase in (Phase.DATA, Phase.FIRST_CHUNK) or (
-            self.at_once and self.phase is Phase.LAST_CHUNK
-        ):
+        elif self.phase in (Phase.DATA, Phase.FIRST_CHUNK):
             self._refused(Phase.DATA, reply)
+        elif self.at_once and self.phase is Phase.LAST_CHUNK:
+            self._refused(self.phase, reply)
         self._end(reply, local=False)
         return b""
 
