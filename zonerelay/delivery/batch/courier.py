@@ -442,7 +442,9 @@ class SmtpCourier:
         elif suspect is not None:
             state.suspect = suspect
             state.asked_again += 1
-        if suspect is not None or (transaction.refused_at is Phase.FINAL_DOT and session.delivered):
+        refusal = transaction.refusal if transaction.refused_at is Phase.FINAL_DOT else None
+        is_put_off = refusal is not None and refusal.is_transient and session.delivered > 0
+        if suspect is not None or is_put_off:
             session.max_transactions = session.transactions
         return suspect is not None
 

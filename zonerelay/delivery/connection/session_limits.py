@@ -48,7 +48,7 @@ MAX_TEXT = 200
 """Characters of a reply that are compared."""
 
 _PROGRESS = {Phase.MAIL: 0, Phase.RCPT: 1, Phase.DATA: 2, Phase.LAST_CHUNK: 3, Phase.FINAL_DOT: 3}
-"""How far mail gets that is refused at a phase. The only BDAT (LAST_CHUNK) is DATA and the final dot in one."""
+"""How far mail gets that is refused at a phase. An only BDAT (LAST_CHUNK) is DATA and final dot in one."""
 _VARIABLE = re.compile(r"\S*[\d@<>\"'_/=]\S*")
 """A word with an address, a number or an identifier: it differs between two replies for the same reason."""
 
