@@ -17,7 +17,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.zone.plan import ZonePlan
+from zonerelay.queue.zone.plan import LONG, ZonePlan
 
 IN_DOUBT = replace(
     DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
@@ -318,19 +318,19 @@ def test_thousands_of_domains_that_died_together_do_not_fill_the_window() -> Non
 class Sharing(Plan):
     """A worker that is given its connections."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **zone: object) -> None:
+        super().__init__(**zone)
         self.allowance = ZoneAllowance("default", lambda: None, lambda: 0.0)
-        self.queue = ZonePlan(ZoneSettings(), RETRY, shared=self.allowance)
+        self.queue = ZonePlan(self.queue.zone, RETRY, shared=self.allowance)
 
     @property
     def wished(self) -> int:
         return self.allowance.figures[2]
 
-    def give(self, name: str) -> None:
-        """One connection."""
+    def give(self, name: str, count: int = 1) -> None:
+        """So many connections in all."""
         site = route_to("default", f"mx.{name}.example", expires=1e12)
-        self.allowance.take_in((Held(site.site, site.destination, 1),), 0, 0.0)
+        self.allowance.take_in((Held(site.site, site.destination, count),), 0, 0.0)
         self.queue.granted(self.now)
 
 
@@ -395,3 +395,30 @@ def test_each_of_two_workers_goes_by_half_of_the_connections() -> None:
         plan.add(f"new{n}", 1)
     assert not plan.start()
     assert plan.wished == 6
+
+
+def test_one_that_waits_for_room_is_not_kept_out_by_its_own_wish() -> None:
+    """Seen in simulated workers (seed 95): a destination that had become slow waited for room among the slow
+    ones, and its wish for a connection, made later, took the only place. Its mail stayed until it expired.
+    """
+    plan = Sharing(max_connections=6)
+    plan.allowance.holders = 2  # one connection for slow destinations
+    plan.queue.granted(plan.now)
+    plan.add("s", 2)
+    plan.start()
+    plan.give("s")
+    plan.start()
+    plan.finish("s", seconds=LONG + 1)
+    assert plan.start() == {"s": 1}
+    plan.add("d", 5)
+    plan.start()
+    plan.give("d")
+    plan.start()
+    plan.finish("d")
+    assert plan.start() == {"s": 1, "d": 1}
+    plan.finish("d", seconds=LONG + 1)
+    assert plan.start() == {"s": 1}
+    plan.give("d", 0)
+    plan.finish("s")
+    plan.give("d")
+    assert plan.start() == {"d": 1}

@@ -244,6 +244,10 @@ class RoundRobin:
         for destination in ungranted:
             if not destination.waiting:
                 self._give_up(destination)
+            elif destination.is_queued:
+                # It asks when its turn comes. A wish made here by a destination that probation has put aside
+                # would take the very place that it waits for, for ever.
+                continue
             elif self._is_granted(destination):
                 self.offer(destination, now)
         aside, self._aside = self._aside, []
