@@ -141,6 +141,32 @@ def test_what_may_surprise_is_noted(text: str, note: str) -> None:
     assert [each for each in notes if each.startswith(note)], notes
 
 
+MICROSOFT = "[smtp.office365.com]:587"
+ENDING = "zone[0].credentials: main is a password for"
+
+
+@pytest.mark.parametrize(
+    ("next_hop", "said"),
+    [
+        (MICROSOFT, "smtp.office365.com: Microsoft 365 switches log-ins by password off"),
+        ("SMTP.office365.com", "smtp.office365.com: Microsoft 365 switches log-ins by password off"),
+        (f"[other.example]:587, {MICROSOFT}", "smtp.office365.com: Microsoft 365 switches"),
+        ("[smtp-mail.outlook.com]:587", "smtp-mail.outlook.com: Outlook.com has taken no passwords"),
+        ("[outlook.com.example.net]:587", ""),
+        ("[notoffice365.com]:587", ""),
+        ("example-com.mail.protection.outlook.com", ""),  # offers no AUTH
+        ("192.0.2.1:587", ""),
+    ],
+)
+def test_a_password_that_its_provider_gives_up_is_noted(next_hop: str, said: str) -> None:
+    zone = ZONE.replace("[smtp.example.net]:587", next_hop)
+    ending = [each for each in advice(load_text(zone + USED + PLAIN), "relay.example.org") if ENDING in each]
+    assert len(ending) == bool(said), ending
+    assert all(each.startswith(f"{ENDING} {said}") and "XOAUTH2" in each for each in ending)
+    notes = advice(load_text(zone + USED + OAUTH + 'grant = "client_credentials"\n'), "relay.example.org")
+    assert not [each for each in notes if "password for" in each]
+
+
 def tried(credential: str, environment: dict[str, str]) -> tuple[list[str], list[str]]:
     report = Report({})
     notes = list(try_credentials(load_text(ZONE + USED + credential).credential, environment, report))

@@ -49,7 +49,12 @@ from zonerelay.config.tables.inbound.listener import (
     Network,
 )
 from zonerelay.config.tables.inbound.sendmail import SendmailSettings
-from zonerelay.config.tables.outbound.credential import CredentialSettings, Mechanism, OauthGrant
+from zonerelay.config.tables.outbound.credential import (
+    CredentialSettings,
+    Mechanism,
+    OauthGrant,
+    passwords_that_end,
+)
 from zonerelay.config.tables.outbound.delivery import (
     BounceSettings,
     DeliverySettings,

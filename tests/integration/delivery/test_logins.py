@@ -219,6 +219,37 @@ async def test_whatever_refuses_a_login_is_no_reason_to_bounce(
     assert bed.events() == ["login-refused"]
 
 
+MICROSOFT = "550 5.7.30 Basic authentication is not supported for Client Submission."
+
+
+@pytest.mark.parametrize(
+    "reply", [MICROSOFT, "535 5.7.139 Authentication unsuccessful, basic authentication is disabled."]
+)
+async def test_a_provider_that_takes_no_passwords_any_more_is_told_in_plain_words(
+    start_smarthost: StartSmarthost, make_bed: MakeBed, reply: str
+) -> None:
+    host = await start_smarthost(Smarthost(auth_reply=reply))
+    bed = make_bed()
+    outcome = await bed.send(to(host))
+    assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, False)
+    assert reply in outcome.reply.text
+    assert "use XOAUTH2 (token_url" in outcome.reply.text
+    [problem] = bed.logins.problems()
+    assert "switched off" in problem
+    assert "use XOAUTH2 (token_url" in problem
+
+
+async def test_a_password_at_microsoft_is_a_problem_in_status_before_it_is_refused(make_bed: MakeBed) -> None:
+    bed = make_bed()
+    bed.logins.configure(
+        [CredentialSettings(name="main", user="relay", password="/etc/main.password")],
+        {},
+        [ZoneSettings(next_hop="[smtp.office365.com]:587", credentials=("main",), tls=TlsMode.VERIFY)],
+    )
+    [problem] = bed.logins.problems()
+    assert problem.startswith("zone default logs in at smtp.office365.com with a password (main): Microsoft")
+
+
 @pytest.mark.parametrize("reply", ["454 4.7.0 try later", "421 4.3.0 closing", "432 4.7.12 first by hand"])
 async def test_a_temporary_refusal_is_the_hosts_and_the_next_one_is_tried(
     start_smarthost: StartSmarthost, make_bed: MakeBed, reply: str

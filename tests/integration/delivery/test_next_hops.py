@@ -9,11 +9,14 @@ from dataclasses import replace
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import ZONE, make_batch, make_message, route_to
 from tests.support.ports import free_ports
+from zonerelay.delivery.batch.batch_state import without_auth_bounces
 from zonerelay.delivery.connection.host_order import FIRST_PAUSE
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
+from zonerelay.smtp.client.reply_class import class_of
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 ONE_EACH = replace(ZONE, next_hop="[a], [b]", max_messages_per_connection=1)
@@ -165,6 +168,32 @@ async def test_a_next_hop_that_wants_a_login_nobody_configured_bounces_nothing(
         assert {(each.verdict, each.scope, each.counts) for each in outcomes} == {(F, Scope.HOST, False)}
         assert outcomes[0].reply.status == "4.7.0"
         assert "which zone default does not do" in outcomes[0].reply.text
+
+
+MICROSOFT = "550 5.7.30 Basic authentication is not supported for Client Submission."
+
+
+async def test_a_next_hop_that_takes_no_passwords_any_more_bounces_nothing(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    for script in (
+        lambda verb, _: MICROSOFT if verb == "MAIL" else None,
+        lambda verb, _: MICROSOFT if verb == "RCPT" else None,
+        lambda verb, _: MICROSOFT if verb == "DATA" else None,
+    ):
+        sink = await start_sink(script=script)
+        message = make_message(recipients=("a@example.com", "b@example.com"))
+        outcomes = await start_courier().deliver(make_batch(message, route_to(sink.port), ONE_EACH))
+        assert {(each.verdict, each.scope, each.counts) for each in outcomes} == {(F, Scope.HOST, False)}
+        assert MICROSOFT in outcomes[0].reply.text
+        assert "use XOAUTH2 (token_url" in outcomes[0].reply.text
+        assert class_of(outcomes[0].reply, local=True) == "log-in"
+
+
+async def test_the_same_code_for_mail_that_demands_tls_of_every_hop_is_about_the_mail() -> None:
+    """RFC 8689 5: no host behind this one speaks REQUIRETLS."""
+    refused = Outcome(Verdict.BOUNCED, Reply(550, "7.30", "REQUIRETLS support required"), scope=Scope.MESSAGE)
+    assert without_auth_bounces([refused, None], "default", require_tls=True) == [refused, None]
 
 
 async def test_an_mx_host_that_wants_a_login_refuses_the_mail(

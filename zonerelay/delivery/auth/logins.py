@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zonerelay.config.credentials.secrets import SecretError
-from zonerelay.config.settings import CredentialSettings, Settings, TlsMode, ZoneSettings
+from zonerelay.config.settings import (
+    CredentialSettings,
+    Settings,
+    TlsMode,
+    ZoneSettings,
+    passwords_that_end,
+)
 from zonerelay.delivery.auth.accounts import Account, digest
 from zonerelay.delivery.auth.oauth import Post, TokenSource, post
 from zonerelay.delivery.auth.oauth_grants import TokenError
@@ -59,6 +65,13 @@ if TYPE_CHECKING:  # a command that only explains needs no metrics
 MAX_SHOWN = 200
 MAX_WORDS = 500
 """Characters of a reply that are kept: the text is stored with every message that waits."""
+
+_PASSWORDS_OFF = ("7.30", "7.139")
+"""With one of these Microsoft refuses passwords: of everybody, or in one tenant or mailbox."""
+NO_PASSWORDS = (
+    "log-ins by password are switched off there: use XOAUTH2 (token_url; docs/smarthosts.md), or have an "
+    "administrator switch them on again"
+)
 
 
 class AuthDialog(Protocol):
@@ -163,6 +176,8 @@ class Login:
         if not self.is_new:
             account.stale = token
             raise StaleTokenError(self.identity.secret)
+        if reply.detail in _PASSWORDS_OFF and not self.credential.token_url:
+            words = f"{words}; {NO_PASSWORDS}"
         raise self._refused(dialog, words)
 
     async def _converse(self, dialog: AuthDialog, talking: SaslConversation) -> Reply:
@@ -211,6 +226,7 @@ class Logins:
         # The credentials of mailboxes, each under the name of the one zone that uses it.
         self._mailboxes: dict[str, CredentialSettings] = {}
         self._patterns: Senders = {}
+        self._ending: list[str] = []
         self._tokens: dict[str, TokenSource] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self.resume: Callable[[str], None] = lambda zone: None
@@ -229,6 +245,11 @@ class Logins:
         self._secrets.forget()
         for name in [name for name in self._tokens if self._credentials.get(name) != old.get(name)]:
             self._retire(self._tokens.pop(name))
+        self._ending = [
+            f"zone {zone.name} logs in at {host} with a password ({name}): {why}"
+            for zone in zones
+            for name, host, why in passwords_that_end(credentials, zone)
+        ]
         wanted = {(zone.name, name) for zone in zones for name in zone.credentials}
         wanted |= {(name, name) for name in self._mailboxes}
         self._events.declare(sorted({zone for zone, _ in wanted}))
@@ -270,7 +291,8 @@ class Logins:
                     self._tokens[account.credential].retry_now()
 
     def problems(self) -> Iterator[str]:
-        """Yields one line per account that cannot log in, for `status`."""
+        """Yields one line per account that cannot log in, or soon will not, for `status`."""
+        yield from self._ending
         for account in self._accounts.values():
             if account.problem:
                 where = f" at {account.host}" if account.host else ""

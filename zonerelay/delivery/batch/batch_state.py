@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zonerelay.config.settings import ZoneSettings
+from zonerelay.delivery.auth.logins import NO_PASSWORDS
 from zonerelay.delivery.batch.chunking import chunked
 from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, BatchProgress
 from zonerelay.delivery.batch.transaction_io import SentBody
@@ -111,7 +112,9 @@ class BatchState:
         connection.
         """
         if not transaction.delivered and self.batch.zone.next_hop:
-            transaction.outcomes = without_auth_bounces(transaction.outcomes, self.batch.zone.name)
+            transaction.outcomes = without_auth_bounces(
+                transaction.outcomes, self.batch.zone.name, require_tls=self.message.envelope.require_tls
+            )
         if suspect:
             self.progress.suspect(self._asking, transaction)
         else:
@@ -159,22 +162,35 @@ class BatchState:
 WANTS_MORE = 530
 
 
-def without_auth_bounces(outcomes: Sequence[Outcome | None], zone: str) -> list[Outcome | None]:
-    """Returns the outcomes of a transaction with a next hop, with deferrals in the place of bounces
-    for 530.
+PASSWORDS_OFF = "7.30"
+"""Microsoft takes no password for this log-in. RFC 8689 5 has the same code for mail that demands TLS."""
+
+
+def without_auth_bounces(
+    outcomes: Sequence[Outcome | None], zone: str, *, require_tls: bool
+) -> list[Outcome | None]:
+    """Returns the outcomes of a transaction with a next hop, with deferrals in the place of bounces for a
+    log-in that is missing or of the wrong kind. `require_tls`: the message demands TLS of every hop.
     """
-    return [None if each is None else _without_auth_bounce(each, zone) for each in outcomes]
+    return [None if each is None else _without_auth_bounce(each, zone, require_tls) for each in outcomes]
 
 
-def _without_auth_bounce(outcome: Outcome, zone: str) -> Outcome:
-    if outcome.verdict is not Verdict.BOUNCED or outcome.reply.code != WANTS_MORE:
-        return outcome
+def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outcome:
     said = outcome.reply
-    text = f"the next hop wants a log-in or TLS first, which zone {zone} does not do there: {said}"
+    if outcome.verdict is not Verdict.BOUNCED:
+        return outcome
+    if said.code == WANTS_MORE:
+        detail = said.detail or "7.0"
+        text = f"the next hop wants a log-in or TLS first, which zone {zone} does not do there: {said}"
+    elif said.detail == PASSWORDS_OFF and not require_tls:
+        detail = "7.0"
+        text = f"the next hop refused a log-in of zone {zone}: {said}; {NO_PASSWORDS}"
+    else:
+        return outcome
     return replace(
         outcome,
         verdict=Verdict.DEFERRED,
-        reply=Reply(451, said.detail or "7.0", text),
+        reply=Reply(451, detail, text),
         scope=Scope.HOST,
         local=True,
         counts=False,

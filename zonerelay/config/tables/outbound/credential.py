@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret, secret_path
+from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import choice, text, texts
 from zonerelay.config.problems import KeyPath, Report, path_text
@@ -18,6 +19,13 @@ from zonerelay.config.tables.outbound.zone import TlsMode, ZoneSettings
 from zonerelay.config.wording import quoted
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
+_PASSWORDS_END = {
+    "office365.com": (
+        "Microsoft 365 switches log-ins by password off by default at the end of December 2026 (550 5.7.30)"
+    ),
+    "smtp-mail.outlook.com": "Outlook.com has taken no passwords since September 2024",
+}
+"""Smarthosts, the names below them included, that give log-ins by password up. Microsoft: MC786329."""
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
 
 
@@ -101,6 +109,8 @@ def credential_advice(
     for at, zone in enumerate(zones):
         if not zone.credentials:
             continue
+        for name, host, why in passwords_that_end(credentials, zone):
+            yield f"zone[{at}].credentials: {name} is a password for {host}: {why}"
         if zone.tls is TlsMode.REQUIRED:
             yield (
                 f"zone[{at}].tls: required: an attacker who can redirect its connections is shown the "
@@ -112,6 +122,23 @@ def credential_advice(
                 f"zone[{at}].credentials: each is for some senders only; mail of all others, such as reports "
                 "(<>), waits in this zone until it is too old"
             )
+
+
+def passwords_that_end(
+    credentials: Sequence[CredentialSettings], zone: ZoneSettings
+) -> Iterator[tuple[str, str, str]]:
+    """Yields credential, host and reason where the zone logs in with a password that its provider is giving
+    up.
+    """
+    passwords = [each.name for each in credentials if each.name in zone.credentials and each.password]
+    if not passwords:
+        return
+    hosts = [parse_next_hop(each).host for each in split_next_hops(zone.next_hop)]
+    for host in hosts:
+        for ending, why in _PASSWORDS_END.items():
+            if f".{host}".endswith(f".{ending}"):
+                for name in passwords:
+                    yield name, host, f"{why}; use XOAUTH2 (token_url; docs/smarthosts.md)"
 
 
 def try_credentials(
