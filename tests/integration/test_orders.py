@@ -338,7 +338,7 @@ async def test_another_worker_finds_what_it_was_not_told(
             ours = running.worker._orders
             assert theirs is not None
             assert ours is not None
-            theirs._directory, theirs._path = ours._directory, ours._path
+            theirs._file = ours._file
             await suspend(running, sender="app@*")
             await untold.until(lambda: bool(theirs.table.orders), what="it knows the order")
             await send(untold, "1@hop.example")

@@ -21,6 +21,7 @@ from tests.store.damage_worker import database_of
 from tests.store.spools import Spool
 from tests.store.test_leveldb_damage import body, filled, flip, numbers, recipient
 from tests.store.test_spool_check import mixed, state_of
+from zonerelay import durable
 from zonerelay.cli.main import main
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
@@ -228,8 +229,8 @@ class _Kills:
         patched.setattr(os, "link", self._counted(os.link))
         patched.setattr(Path, "unlink", self._counted(Path.unlink))
         patched.setattr(shutil, "rmtree", self._counted(shutil.rmtree))
-        for name in ("sync", "write_durably"):
-            patched.setattr(repair_module, name, self._counted(getattr(repair_module, name)))
+        for name in ("sync_directory", "write"):
+            patched.setattr(durable, name, self._counted(getattr(durable, name)))
 
     def _counted(self, function: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object, **named: object) -> object:

@@ -7,7 +7,6 @@ import json
 import smtplib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import Finish
 
 MESSAGES = 30
-
-
-@pytest.fixture
-async def sink() -> AsyncIterator[Sink]:
-    sink = Sink()
-    await sink.start()
-    yield sink
-    await sink.close()
 
 
 async def filled(home: Path, engine: str) -> Path:

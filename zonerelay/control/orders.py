@@ -76,6 +76,7 @@ class OrderAnswers:
                 case Resume():
                     return await self._resume(request, request.who or caller)
                 case OrdersRequest():
+                    await self._orders.look()
                     return OrdersInForce(orders=self.rows())
         except OrdersError as error:
             raise ControlError(str(error)) from error

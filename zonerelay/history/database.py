@@ -19,6 +19,8 @@ from zlib import crc32
 
 import msgspec
 
+from zonerelay import durable
+
 VERSION = 1
 BLOCK = 64
 """Events in one row."""
@@ -67,7 +69,7 @@ class VersionError(sqlite3.DatabaseError):
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Makes the file and its directory when there is none. Raises OSError, too."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    durable.make_directory(path.parent)
     database = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
     try:
         # A commit is on disk when it returns: what is lost in a power cut is the last second.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from zonerelay import durable
 from zonerelay.model.clock import Clock
 from zonerelay.telemetry.logs.redact import Redactor
 
@@ -242,7 +243,7 @@ class History:
         self._database = None
         aside = self._file.with_name(f"{self._file.name}.aside")
         try:
-            self._file.replace(aside)
+            durable.rename(self._file, aside)
             for end in ("-wal", "-shm"):
                 self._file.with_name(self._file.name + end).unlink(missing_ok=True)
             database = self._open()
@@ -281,4 +282,4 @@ def note_off(file: Path) -> None:
     mark = off_mark(file)
     with contextlib.suppress(OSError):
         if file.exists() and not mark.exists():
-            mark.touch()
+            durable.create(mark, b"")

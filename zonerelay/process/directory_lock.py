@@ -12,11 +12,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from zonerelay import durable
+
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[int]:
     """Waits for the lock, and gives the open directory. Makes it when there is none. Raises OSError."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    durable.make_directory(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import NOTE, HistoryAddresses, Settings, note_upgrade
 from zonerelay.telemetry.logs.redact import Redactor, load_or_create_key
 
@@ -37,7 +38,7 @@ def prepare_home(settings: Settings) -> Path:
     """
     home = settings.spool.path.parent
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_directory(home)
     except OSError as error:
         raise StartError(
             f"cannot create {home}, where [spool] path is to be: {error.strerror};"
@@ -112,5 +113,5 @@ def hashing_redactor(settings: Settings, of_log: Redactor) -> Redactor:
     """Returns one that makes pseudonyms, whether the log has them or not. Raises RedactKeyError."""
     if of_log.enabled:
         return of_log
-    settings.spool.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    durable.make_directory(settings.spool.path.parent)
     return Redactor(load_or_create_key(redact_key_of(settings)), enabled=True)

@@ -60,6 +60,20 @@ async def repair_shared(
     )
 
 
+async def living(settings: Settings, environment: Mapping[str, str]) -> int:
+    """Returns how many relays use the queue, as workers and on any machine; one that was killed counts until
+    its lease ends, and the node of these settings does not. Raises StoreError.
+    """
+    if settings.spool.backend is Backend.REDIS:
+        with driver("redis", "redis"):
+            from zonerelay.store.redis.repair import living as living_redis
+
+        return await living_redis(settings.redis, environment)
+    from zonerelay.store.postgres.repair import living as living_postgres
+
+    return await living_postgres(settings.postgres, environment)
+
+
 @contextlib.asynccontextmanager
 async def view_shared(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[QueueView]:
     """The queue, to be read: PostgreSQL's as it is at this moment, the others' message by message as it is

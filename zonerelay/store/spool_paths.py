@@ -13,6 +13,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import AUTO, Backend, PostgresSettings, Settings, SpoolSettings
 
 SHARED = frozenset({Backend.REDIS, Backend.POSTGRES, Backend.S3})
@@ -105,7 +106,8 @@ def remove_spool(spool: SpoolSettings, worker: int) -> None:
     for place in directories_of(spool):
         directory = place / name_of(worker)
         if directory.is_dir():
-            gone = directory.rename(directory.with_name(directory.name + _REMOVED))
+            gone = directory.with_name(directory.name + _REMOVED)
+            durable.rename(directory, gone)
             shutil.rmtree(gone)
     shelf = spool_of(spool, worker).shelve
     if shelf is not None:

@@ -11,7 +11,6 @@ client had sent it, because people edit files: addresses, ids and texts that oth
 from __future__ import annotations
 
 import io
-import os
 import re
 import shutil
 import tarfile
@@ -23,7 +22,7 @@ from typing import IO, Protocol
 
 import msgspec
 
-from zonerelay import __version__
+from zonerelay import __version__, durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
@@ -165,27 +164,15 @@ def writing(path: Path) -> Iterator[Target]:
     try:
         if path.suffix == ".tar":
             made = draft / path.name
-            with made.open("xb") as file:
-                with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                    yield _Tar(tar)
-                file.flush()
-                os.fsync(file.fileno())
-            made.replace(path)
+            with tarfile.open(made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                yield _Tar(tar)
+            durable.rename(made, path)
         else:
             yield _Directory(draft)
-            os.sync()  # one for all: a sync of each file would take hours for a long queue
-            draft.replace(path)
-        _sync_name(path)
+            durable.sync_tree(draft)
+            durable.rename(draft, path)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _sync_name(path: Path) -> None:
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- reading

@@ -19,18 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.model.delivery import Delivery
+from zonerelay import durable
 from zonerelay.model.message_id import MessageId
 from zonerelay.transfer.stored import TransferError
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS migration (source TEXT, target TEXT, spools TEXT);
 CREATE TABLE IF NOT EXISTS message (
-    spool INTEGER, id TEXT, copy TEXT, held TEXT, digest TEXT, phase INTEGER, PRIMARY KEY (spool, id)
+    spool INTEGER, id TEXT, copy TEXT, digest TEXT, phase INTEGER, PRIMARY KEY (spool, id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS unfinished ON message (spool, phase) WHERE phase < 4;
 """
-_DELIVERIES = msgspec.json.Decoder(list[tuple[str, str]])
 
 
 class Phase(enum.IntEnum):
@@ -46,17 +45,13 @@ class Phase(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One message: its id in the source, the id of its copy, and the deliveries (queue and recipient) that
-    were held before the migration touched them. `digest`: what was copied, "" when it is not known yet.
+    """One message: its id in the source, and the id of its copy. `digest`: what was copied, "" when it is not
+    known yet.
     """
 
     id: MessageId
     copy: MessageId
-    held: frozenset[tuple[str, str]]
     digest: str = ""
-
-    def was_held(self, delivery: Delivery) -> bool:
-        return (delivery.queue, delivery.recipient) in self.held
 
 
 class Journal:
@@ -115,14 +110,10 @@ class Journal:
     def unfinished(self, spool: int, phase: Phase, limit: int) -> list[Move]:
         with self._translated():
             rows = self._database.execute(
-                "SELECT id, copy, held, digest FROM message WHERE spool = ? AND phase = ?"
-                " ORDER BY id LIMIT ?",
+                "SELECT id, copy, digest FROM message WHERE spool = ? AND phase = ? ORDER BY id LIMIT ?",
                 (spool, phase, limit),
             )
-            return [
-                Move(identity, copy, frozenset(_DELIVERIES.decode(held)), digest)
-                for identity, copy, held, digest in rows
-            ]
+            return [Move(*row) for row in rows]
 
     def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, Phase]:
         """Of those that the journal knows."""
@@ -135,11 +126,8 @@ class Journal:
             return {MessageId(identity): Phase(phase) for identity, phase in rows}
 
     def plan(self, spool: int, moves: Iterable[Move]) -> None:
-        rows = [
-            (spool, each.id, each.copy, msgspec.json.encode(sorted(each.held)).decode(), "", Phase.PLANNED)
-            for each in moves
-        ]
-        self._write("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?)", rows)
+        rows = [(spool, each.id, each.copy, "", Phase.PLANNED) for each in moves]
+        self._write("INSERT INTO message VALUES (?, ?, ?, ?, ?)", rows)
 
     def forget(self, spool: int, moves: Iterable[Move]) -> None:
         """They stay in the source as they were, and have no copy."""
@@ -181,7 +169,7 @@ class Journal:
             is_begun = self._database.execute("SELECT 1 FROM message LIMIT 1").fetchone() is not None
             self._database.close()
         if self.is_over or not is_begun:
-            self.path.unlink()
+            durable.unlink(self.path)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

@@ -2,22 +2,25 @@
 
 A message goes through these steps, each of which is durable before the next one begins:
 
-1. The journal names the message, and its deliveries that are held already (PLANNED).
-2. All its deliveries are held in the source. So no relay sends them from there any more, neither one that
-   shares the source, nor the old one when it is started again between two runs.
+1. The journal names the message (PLANNED).
+2. All its deliveries sleep in the source: they are held, with a mark before their `act` that says whether
+   they were held before. So no relay sends them from there any more, neither one that shares the source, nor
+   the old one when it is started again between two runs.
 3. It is copied, under its own id and held: the copy sleeps. The journal has the digest of it (COPIED).
 4. The copy is read back, by a store that was opened after it was written and knows it from nowhere else. Then
    the message is removed from the source, and the journal says so (REMOVED).
-5. The copy wakes: what was not held before step 2 is released, and the journal says so (AWAKE).
+5. The copy wakes: it is held as before step 2, unless the order that held it is over, and the journal says
+   so (AWAKE).
 
 Wherever a run was killed, the next one repeats the step that the journal names: holding, copying, removing
 and waking come to the same when they are done a second time. What has the mark REMOVED, or has left the
 source while its copy was there, is never copied again. So no message is ever in both queues without being
 held in one of them, and none is in neither.
 
-Held is the mark of a sleeping copy because every engine and every release knows it: no relay claims such a
-delivery, and the records on disk are the ones there have always been. What it hides is in the journal, so an
-operator who releases mail of either queue during a migration breaks the promise; the documentation says so.
+A sleeping copy is held because every engine and every release knows that: no relay claims such a delivery,
+and the records on disk are the ones there have always been. The mark keeps an order that ends meanwhile, on
+either side, from releasing it. An operator who releases mail of either queue during a migration breaks the
+promise; the documentation says so.
 
 A message moves with all of its deliveries, or not now: one that another relay is attempting is left for a
 later pass, as it was. A message that cannot be read stays, too, and is named. An error of a store ends the
@@ -58,6 +61,9 @@ _LOOK_EVERY = 0.5
 _IDS = 100
 """Ids that are tried for a message whose own is taken."""
 
+_SLEEPS = "~"
+_WAS_HELD = "~held "
+
 T = TypeVar("T")
 
 
@@ -89,16 +95,18 @@ class Migration:
         *,
         spool: int,
         patience: float,
+        orders_over: Callable[[], Collection[str]],
         saw: Callable[[float, Unusable | None], None],
     ) -> None:
-        """`saw` hears how many messages are done with, half of one when it is copied, or what is wrong with
-        one that stays.
+        """`orders_over` returns the ids of orders that are over in the target. `saw` hears how many messages
+        are done with, half of one when it is copied, or what is wrong with one that stays.
         """
         self._source = source
         self._targets = targets
         self._journal = journal
         self._spool = spool
         self._patience = patience
+        self._orders_over = orders_over
         self._saw = saw
         self._moved = moved
 
@@ -156,8 +164,7 @@ class Migration:
         found = await _all(self._source.deliveries_of(each.id) for each in page)
         for message, deliveries in zip(page, found, strict=True):
             if copy := copies[message.id]:
-                held = frozenset((each.queue, each.recipient) for each in deliveries if each.held)
-                moves.append(Move(message.id, copy, held))
+                moves.append(Move(message.id, copy))
                 states.append(deliveries)
             else:
                 self._refuse(message.id, "the target has this message already, from elsewhere")
@@ -194,7 +201,7 @@ class Migration:
         states: Sequence[Sequence[Delivery]],
     ) -> None:
         keys = [each.key for some in states for each in some]
-        is_whole, held = await _changed(self._source, keys, lambda delivery: replace(delivery, held=True))
+        is_whole, held = await _changed(self._source, keys, _asleep)
         if is_whole:
             states = [[held[each.key] for each in some] for some in states]
         else:  # some are gone, or are another relay's
@@ -210,7 +217,7 @@ class Migration:
         self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
     ) -> Move | None:
         """`None`: it stays in the source, or is gone."""
-        if not deliveries or not all(each.held for each in deliveries):
+        if not deliveries or not all(map(_sleeps, deliveries)):
             await self._let_go(move)  # another relay has one of them
             return None
         try:
@@ -238,12 +245,12 @@ class Migration:
         """Leaves the message in the source as it was, without a copy."""
         await self._discard_copy(move)
         left = await self._source.deliveries_of(move.id)
-        await self._source.update([each.key for each in left if _sleeps(move, each)], _released)
+        await self._source.update([each.key for each in left if _sleeps(each)], self._waking())
         self._journal.forget(self._spool, [move])
 
     async def _discard_copy(self, move: Move) -> None:
         """A copy that sleeps is nothing yet: the message is in the source."""
-        await self._change(self._target(move.id), [(move, move.copy)], lambda *_: True, _none)
+        await self._change(self._target(move.id), [move.copy], lambda _: True, _none)
 
     # --- steps 4 and 5
 
@@ -258,8 +265,8 @@ class Migration:
             await self._remove(moves, copies)
             self._journal.removed(self._spool, moves)
             await self._wake(moves, copies)
-            for move, copy in zip(moves, copies, strict=True):
-                self._count(move, copy)
+            for copy in copies:
+                self._count(copy)
 
     async def _compared(self, move: Move) -> _Copy:
         """Returns the copy. Raises StoreError when it is not what was copied."""
@@ -299,29 +306,29 @@ class Migration:
             raise await self._retracted(changed)
         is_whole, _ = await _changed(self._source, keys, _none)
         if not is_whole:  # some are gone since before the run was killed, or are another relay's
-            await self._change(self._source, [(each, each.id) for each in moves], lambda *_: True, _none)
+            await self._change(self._source, [each.id for each in moves], lambda _: True, _none)
 
     async def _wake(self, moves: Sequence[Move], copies: Sequence[_Copy] = ()) -> None:
         """`copies`: as they sleep, where that is known."""
+        awake = self._waking()
         for target in self._targets:
-            mine = [(move, move.copy) for move in moves if self._target(move.id) is target]
+            mine = [move.copy for move in moves if self._target(move.id) is target]
             keys = [
                 each.key
                 for move, copy in zip(moves, copies, strict=False)
                 if self._target(move.id) is target
                 for each in copy.deliveries
-                if _sleeps(move, each)
             ]
-            if not copies or not (await _changed(target, keys, _released))[0]:
-                await self._change(target, mine, _sleeps, _released)
+            if not copies or not (await _changed(target, keys, awake))[0]:
+                await self._change(target, mine, _sleeps, awake)
         self._journal.awake(self._spool, moves)
         self._saw(len(moves) / 2, None)
 
     async def _change(
         self,
         store: Store,
-        messages: Sequence[tuple[Move, MessageId]],
-        concerns: Callable[[Move, Delivery], bool],
+        messages: Sequence[MessageId],
+        concerns: Callable[[Delivery], bool],
         change: Callable[[Delivery], Delivery | None],
     ) -> None:
         """Changes the deliveries of these messages until none is left that it concerns. Raises StoreError
@@ -330,9 +337,9 @@ class Migration:
         deadline = asyncio.get_running_loop().time() + self._patience
         left = list(messages)
         for attempt in itertools.count():
-            states = await _all(store.deliveries_of(identity) for _, identity in left)
+            states = await _all(map(store.deliveries_of, left))
             open_ones = [
-                (each, [delivery.key for delivery in some if concerns(each[0], delivery)])
+                (each, [delivery.key for delivery in some if concerns(delivery)])
                 for each, some in zip(left, states, strict=True)
             ]
             left = [each for each, keys in open_ones if keys]
@@ -342,18 +349,31 @@ class Migration:
                 if asyncio.get_running_loop().time() > deadline:
                     where = "source" if store is self._source else "target"
                     raise StoreError(
-                        f"message {left[0][1]} stays as it is in the {where}: it was changed by hand, or a"
+                        f"message {left[0]} stays as it is in the {where}: it was changed by hand, or a"
                         " relay has it that has to be stopped"
                     )
                 await asyncio.sleep(_LOOK_EVERY)
             await store.update([key for _, keys in open_ones for key in keys], change)
 
-    def _count(self, move: Move, copy: _Copy) -> None:
+    def _waking(self) -> Callable[[Delivery], Delivery]:
+        over = self._orders_over()
+
+        def awake(delivery: Delivery) -> Delivery:
+            if not _sleeps(delivery):
+                return delivery
+            if not delivery.act.startswith(_WAS_HELD):
+                return replace(delivery, held=False, act=delivery.act.removeprefix(_SLEEPS))
+            act = delivery.act.removeprefix(_WAS_HELD)
+            return replace(delivery, held=act not in over, act="" if act in over else act)
+
+        return awake
+
+    def _count(self, copy: _Copy) -> None:
         self._moved.messages += 1
         self._moved.octets += copy.size
         for each in copy.deliveries:
             counts = self._moved.zones.setdefault(each.zone, QueueCounts())
-            counts.count(each.next_attempt, held=move.was_held(each))
+            counts.count(each.next_attempt, held=each.act.startswith(_WAS_HELD))
             self._moved.deliveries += 1
 
 
@@ -379,16 +399,18 @@ async def _changed(
     return not keys or await store.update(keys, noted) == len(keys) == len(became), became
 
 
-def _sleeps(move: Move, delivery: Delivery) -> bool:
-    return delivery.held and not move.was_held(delivery)
+def _asleep(delivery: Delivery) -> Delivery:
+    if _sleeps(delivery):
+        return delivery
+    return replace(delivery, held=True, act=f"{_WAS_HELD if delivery.held else _SLEEPS}{delivery.act}")
+
+
+def _sleeps(delivery: Delivery) -> bool:
+    return delivery.held and delivery.act.startswith(_SLEEPS)
 
 
 def _none(_: Delivery) -> None:
     """Removes it."""
-
-
-def _released(delivery: Delivery) -> Delivery:
-    return replace(delivery, held=False)
 
 
 def _by_weight(messages: Iterable[Message]) -> Iterator[list[Message]]:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.transfer.stored import TransferError
 
 FILE = "imported"
@@ -26,6 +27,7 @@ class Register:
 
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
+        durable.append(self.path, b"")  # its name is durable before anything is imported
         self._file = self.path.open("a+b")
         self._file.seek(0)
         told = self._file.read()
@@ -55,6 +57,15 @@ class Register:
 
     def close(self) -> None:
         self._file.close()
+
+
+def merge_registers(path: Path, target: Path) -> bool:
+    """Adds to the register `target` what only another one knows. Returns whether there was any."""
+    known = set(target.read_bytes().split()) if target.exists() else set()
+    fresh = [line for line in path.read_bytes().split() if line not in known] if path.exists() else []
+    if fresh:
+        durable.append(target, b"".join(line + b"\n" for line in fresh))
+    return bool(fresh)
 
 
 def _digest(key: str, recipient: str) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import Settings
 from zonerelay.message.header.folding import field
 from zonerelay.message.header.received import rfc5322_date
@@ -20,7 +21,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.process.threads import REPORTS
+from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import ChooseZone
@@ -77,7 +78,8 @@ class DailyReport:
         now = self._clock.now()
         last = _read(note)
         if last is None:
-            note.write_text(f"{now:.0f}\n")  # the first one is about the time from now on
+            # The first one is about the time from now on.
+            await FILES.run(durable.write, note, f"{now:.0f}\n".encode(), mode=0o644)
             return
         due = latest(settings.report.at, now)
         if not last < due <= now:
@@ -90,9 +92,7 @@ class DailyReport:
         submit = self._message(settings, text, due)
         self._settler.write([submit], stored.set)
         await stored.wait()
-        new = note.with_name(f"{NOTE}.new")
-        new.write_text(f"{due:.0f}\n")
-        new.replace(note)
+        await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
         for delivery in submit.deliveries:
             self._notify(delivery.queue)
 

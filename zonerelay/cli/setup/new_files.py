@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.cli.terminal.exits import CliError
 
 
@@ -14,19 +13,9 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
 
     Raises CliError.
     """
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
+        durable.make_directory(path.parent, mode=0o755)
+        durable.write(path, content, mode=mode)
     except OSError as error:
         raise CliError(f"{path} cannot be written: {error.strerror}") from error
 

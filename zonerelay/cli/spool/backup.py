@@ -31,15 +31,17 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay import __version__
+from zonerelay import __version__, durable
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool import home_files
+from zonerelay.cli.spool.exchange import check_rooms
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Kept, NotKeptError, QueueView, Store, StoreError
 from zonerelay.store.offline import snapshot_spool
@@ -60,7 +62,7 @@ _PAGE = 256 * 1024
 
 class BackupSheet(msgspec.Struct, kw_only=True):
     """`backup.json`. `made` is the Unix time in seconds that the backup shows. `files` are SHA-256 by name;
-    `unusable` counts messages that could not be read.
+    `unusable` counts messages that could not be read, `missing` names files beside the spool that could not.
     """
 
     format: int = FORMAT
@@ -71,6 +73,7 @@ class BackupSheet(msgspec.Struct, kw_only=True):
     messages: int = 0
     deliveries: int = 0
     unusable: int = 0
+    missing: list[str] = []
     files: dict[str, str] = {}
 
 
@@ -86,12 +89,11 @@ def backup(arguments: Namespace) -> int:
     started = time.monotonic()
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        draft.mkdir(mode=0o700, parents=True)
+        durable.make_directory(draft)
         with output.without_log():
             sheet = asyncio.run(_backup(settings, draft))
-        os.sync()
-        draft.rename(target)
-        os.sync()
+        durable.sync_tree(draft)
+        durable.rename(draft, target)
     except (StoreError, TransferError, OSError) as error:
         raise CliError(f"no backup was made: {error}", USAGE) from error
     finally:
@@ -108,7 +110,7 @@ def backup(arguments: Namespace) -> int:
         print("A restored backup sends again what has left the queue since it was made.")
         if settings.spool.backend in (Backend.REDIS, Backend.S3):
             print("What came or left while it was made may not be in it.")
-    return FAILED if sheet.unusable else OK
+    return FAILED if sheet.unusable or sheet.missing else OK
 
 
 async def _backup(settings: Settings, draft: Path) -> BackupSheet:
@@ -119,14 +121,17 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
                 await stack.enter_async_context(_viewed(settings, worker, Path(scratch) / f"{worker:02d}"))
                 for worker in spools(settings.spool)
             ]
+            _check_room(draft, home_files.octets_of(settings) + sum([await _octets(each) for each in views]))
             for number, store in enumerate(views):
                 # First: of a key whose message comes meanwhile the message would be missing.
                 await _export_keys(store, draft / f"{number:02d}{_KEYS}")
                 with files.writing(draft / f"{number:02d}.tar") as target:
-                    await _export(store, sheet, target, draft)
-    home_files.save(settings, draft / _HOME)
+                    await _export(store, sheet, target)
+    carried = home_files.save(settings, draft / _HOME)
+    carried.tell()
+    sheet.missing = carried.lost
     sheet.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
-    (draft / _SHEET).write_bytes(msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
+    durable.write(draft / _SHEET, msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
     return sheet
 
 
@@ -142,12 +147,21 @@ async def _viewed(settings: Settings, worker: int, scratch: Path) -> AsyncIterat
         yield store
 
 
-async def _export(store: QueueView, sheet: BackupSheet, target: files.Target, place: Path) -> None:
+async def _octets(store: QueueView) -> int:
+    now = time.time()
+    return (await survey(store, Matcher(QueueFilter(), now), now)).octets
+
+
+def _check_room(draft: Path, octets: int) -> None:
+    """Raises StoreError."""
+    if octets > (free := shutil.disk_usage(draft).free):
+        raise StoreError(f"{draft.parent} needs {text.size(octets)}, {text.size(free)} free")
+
+
+async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) -> None:
     now = time.time()
     everything = Matcher(QueueFilter(), now)
     meant = await survey(store, everything, now)
-    if meant.octets > (free := shutil.disk_usage(place).free):
-        raise StoreError(f"{place.parent} needs {text.size(meant.octets)}, {text.size(free)} free")
     with ProgressBar("backup") as bar:
 
         def saw(deliveries: int, trouble: Unusable | None) -> None:
@@ -174,8 +188,7 @@ async def _export_keys(store: QueueView, path: Path) -> None:
     while True:
         page, cursor = await store.kept_keys(cursor)
         if page:
-            with path.open("ab") as file:
-                file.writelines(msgspec.json.encode(_Key(*each)) + b"\n" for each in page)
+            durable.append(path, b"".join(msgspec.json.encode(_Key(*each)) + b"\n" for each in page))
         if not cursor:
             return
 
@@ -208,8 +221,13 @@ def restore(arguments: Namespace) -> int:
     source: Path = arguments.path.absolute()
     sheet = _checked(source)
     with stopped(settings) as home:
+        spool, octets = settings.spool, sum(path.stat().st_size for path in _files(source / _HOME))
+        mail = sum(path.stat().st_size for path in source.glob("[0-9][0-9].*"))
+        check_rooms(spool, 0 if is_shared(spool) else mail, octets)
         try:
             messages, deliveries, unusable = asyncio.run(_restore(settings, source, sheet, home))
+        except OrdersError as error:
+            raise CliError(f"nothing was restored: {error}", USAGE) from error
         except (StoreError, TransferError, OSError) as error:
             raise CliError(f"{error}. What was restored until then is kept; run it again") from error
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sheet.made))
@@ -242,14 +260,15 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
                 f" queue, import it: zonerelay spool import {source / '00.tar'}",
                 USAGE,
             )
-        under_way.mkdir(mode=0o700, exist_ok=True)
-        home_files.restore(settings, source / _HOME)
+        durable.make_directory(under_way)
+        home_files.restore(settings, source / _HOME).tell()
         register = Register(under_way)
         try:
             loaded = await _load(settings, source, sheet, store, register)
         finally:
             register.close()
     shutil.rmtree(under_way)
+    durable.sync_directory(home)  # it would let a later restore of the same backup go on, not begin anew
     return loaded.messages, loaded.deliveries, loaded.unusable
 
 

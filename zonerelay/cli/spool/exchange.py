@@ -22,7 +22,7 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.acts import queue_filter
 from zonerelay.control.messages.answers import Progress
 from zonerelay.queue.operator.filters import Matcher
@@ -157,6 +157,19 @@ def _translated(consequence: str) -> Iterator[None]:
         raise CliError(str(error), USAGE) from error
     except (StoreError, OSError) as error:
         raise CliError(f"{error}; {consequence}") from error
+
+
+def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
+    """Raises CliError when mail and the files beside the spool, in octets, do not have room in their places,
+    before anything is written.
+    """
+    home, guard = spool.path.parent, spool.min_free_space
+    place = spool.path if spool.path.exists() else home
+    if place.stat().st_dev == home.stat().st_dev:
+        check_room(mail + beside, place, guard)
+    else:
+        check_room(mail, place, guard)
+        check_room(beside, home, guard)
 
 
 def check_room(needed: int, place: Path, guard: int) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.capture.store import DIRECTORY as CAPTURED
 from zonerelay.cli.terminal import output
 from zonerelay.config.credentials import identities
@@ -27,10 +28,16 @@ from zonerelay.inbound.limits.usage_file import DIRECTORY as USAGE
 from zonerelay.process.setup import REDACT_KEY, redact_key_of
 from zonerelay.queue.operator.journal import DIRECTORY as ACTS
 from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
+from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.mta_sts.files import policy_directory
 from zonerelay.store.check import Fault, Findings
 from zonerelay.transfer.register import FILE as REGISTER
+from zonerelay.transfer.register import merge_registers
 
+_DATABASES = frozenset({HISTORY, USAGE, CAPTURED})
+_MERGED = frozenset({ORDERS, REGISTER})
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_BLOCK = 4096
 DIRECTORIES = (HISTORY, USAGE, CAPTURED, ACTS, ORDERS)
 """In the home, whose files a command that root has run gives to the relay's user."""
 
@@ -53,108 +60,177 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield ORDERS, home / ORDERS
 
 
-def save(settings: Settings, target: Path) -> None:
+@dataclass(slots=True)
+class Carried:
+    """What became of the files, by their names. `kept`: the target has its own. `lost`: what is damaged where
+    it comes from and was not copied, with the reason.
+    """
+
+    copied: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def tell(self) -> None:
+        for each in self.lost:
+            output.chatter().print(f"not copied: {each}")
+
+
+def octets_of(settings: Settings) -> int:
+    """The room that a copy of it needs, at most. Raises OSError."""
+    places = [path for name, path in files_of(settings) if name != NOTE]  # a relay makes its own
+    return sum(file.stat().st_size + _BLOCK for path in places for file in _files(path))
+
+
+def save(settings: Settings, target: Path) -> Carried:
     """Copies all of it into the directory of a backup. Raises OSError."""
+    carried = Carried()
     for name, path in files_of(settings):
-        if path.exists():
-            _copy(path, target / name)
+        _union(name, path, target / name, carried)
+    return carried
 
 
-def restore(settings: Settings, source: Path) -> None:
-    """Copies it back from a backup; what is there under the same name and differs is moved aside. Raises
-    OSError.
+def restore(settings: Settings, source: Path) -> Carried:
+    """Copies it back from a backup; what is there under the same name and differs is moved aside. Orders and
+    registers that are there stay in force, beside those of the backup. Raises OSError and OrdersError.
     """
     stamp = time.strftime("%Y%m%dT%H%M%S")
+    carried = Carried()
     for name, path in files_of(settings):
         saved = source / name
-        if not saved.exists():
+        if name in _MERGED:
+            _merge(name, saved, path, carried)
             continue
-        if name == REGISTER and path.exists():
-            path.write_bytes(path.read_bytes() + saved.read_bytes())
-            continue
-        if path.exists():
-            if path.is_file() and path.read_bytes() == saved.read_bytes():
-                continue
-            path.rename(path.with_name(f"{path.name}.before-restore-{stamp}"))
-        _copy(saved, path)
+        if saved.exists() and any(_files(path)) and not _is_same(saved, path):
+            durable.rename(path, path.with_name(f"{path.name}.before-restore-{stamp}"))
+        _union(name, saved, path, carried)
+    return carried
 
 
-def bring_along(source: Settings, target: Settings) -> tuple[list[str], list[str]]:
-    """Copies to the place of another spool what is not there yet, after its queue has moved. Returns the
-    names of what was copied, and those of which the target has its own. Raises OSError.
+def bring_along(source: Settings, target: Settings, *, records: bool) -> Carried:
+    """Copies to the place of another spool what is not there yet. First what has to be in force before mail
+    arrives there, and then (`records`) the databases, which relays of the source may write until the end.
+    Another run completes it. Raises OSError and OrdersError.
     """
-    copied, kept = list[str](), list[str]()
+    carried = Carried()
     theirs = dict(files_of(target))
     for name, path in files_of(source):
-        if name == NOTE:  # each relay has made one by now, and a later one refuses nothing more
+        # Each relay has made a note by now, and a later one refuses nothing more.
+        if name == NOTE or (name in _DATABASES) is not records:
             continue
-        if not path.exists() or path.resolve() == theirs[name].resolve():
+        if path.resolve() == theirs[name].resolve():
             continue
-        if theirs[name].exists():
-            kept.append(name)
+        if name in _MERGED:
+            _merge(name, path, theirs[name], carried)
         else:
-            _copy(path, theirs[name])
-            copied.append(name)
-    return copied, kept
+            _union(name, path, theirs[name], carried)
+    return carried
 
 
 def check(settings: Settings, findings: Findings) -> None:
     """Reads every file, and every page of a database."""
     for _, path in files_of(settings):
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            is_its_own = file.is_file() and not file.name.endswith(("-wal", "-shm"))  # or of a database
-            if is_its_own and (problem := _problem_in(file)):
+        for file in _files(path):
+            if problem := _problem_in(file):
                 findings.add(Fault.BESIDE, str(file), problem)
 
 
 def _problem_in(file: Path) -> str:
     try:
-        if file.name == FILE_NAME:
-            identities.read(file)
-            return ""
         if file.suffix != ".db":
-            file.read_bytes()
+            if file.name == FILE_NAME:
+                identities.read(file)
+            elif file.parent.name == ORDERS:
+                OrdersFile(file.parents[1]).read()
+            else:
+                file.read_bytes()
             return ""
         # SQLite makes files beside a database that it opens, which a mount may not allow.
         kept_from = not os.access(file.parent, os.W_OK)
         with contextlib.closing(open_for_reading(file, immutable=kept_from)) as database:
             found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except OrdersError as error:
+        return f"{error}. Until then no relay starts here"
     except identities.IdentitiesError as error:
         return f"{error}. Until then no token is let in"
     except (OSError, sqlite3.Error) as error:
         found = str(error)
-    if found == "ok":
-        return ""
-    found = " ".join(found.split())
-    if file.parent.name == CAPTURED:
+    found = "" if found == "ok" else " ".join(found.split())
+    if found and file.parent.name == CAPTURED:
         return f"{found}. Mail for it waits in the queue until the file is moved away"
-    return f"{found}. No mail depends on it{_SET_ASIDE}"
+    return found and f"{found}. No mail depends on it{_SET_ASIDE}"
 
 
-def _copy(path: Path, target: Path) -> None:
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.name in (HISTORY, USAGE, CAPTURED):
-        _copy_databases(path, target)
-    elif path.is_dir():
-        shutil.copytree(path, target, ignore=shutil.ignore_patterns("*.new"), copy_function=_copy_file)
+def _files(path: Path) -> list[Path]:
+    """A file, or those below a directory; without the log of a database, which is read with it."""
+    skipped = ("-wal", "-shm", "-journal", durable.DRAFT)
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file() and not file.name.endswith(skipped)]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
+
+
+def _merge(name: str, path: Path, target: Path, carried: Carried) -> None:
+    if name == ORDERS:
+        changed = OrdersFile(target.parent).merge(OrdersFile(path.parent).read(), time.time()) > 0
     else:
-        shutil.copy2(path, target)
+        changed = merge_registers(path, target)
+    if changed:
+        carried.copied.append(name)
 
 
-def _copy_file(path: str, target: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # an act that has become too old meanwhile
-        shutil.copy2(path, target)
-
-
-def _copy_databases(path: Path, target: Path) -> None:
-    target.mkdir(mode=0o700, parents=True)
-    for file in sorted(path.glob("*.db")):
+def _union(name: str, path: Path, target: Path, carried: Carried) -> None:
+    """Copies each file that the target does not have."""
+    copied = kept = False
+    for file in _files(path):
+        place = target / file.relative_to(path)
+        if name in _DATABASES and file.suffix != ".db":
+            continue  # a mark, or what was set aside
+        if place.exists():
+            kept = kept or not _is_same(file, place)
+            continue
         try:
-            with (
-                contextlib.closing(open_for_reading(file)) as source,
-                contextlib.closing(sqlite3.connect(target / file.name)) as copy,
-            ):
-                source.backup(copy)
-        except sqlite3.Error as error:
-            (target / file.name).unlink(missing_ok=True)
-            output.chatter().print(f"{file} cannot be copied: {error}")
+            if file.suffix == ".db":
+                _copy_database(file, place)
+            else:
+                durable.copy(file, place)
+            copied = True
+        except FileNotFoundError:
+            if file.exists():
+                raise  # else it is an act that has become too old meanwhile
+        except DamagedError as error:
+            carried.lost.append(f"{file}: {error}")
+    if copied:
+        carried.copied.append(name)
+    if kept:
+        carried.kept.append(name)
+
+
+class DamagedError(Exception):
+    """A database that cannot be read."""
+
+
+def _copy_database(path: Path, target: Path) -> None:
+    """The database as it is at one moment. Raises DamagedError, and OSError."""
+    durable.make_directory(target.parent)
+    draft = target.with_name(f".{target.name}{durable.DRAFT}")
+    draft.unlink(missing_ok=True)
+    try:
+        with (
+            contextlib.closing(open_for_reading(path)) as source,
+            contextlib.closing(sqlite3.connect(draft)) as copy,
+        ):
+            source.backup(copy)
+            found = str(copy.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if found != "ok":
+            raise DamagedError(" ".join(found.split()))
+        draft.chmod(durable.PRIVATE)
+        durable.rename(draft, target)
+    except sqlite3.Error as error:
+        if (getattr(error, "sqlite_errorcode", sqlite3.SQLITE_NOTADB) & 0xFF) in _DAMAGE:
+            raise DamagedError(str(error)) from error
+        raise OSError(f"{path} cannot be copied to {target}: {error}") from error
+    finally:
+        for end in ("", "-journal", "-wal", "-shm"):
+            draft.with_name(draft.name + end).unlink(missing_ok=True)

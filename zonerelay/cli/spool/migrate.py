@@ -7,6 +7,11 @@ target runs, the mail goes into the spool of a further worker beside its own, wh
 removes from its next start on: no process touches a spool that another one has open. S3 is stopped on both
 sides, because there a message belongs to a relay whether it is claimed or not.
 
+What has to be in force of the files beside the spool is copied before any message moves: the orders of
+operators above all, merged with those of the target. A relay that runs on a shared target confirms that it
+has them; where one runs on another machine, whose orders are its own, nothing is moved as long as there are
+any.
+
 Idempotency keys are copied before any message moves, and again behind messages that have come meanwhile, so
 that the target knows a key before it may send the message. They stay in the source until they expire.
 
@@ -29,18 +34,24 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.cli.relay import load_settings
+from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.spool import home_files
-from zonerelay.cli.spool.exchange import check_room
+from zonerelay.cli.spool.exchange import check_rooms
 from zonerelay.cli.spool.stopped import RunningError, beside, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
+from zonerelay.control.messages.answers import OrdersInForce, RelayStatus
+from zonerelay.control.messages.requests import Orders, Status
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.socket_file import answers, control_socket_path
 from zonerelay.model.message_id import LENGTH, MessageId
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
+from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import NotKeptError, QueueCounts, Store, StoreError
 from zonerelay.store.offline import place_of_queue
+from zonerelay.store.offline_shared import living
 from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
 from zonerelay.transfer.export import Survey, survey
 from zonerelay.transfer.journal import Journal
@@ -61,7 +72,7 @@ class Migrated(msgspec.Struct, kw_only=True):
     left it. `left` and `unusable`: messages that stay in it, because a relay is attempting them, and because
     they cannot be moved. `spool`: the directory beside a running relay's own spool that has the mail, or "".
     `keys`: idempotency keys that the target has been given. `copied`: what lies beside the spool and was
-    copied to the target; `kept`: of what the target had its own.
+    copied to the target; `kept`: of what the target had its own; `lost`: what is damaged and was not copied.
     """
 
     messages: int
@@ -76,6 +87,7 @@ class Migrated(msgspec.Struct, kw_only=True):
     spool: str
     copied: list[str]
     kept: list[str]
+    lost: list[str]
 
 
 def migrate(arguments: Namespace) -> int:
@@ -92,10 +104,10 @@ def migrate(arguments: Namespace) -> int:
         process = _enter_target(stack, source, target, journal)
         with _translated(), output.without_log():
             run = _Run(_as_node(source), _as_node(target), journal)
-            left = asyncio.run(run.go(carry_keys=not arguments.drop_keys))
+            left, beside_spool = asyncio.run(run.go(carry_keys=not arguments.drop_keys))
             if not process:  # the workers of the target make it again of their spools
                 shutil.rmtree(target.spool.path.parent / KEYS, ignore_errors=True)
-            copied, kept = home_files.bring_along(source, target)
+        beside_spool.tell()
         moved = run.moved
         journal.is_over = not left and not moved.unusable
     done = Migrated(
@@ -109,14 +121,15 @@ def migrate(arguments: Namespace) -> int:
         unusable=len(moved.unusable),
         seconds=round(time.monotonic() - started, 3),
         spool=str(target.spool.path / name_of(journal.spools[0])) if journal.spools[0] else "",
-        copied=copied,
-        kept=kept,
+        copied=beside_spool.copied,
+        kept=beside_spool.kept,
+        lost=beside_spool.lost,
     )
     if arguments.json:
         output.print_document(done)
     else:
         _print(done, process)
-    return FAILED if done.left or done.unusable else OK
+    return FAILED if done.left or done.unusable or done.lost else OK
 
 
 def _place(settings: Settings) -> str:
@@ -188,7 +201,7 @@ def _as_node(settings: Settings) -> Settings:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except TransferError as error:
+    except (TransferError, OrdersError, ControlError) as error:
         raise CliError(str(error), USAGE) from error
     except NotKeptError as error:
         raise CliError(
@@ -201,6 +214,22 @@ def _translated() -> Iterator[None]:
     except KeyboardInterrupt:
         output.chatter().print("Interrupted. Mail may be held in both queues: run it again to go on.")
         raise
+
+
+def _tell_orders(target: Settings, wanted: set[str]) -> int:
+    """Returns how many workers the relay of the target has here, all of which have the orders in force.
+    Raises CliError and ControlError.
+    """
+    client = client_of(target)
+    shown, end = client.answered(Orders(), OrdersInForce)  # each worker looks at the file for this
+    if end.missing or not wanted <= {each.id for each in shown.orders}:
+        missing = ", ".join(end.missing) or "its orders are others than those in its file"
+        raise CliError(
+            f"nothing was moved: the relay of the target has not put the orders of the source in force:"
+            f" {missing}. Run it again, or stop that relay",
+            USAGE,
+        )
+    return max(1, len(client.ask(Status(), RelayStatus).workers))
 
 
 def _patience(settings: Settings) -> float:
@@ -228,11 +257,14 @@ class _Run:
         self.keys = dict[int, int]()
         """How many were copied from the spool of each worker."""
 
-    async def go(self, *, carry_keys: bool) -> int:
-        """Returns how many messages relays still have in the source. Raises StoreError, TransferError,
-        OSError, CliError.
+    async def go(self, *, carry_keys: bool) -> tuple[int, home_files.Carried]:
+        """Returns how many messages relays still have in the source, and what became of the files beside it.
+        Raises StoreError, TransferError, OSError, CliError.
         """
         left = 0
+        await self._check_room()
+        carried = home_files.bring_along(self._source, self._target, records=False)
+        await self._put_orders_in_force()
         for worker in spools(self._source.spool) if carry_keys else ():
             async with opened(self._source, worker) as store:
                 await self._copy_keys(store, worker)
@@ -240,16 +272,60 @@ class _Run:
             for worker in spools(self._source.spool):
                 async with opened(self._source, worker) as store:
                     left += await self._empty(store, worker)
-        return left
+        records = home_files.bring_along(self._source, self._target, records=True)
+        carried.copied += records.copied
+        carried.kept += records.kept
+        carried.lost += records.lost
+        return left, carried
+
+    async def _check_room(self) -> None:
+        """Raises CliError when not everything has room in the target, before anything is written there."""
+        octets = 0
+        if not is_shared(self._target.spool):
+            for worker in spools(self._source.spool):
+                async with opened(self._source, worker) as store:
+                    octets += (await self._look(store)).octets
+        home, spool = self._target.spool.path.parent, self._target.spool
+        beside_spool = 0
+        if home.resolve() != self._source.spool.path.parent.resolve():
+            beside_spool = home_files.octets_of(self._source)
+        check_rooms(spool, octets, beside_spool)
+
+    async def _put_orders_in_force(self) -> None:
+        """In every relay that may have the mail. Raises CliError when that cannot be."""
+        now = time.time()
+        theirs = OrdersFile(self._target.spool.path.parent).read()
+        known = {each.id for each in theirs if each.is_in_force(now)}
+        mine = OrdersFile(self._source.spool.path.parent).read()
+        wanted = {each.id for each in mine if each.is_in_force(now)} & known
+        if not wanted or not _may_run(self._target):
+            return  # a relay of a private target reads them at its start, before it has the mail
+        relays = 0
+        if answers(control_socket_path(self._target)):
+            relays = _tell_orders(self._target, wanted)
+        deadline = time.monotonic() + self._patience
+        while (others := await living(self._target, os.environ) - relays) > 0:
+            if time.monotonic() > deadline:
+                raise CliError(
+                    f"nothing was moved: other relays ({others}) send the mail of the target, perhaps on"
+                    f" other machines, and the orders of the source ({', '.join(sorted(wanted))}) are in"
+                    " force on this machine only: they would send what is suspended. Stop these relays until"
+                    " the orders are over, or end the orders first (zonerelay resume)",
+                    USAGE,
+                )
+            await asyncio.sleep(_PAUSE)
+
+    def _orders_over(self) -> set[str]:
+        orders, now = OrdersFile(self._target.spool.path.parent).read(), time.time()
+        return {each.id for each in orders if not each.is_in_force(now)}
 
     async def _empty(self, store: Store, worker: int) -> int:
         progress, meant = time.monotonic(), await self._look(store)
-        if not is_shared(self._target.spool):
-            spool = self._target.spool
-            place = spool.path if spool.path.exists() else spool.path.parent
-            check_room(meant.octets, place, spool.min_free_space)
         while True:
             before = self.moved.messages
+            if _may_run(self._source):  # whose operators go on, too
+                home_files.bring_along(self._source, self._target, records=False)
+                await self._put_orders_in_force()
             await self._pass(store, worker, meant)
             meant = await self._look(store)
             if worker in self.keys and _may_run(self._source) and self.moved.messages > before:
@@ -300,6 +376,7 @@ class _Run:
                     self.moved,
                     spool=worker,
                     patience=self._patience,
+                    orders_over=self._orders_over,
                     saw=self._saw,
                 )
                 await migration.finish()

@@ -15,12 +15,13 @@ import asyncio
 import os
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 from rich.text import Text
 
+from zonerelay import durable
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool.stopped import give_to_owner, spools, stopped
 from zonerelay.cli.terminal import output, text
@@ -123,12 +124,9 @@ class _Salvage:
     def add(self, salvaged: Salvaged) -> None:
         """Raises OSError."""
         place = self._directory if salvaged.is_whole else self._directory / "incomplete"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(place / f"{salvaged.message_id}.eml", salvaged.body())
-        _write(place / f"{salvaged.message_id}.json", iter([_sheet(salvaged)]))
-        # A shared store loses the message next: the names must be as durable as the files.
-        for each in (place, self._directory, self._directory.parent):
-            _sync(each)
+        durable.make_directory(place)
+        durable.write(place / f"{salvaged.message_id}.eml", salvaged.body())
+        durable.write(place / f"{salvaged.message_id}.json", _sheet(salvaged))
 
 
 def _sheet(salvaged: Salvaged) -> bytes:
@@ -157,27 +155,6 @@ def _sheet(salvaged: Salvaged) -> bytes:
             yield piece
 
     return files.encode(Stored(key="", message=message, deliveries=salvaged.deliveries + unknown, body=body))
-
-
-def _write(path: Path, pieces: Iterator[bytes]) -> None:
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        with draft.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _print(report: RepairReport) -> None:

@@ -1,10 +1,9 @@
 """The editor of the credentials file and of the guard rails beside it: it changes one user at a time, and
 writes each file whole or not at all.
 
-It writes the new file beside the old one, syncs it and renames it over the old one, so that a relay that
-reads at that moment, and one that starts after a power cut, sees the old file or the new one. Mode, owner,
-comments and the order of lines stay. The lock is on the directory, because the file is replaced: two
-commands at once wait for each other, and neither loses the change of the other.
+A relay that reads at that moment, and one that starts after a power cut, sees the old file or the new one.
+Mode, owner, comments and the order of lines stay. The lock is on the directory, because the file is replaced:
+two commands at once wait for each other, and neither loses the change of the other.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import contextlib
 import fcntl
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.credentials.file import (
     CredentialsError,
     User,
@@ -91,8 +90,6 @@ def locked(directory: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        # The rename is durable before the command says that it is done.
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -101,18 +98,8 @@ def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:
     """Writes the file whole or not at all. Raises OSError, and CredentialsError if its owner would change.
     A new file has owner and mode of the one that it is `like`.
     """
-    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            _dress(file.fileno(), path if like is None or path.exists() else like)
-            os.fsync(file.fileno())
-        os.replace(draft, path)  # noqa: PTH105  (a descriptor's name, not a Path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)  # noqa: PTH108
-        raise
+    model = path if like is None or path.exists() else like
+    durable.write(path, text.encode(), dress=lambda descriptor: _dress(descriptor, model))
 
 
 def _dress(descriptor: int, path: Path) -> None:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
 from zonerelay.delivery.auth.accounts import digest
 from zonerelay.model.outbox import is_mailbox_zone
@@ -102,35 +102,15 @@ class KeptTokens:
         """
         if reference.startswith("/"):
             with contextlib.suppress(OSError):
-                _write(Path(reference), f"{token}\n")
+                durable.write(Path(reference), f"{token}\n".encode())
                 return
         path = self._path(credential)
         document = json.dumps({"replaces": digest(original), "refresh_token": token})
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            _write(path, f"{document}\n")
+            durable.make_directory(self._directory)
+            durable.write(path, f"{document}\n".encode())
         except OSError as error:
             raise SecretError(f"the new refresh token cannot be kept in {path}: {error.strerror}") from error
 
     def _path(self, credential: str) -> Path:
         return self._directory / f"{credential}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file atomically, a power cut included, readable by its owner alone."""
-    path = path.resolve()  # a symbolic link stays one
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

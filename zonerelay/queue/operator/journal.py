@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from zonerelay import durable
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.process.threads import OPERATORS
@@ -193,7 +194,7 @@ class Journal:
         return self._directory / f"{act_id}.log"
 
     def _begin(self, act: Act) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_directory(self._directory)
         kept = self._prune()
         if kept >= MAX_ACTS:
             self._problems[act.id] = f"the journal has {MAX_ACTS:,} acts of the last 24 hours already"
@@ -225,10 +226,7 @@ class Journal:
         if self._size > MAX_SIZE:
             self._size -= len(frame)
             raise OSError(0, f"it has reached its limit of {MAX_SIZE // 2**20} MiB")
-        with open(self._log(act_id), "ab", opener=_private) as file:
-            file.write(frame)
-            file.flush()
-            os.fdatasync(file.fileno())
+        durable.append(self._log(act_id), frame)
 
     def _forget_entries(self, act_id: str) -> None:
         log = self._log(act_id)
@@ -263,13 +261,7 @@ class Journal:
         return act
 
     def _write(self, act: Act) -> None:
-        path = self._json(act.id)
-        draft = path.with_suffix(".new")
-        with open(draft, "wb", opener=_private) as file:
-            file.write(msgspec.json.encode(act))
-            file.flush()
-            os.fdatasync(file.fileno())
-        draft.replace(path)
+        durable.write(self._json(act.id), msgspec.json.encode(act))
 
     def _read(self, act_id: str) -> Act | None:
         try:
@@ -287,7 +279,3 @@ class Journal:
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[Entry]).decode
 _decode = msgspec.json.Decoder(Act).decode
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -14,7 +14,6 @@ share a store.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from zonerelay import durable
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
@@ -53,6 +53,76 @@ class OrdersError(ValueError):
     """The orders cannot be read or changed. The text is for an operator."""
 
 
+class OrdersFile:
+    """The file of one relay. Blocks."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / DIRECTORY / "orders.json"
+
+    def stamp(self) -> tuple[int, ...]:
+        """Another one when the file was replaced."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def read(self) -> list[Order]:
+        """Return the orders, those too that are over. Raises OrdersError."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=list[Order])
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.MsgspecError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise OrdersError(
+                f"the orders of operators cannot be read: {self.path}: {why}. Put the file back from a"
+                " backup; without it the relay would send mail that was suspended"
+            ) from error
+
+    def change(self, change: _Change, now: float) -> list[Order]:
+        """Return the orders as they are in the file now, durably. Raises OrdersError and OSError."""
+        with locked_directory(self.path.parent):
+            orders = self.read()
+            changed = change(orders)
+            over = [order for order in changed if order.ended is not None and order.ended > now - KEPT]
+            kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
+            if kept != orders:
+                durable.write(self.path, msgspec.json.encode(kept))
+            return kept
+
+    def merge(self, others: Sequence[Order], now: float) -> int:
+        """Take over the orders of another relay whose mail comes here. Returns how many are new or changed.
+        An order that is over on either side is over, and one in force ends at the later of its ends. Raises
+        OrdersError, also when there would be too many, and OSError.
+        """
+        taken = 0
+
+        def change(orders: list[Order]) -> list[Order]:
+            nonlocal taken
+            merged = {order.id: order for order in orders}
+            for other in others:
+                mine = merged.get(other.id)
+                merged[other.id] = other if mine is None else _later(mine, other)
+                taken += merged[other.id] != mine
+            if sum(each.is_in_force(now) for each in merged.values()) > MAX_ORDERS:
+                raise OrdersError(
+                    f"{self.path} would have more than {MAX_ORDERS:,} orders in force: resume some first"
+                )
+            return sorted(merged.values(), key=lambda each: each.since)
+
+        if others:
+            self.change(change, now)
+        return taken
+
+
+def _later(mine: Order, other: Order) -> Order:
+    """Return what is in force of an order that two relays have: one of them may have changed or ended it."""
+    ended = mine.ended if mine.ended is not None else other.ended
+    until = None if mine.until is None or other.until is None else max(mine.until, other.until)
+    return msgspec.structs.replace(mine, ended=ended, until=until)
+
+
 class Orders:
     """One per worker. `changed` is called when other orders are in force. `release` releases what orders
     that are over have held, and returns how many deliveries those were; it raises StoreError.
@@ -69,8 +139,7 @@ class Orders:
         )
         self._settler = settler
         self._zone_of = zone_of
-        self._directory = home / DIRECTORY
-        self._path = self._directory / "orders.json"
+        self._file = OrdersFile(home)
         self._events = events
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -88,7 +157,6 @@ class Orders:
 
     def read(self) -> None:
         """Blocks. Raises OrdersError."""
-        self._stamp = self._look_at_file()
         self._put_in_force(self._read())
 
     def start(self) -> None:
@@ -234,7 +302,9 @@ class Orders:
             try:
                 orders = await FILES.run(self._change, change)
             except OSError as error:
-                raise OrdersError(f"the orders cannot be written: {self._path}: {error.strerror}") from error
+                raise OrdersError(
+                    f"the orders cannot be written: {self._file.path}: {error.strerror}"
+                ) from error
             self._take(orders, release=release)
 
     def _take(self, orders: list[Order], *, release: bool = True) -> None:
@@ -295,15 +365,18 @@ class Orders:
         await self._expire()
         while True:
             await asyncio.sleep(LOOK)
-            if self._look_at_file() != self._stamp:
-                async with self._lock:
-                    try:
-                        orders = await FILES.run(self._read)
-                    except OrdersError as error:
-                        self._events.trouble("queue.orders", error)
-                        continue
-                    self._take(orders)
+            try:
+                await self.look()
+            except OrdersError as error:
+                self._events.trouble("queue.orders", error)
+                continue
             await self._expire()
+
+    async def look(self) -> None:
+        """Puts in force what another process has written. Raises OrdersError."""
+        if self._file.stamp() != self._stamp:
+            async with self._lock:
+                self._take(await FILES.run(self._read))
 
     def _tell(self, event: str, order: Order, who: str, reason: str = "") -> None:
         self._events.order(
@@ -318,51 +391,15 @@ class Orders:
 
     # The file, in other threads
 
-    def _look_at_file(self) -> tuple[int, ...]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
     def _read(self) -> list[Order]:
-        try:
-            self._stamp = self._look_at_file()
-            return msgspec.json.decode(self._path.read_bytes(), type=list[Order])
-        except FileNotFoundError:
-            return []
-        except (OSError, msgspec.MsgspecError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise OrdersError(
-                f"the orders of operators cannot be read: {self._path}: {why}. Put the file back from a"
-                " backup; without it the relay would send mail that was suspended"
-            ) from error
+        self._stamp = self._file.stamp()
+        return self._file.read()
 
     def _change(self, change: _Change) -> list[Order]:
-        with locked_directory(self._directory) as directory:
-            orders = self._read()
-            oldest = self._clock.now() - KEPT
-            changed = change(orders)
-            over = [order for order in changed if order.ended is not None and order.ended > oldest]
-            kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
-            if kept != orders:
-                self._write(kept)
-            os.fsync(directory)
-            return kept
-
-    def _write(self, orders: list[Order]) -> None:
-        draft = self._path.with_suffix(".new")
-        with open(draft, "wb", opener=_private) as file:
-            file.write(msgspec.json.encode(orders))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
-        self._stamp = self._look_at_file()
+        orders = self._file.change(change, self._clock.now())
+        self._stamp = self._file.stamp()
+        return orders
 
 
 async def _released_nothing(_over: Sequence[Order]) -> int:
     return 0
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

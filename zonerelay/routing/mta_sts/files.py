@@ -1,8 +1,8 @@
 """Keeps MTA-STS policies on disk, a JSON file for each domain, so that a restart forgets no policy.
 
-A file is written under another name and renamed, so a reader finds the old or the new one. A malformed file
-(a power cut, an editor) is skipped, reported, and overwritten by the next policy of its domain. Expired
-policies are removed. Every method touches the disk: do not call it on the event loop.
+A reader finds the old file or the new one. A malformed file (an editor) is skipped, reported, and overwritten
+by the next policy of its domain. Expired policies are removed. Every method touches the disk: do not call it
+on the event loop.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import Settings
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.mta_sts.policy_text import MAX_LIFE, MAX_PATTERNS, HeldPolicy, StsMode, StsPolicy
@@ -23,7 +23,6 @@ MAX_FILE = 32 * 1024
 """Octets; `MAX_PATTERNS` names of 253 fit."""
 DIRECTORY = "mta-sts"
 _SUFFIX = ".json"
-_UNFINISHED = ".new"
 _NO_POLICY = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """The exceptions of reading a file with any content."""
 
@@ -73,18 +72,11 @@ class StsFiles:
         """Raises OSError."""
         if not self._writable:
             return
-        self._directory.mkdir(mode=0o755, exist_ok=True)
+        durable.make_directory(self._directory, mode=0o755)
         text = json.dumps(
             {"domain": held.domain, "id": held.id, "fetched": held.fetched, **asdict(held.policy)}
         )
-        handle, name = tempfile.mkstemp(suffix=_UNFINISHED, dir=self._directory)
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(text + "\n")
-            Path(name).replace(self._path(held.domain))
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        durable.write(self._path(held.domain), f"{text}\n".encode("ascii"))
 
     def remove(self, domain: str) -> None:
         self._unlink(self._path(domain))
@@ -94,7 +86,7 @@ class StsFiles:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX):
                     yield Path(entry.path)
-                elif entry.name.endswith(_UNFINISHED):  # a power cut left it
+                elif entry.name.endswith(durable.DRAFT):  # a power cut left it
                     self._unlink(Path(entry.path))
 
     def _unlink(self, path: Path) -> None:

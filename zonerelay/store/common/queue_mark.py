@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import STORE
-from zonerelay.store.common.private_directories import make_private, write_durably
 from zonerelay.store.contract import StoreOpenError
 
 FILE = "known-queues.json"
@@ -118,8 +118,8 @@ class QueueMark:
         known.pop(self.place, None)
         if stored:
             known[self.place] = stored
-        make_private(self._path.parent)
-        write_durably(self._path, json.dumps(known, indent=1).encode())
+        durable.make_directory(self._path.parent)
+        durable.write(self._path, json.dumps(known, indent=1).encode())
 
 
 def _new_mark(clock: Clock) -> str:

@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 import msgspec
 
+from zonerelay import durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.process.threads import STORE
 from zonerelay.store.check import KEPT, Fault, Repaired, Salvage, Salvaged
 from zonerelay.store.common import records
-from zonerelay.store.common.private_directories import sync
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 
 Report = Callable[[Fault, str, str, str], None]
@@ -110,7 +110,7 @@ class SharedRepair:
         if self._file is None:
             self._file = self._kept.open("ab")
             self._kept.chmod(0o600)
-            sync(self._kept.parent)
+            durable.sync_directory(self._kept.parent)
         for where, record in old.items():
             self._file.write(msgspec.json.encode({"where": where, "base64": record}) + b"\n")
         self._file.flush()

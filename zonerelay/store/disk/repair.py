@@ -20,11 +20,12 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.check import KEPT, Repaired, Salvage, Salvaged, Tell
-from zonerelay.store.common.private_directories import lock_configured, sync, write_durably
+from zonerelay.store.common.private_directories import lock_configured
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError
 from zonerelay.store.disk import files
 from zonerelay.store.disk import format as disk_format
@@ -84,7 +85,7 @@ class _Repair:
         tell(total, total)
         if self._kept is not None:
             for place in dict.fromkeys((*self._places, self._kept)):
-                sync(place)
+                durable.sync_directory(place)
         return Repaired(
             before=self._before,
             after=self._after,
@@ -119,7 +120,7 @@ class _Repair:
         if self._carry_out:
             path = self._places.meta / files.meta_name(found.id)
             self._keep(path)
-            write_durably(path, disk_format.join_meta(map(disk_format.encode_record, deliveries)))
+            durable.write(path, disk_format.join_meta(map(disk_format.encode_record, deliveries)))
 
     def _set_aside(self, found: FoundMessage) -> None:
         """The `.env` is damaged."""
@@ -192,7 +193,7 @@ class _Repair:
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             name = f"scratch-{path.name}" if path.parent == self._places.scratch else path.name
             os.link(path, self._kept / name)
-            sync(self._kept)
+            durable.sync_directory(self._kept)
 
 
 def _new_directory(place: Path, name: str) -> Path:
@@ -201,7 +202,7 @@ def _new_directory(place: Path, name: str) -> Path:
             (place / name).mkdir(mode=0o700)
             break
         name = f"{name.partition('_')[0]}_{number}"
-    sync(place)
+    durable.sync_directory(place)
     return place / name
 
 

@@ -31,12 +31,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from zonerelay import durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.check import KEPT, Examination, Findings, Repaired, Salvage, Salvaged, Tell
 from zonerelay.store.common import records
-from zonerelay.store.common.private_directories import sync, write_durably
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.check import Records
@@ -92,7 +92,7 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
                 if not carry_out or not done.kept:
                     return msgspec.structs.replace(done, kept="")
                 done = msgspec.structs.replace(done, kept=str(_keep(spool, home, work)))
-                write_durably(work / READY_NAME, msgspec.json.encode(done))
+                durable.write(work / READY_NAME, msgspec.json.encode(done))
             finally:
                 if not (work / READY_NAME).exists():
                     shutil.rmtree(work, ignore_errors=True)
@@ -100,7 +100,7 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
         _exchange(spool, work / "new")
         # First of all: a repair that saw the mark beside the new database would make the exchange again.
         (work / READY_NAME).unlink()
-        sync(work)
+        durable.sync_directory(work)
         shutil.rmtree(work)
         return done
     finally:
@@ -532,7 +532,7 @@ def _keep(spool: Path, home: Path, work: Path) -> Path:
         os.chown(links, owner.st_uid, owner.st_gid)
     for path in _database_files(spool):
         os.link(path, links / path.name)
-    sync(links)
+    durable.sync_directory(links)
     name = f"{'-'.join(spool.relative_to(home).parts)}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}"
     for place in (home, spool):
         try:
@@ -541,7 +541,7 @@ def _keep(spool: Path, home: Path, work: Path) -> Path:
             if place == spool or error.errno not in (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             continue
-        sync(place)
+        durable.sync_directory(place)
         break
     return kept
 
@@ -555,14 +555,14 @@ def _exchange(spool: Path, new: Path) -> None:
     """Every step may be done again. No relay opens the spool meanwhile; to one of an older release it is
     damaged as long as there is a mark and no CURRENT, so a mark is there throughout, and CURRENT comes last.
     """
-    for draft in spool.glob("*.part"):  # of a write that was killed
+    for draft in spool.glob(f"*{durable.DRAFT}"):  # of a write that was killed
         draft.unlink()
     if _mark_of(spool) is None:
-        write_durably(spool / MARK_NAME, Mark(records.FORMAT_VERSION.decode(), 0, 0).encode())
+        durable.write(spool / MARK_NAME, Mark(records.FORMAT_VERSION.decode(), 0, 0).encode())
     for path in sorted(_database_files(spool), key=lambda each: each.name != "CURRENT"):
         if path.name != MARK_NAME:
             path.unlink()
-    sync(spool)
+    durable.sync_directory(spool)
     owner = spool.stat()
     for path in sorted(
         _database_files(new), key=lambda each: (each.name == "CURRENT", each.name == MARK_NAME)
@@ -570,8 +570,8 @@ def _exchange(spool: Path, new: Path) -> None:
         if os.geteuid() == 0:
             os.chown(path, owner.st_uid, owner.st_gid)
         if path.name in (MARK_NAME, "CURRENT"):
-            sync(spool)
-            write_durably(spool / path.name, path.read_bytes())
+            durable.sync_directory(spool)
+            durable.write(spool / path.name, path.read_bytes())
         else:
             os.link(path, spool / path.name)
-    sync(spool)
+    durable.sync_directory(spool)

@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zonerelay import durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.common import records
-from zonerelay.store.common.private_directories import lock_configured, make_private
+from zonerelay.store.common.private_directories import lock_configured
 from zonerelay.store.contract import Kept, StoreCorruptError, StoreOpenError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Shelf:
 
     def _open(self) -> Shelved:
         try:
-            make_private(self._path.parent)
+            durable.make_directory(self._path.parent)
             lock = self._path.with_name(self._path.name + ".lock")
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             lock_configured(self._lock, self._path, "shelve")

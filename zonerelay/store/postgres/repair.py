@@ -89,6 +89,18 @@ async def repair(
         await link.close()
 
 
+async def living(settings: PostgresSettings, environment: Mapping[str, str]) -> int:
+    """Returns how many relays have a session, without a migration's own. Raises StoreError."""
+    link = await Link.open(access_of(settings, environment), reads=True)
+    try:
+        async with link.transaction(one_moment=True) as fetch:
+            if not (await fetch(HAS_TABLES))[0][0]:
+                return 0
+            return sum(node != settings.node for node, _ in await fetch(_ALIVE))
+    finally:
+        await link.close()
+
+
 async def _refuse_living(fetch: Fetch) -> None:
     """Raises StoreError while a relay has a session."""
     if alive := await fetch(_ALIVE):

@@ -42,13 +42,25 @@ async def repair(
         mending.close()
 
 
-async def _refuse_living(look: Look) -> None:
-    """Raises StoreError while a relay has a lease."""
+async def living(settings: RedisSettings, environment: Mapping[str, str]) -> int:
+    """Returns how many relays have a lease. Raises StoreError."""
+    async with looking(settings, environment) as look:
+        return len((await _leases(look))[1])
+
+
+async def _leases(look: Look) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Returns the time in milliseconds, and the leases of relays with their ends."""
     seconds, micros = as_list(await look.call("TIME"))
     now = int(cast("bytes", seconds)) * 1000 + int(cast("bytes", micros)) // 1000
     alive = pairs(
         as_list(await look.call("ZRANGEBYSCORE", look.prefix + b"leases", f"({now}", "+inf", "WITHSCORES"))
     )
+    return now, alive
+
+
+async def _refuse_living(look: Look) -> None:
+    """Raises StoreError while a relay has a lease."""
+    now, alive = await _leases(look)
     if alive:
         wait = max(float(ends) for _, ends in alive) / 1000 - now / 1000
         raise StoreError(

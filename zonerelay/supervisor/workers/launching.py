@@ -7,11 +7,11 @@ worker that is started again. Where its mail is, it reads from the one that the 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.settings import Settings
 from zonerelay.process.identity import LIMITS, SOCKETS, STARTED_WITH
 from zonerelay.store.spool_paths import count_of
@@ -61,7 +61,7 @@ class Launcher:
     ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
         for path, text in self._texts.items():
             if not path.exists():  # an operator has removed it
-                _write(path, text)
+                durable.write(path, text)
         program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]
         command = [*program, "worker", "--index", str(index), "--config", str(self._config)]
         if drains_spool:
@@ -95,7 +95,7 @@ class Launcher:
     def _put(self, path: Path, text: bytes) -> None:
         # On a full disk a relay that is started again with the same configuration has to be able to drain it.
         if not _holds(path, text):
-            _write(path, text)
+            durable.write(path, text)
         self._texts[path] = text
 
 
@@ -104,15 +104,3 @@ def _holds(path: Path, text: bytes) -> bool:
         return path.read_bytes() == text
     except OSError:
         return False
-
-
-def _write(path: Path, text: bytes) -> None:
-    new = path.with_suffix(".new")
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-        new.replace(path)
-    except OSError as error:
-        # A write that fails does not know its file.
-        raise OSError(error.errno, error.strerror, str(path)) from error

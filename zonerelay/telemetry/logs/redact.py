@@ -17,17 +17,15 @@ characters become visible ones, and it is cut. It is idempotent. Nothing here ra
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.model.address import Mailbox
 
 KEY_SIZE = 32
@@ -251,7 +249,8 @@ def load_or_create_key(path: Path) -> bytes:
     if (key := load_key(path)) is not None:
         return key
     try:
-        _write_new_key(path)
+        # When another worker was first, its key is the key.
+        durable.create(path, f"{secrets.token_hex(KEY_SIZE)}\n".encode("ascii"))
         return _read_key(path)
     except OSError as error:
         raise RedactKeyError(
@@ -279,19 +278,3 @@ def _read_key(path: Path) -> bytes:
             "remove it to get a new one; pseudonyms change with it"
         ) from cause
     return key
-
-
-def _write_new_key(path: Path) -> None:
-    """Write beside and link into place, so that another worker never reads half a key."""
-    descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # mode 0600
-    draft = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(KEY_SIZE) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # When another worker was first, its key is the key.
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

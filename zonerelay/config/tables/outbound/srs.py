@@ -7,12 +7,11 @@ nor how long one is.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.endpoints import is_domain
 from zonerelay.config.options import forms
@@ -98,13 +97,7 @@ def note_upgrade(spool: Path, now: float) -> None:
     if note.exists():
         return
     ran_before = spool.with_name("redact.key").exists() or (spool.is_dir() and any(spool.iterdir()))
-    new = spool.with_name(f"{NOTE}.{os.getpid()}")
-    try:
-        new.write_text(f"{now if ran_before else 0:.0f}\n")
-        with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(new, note)
-    finally:
-        new.unlink(missing_ok=True)
+    durable.create(note, f"{now if ran_before else 0:.0f}\n".encode(), mode=0o644)
 
 
 def upgraded_at(spool: Path) -> float:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
 
+from zonerelay import durable
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.directory_lock import locked_directory
 from zonerelay.store.common.keeper import health
@@ -96,13 +97,13 @@ class Register:
     def mark_published(self) -> None:
         """Every key of this worker's spool is in the register."""
         self._make_directory()
-        self._mark(self.worker).touch()
+        durable.create(self._mark(self.worker), b"")
 
     def _mark(self, worker: int) -> Path:
         return self._directory / f"{worker:02d}"
 
     def _make_directory(self) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_directory(self._directory)
         for old in self._others.iterdir():
             if old != self._directory:
                 forget_registers(old)

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from zonerelay.store.common.private_directories import lock_configured, write_durably
+from zonerelay import durable
+from zonerelay.store.common.private_directories import lock_configured
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.damage.format import (
     FormatError,
@@ -352,7 +353,7 @@ def write_mark(directory: Path, mark: Mark) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        write_durably(path, content)
+        durable.write(path, content)
         return
     try:
         os.pwrite(descriptor, content, 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.store.common.private_directories import sync, write_durably
+from zonerelay import durable
 from zonerelay.store.contract import StoreError
 
 DIRECTORY = "lost"
@@ -78,13 +78,13 @@ class Losses:
         identity = identity_of(raw)
         name = f"{identity}-{log.name}"
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
+            durable.make_directory(self._directory)
             if not self._make_room():
                 _log.error("%s is not kept aside: %d others are already", log, MAX_KEPT)
                 return identity, ""
             (self._directory / name).unlink(missing_ok=True)
             os.link(log, self._directory / name)
-            sync(self._directory)
+            durable.sync_directory(self._directory)
         except OSError as error:
             _log.error("%s cannot be kept aside: %s", log, error)
             return identity, ""
@@ -128,9 +128,9 @@ class Losses:
         return False
 
     def _write(self, loss: Loss) -> None:
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        durable.make_directory(self._directory)
         path = self._directory / f"{loss.id}.json"
-        write_durably(path, msgspec.json.format(msgspec.json.encode(loss), indent=1) + b"\n")
+        durable.write(path, msgspec.json.format(msgspec.json.encode(loss), indent=1) + b"\n")
 
     def _all(self) -> Iterator[Loss]:
         for path in sorted(self._directory.glob("*.json")):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.store.common.private_directories import write_durably
+from zonerelay import durable
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, FoundLog, Mark, own_names
 from zonerelay.store.leveldb.damage.format import identities_in, write_log
 from zonerelay.store.leveldb.damage.losses import MAX_NAMED, Loss, Losses
@@ -43,7 +43,7 @@ class Mending:
         try:
             if self._mark is not None and self._mark.log == int(log.path.stem):
                 self._write_mark(replace(self._mark, size=min(self._mark.size, len(whole))))
-            write_durably(log.path, whole)
+            durable.write(log.path, whole)
         except OSError:
             if loss is not None:
                 self._losses.forget(loss)
@@ -66,9 +66,9 @@ class Mending:
         for log, loss in ((each.log, each.loss) for each in self._mended):
             kept = None if loss is None else self._losses.kept_at(loss)
             if kept is None:
-                write_durably(log.path, log.raw)
+                durable.write(log.path, log.raw)
             else:
-                kept.replace(log.path)
+                durable.rename(kept, log.path)
             if loss is not None:
                 self._losses.forget(loss)
         if self._mended and self._mark is not None:
@@ -91,7 +91,7 @@ class Mending:
         return loss
 
     def _write_mark(self, mark: Mark) -> None:
-        write_durably(self._directory / MARK_NAME, mark.encode())
+        durable.write(self._directory / MARK_NAME, mark.encode())
 
 
 def _description(log: FoundLog) -> str:

@@ -1,0 +1,17 @@
+"""A receiver of mail for the tests of transfers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from zonerelay.sandbox.sink import Sink
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    sink = Sink()
+    await sink.start()
+    yield sink
+    await sink.close()
