@@ -42,7 +42,6 @@ from zonerelay.process.systemd import Notifier
 from zonerelay.process.threads import STORE
 from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.telemetry.logs.logs import configure as configure_logs
-from zonerelay.telemetry.logs.redact import RedactKeyError
 from zonerelay.worker.drain_spool import until_empty
 from zonerelay.worker.reload import Reloading
 from zonerelay.worker.worker import Worker
@@ -62,7 +61,7 @@ def serve(config: Path) -> int:
             return supervise(config, settings)
         identity, _ = identity_of(0, drains_spool=False, environment=os.environ)
         return _run(config, settings, identity, None)
-    except (StartError, RedactKeyError, OSError, ValueError) as error:
+    except (StartError, OSError, ValueError) as error:
         return _failed(error)
 
 
@@ -84,7 +83,7 @@ def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
 
             take_alone(settings)
         return _run(config, settings, identity, channel)
-    except (StartError, RedactKeyError, OSError, ValueError) as error:
+    except (StartError, OSError, ValueError) as error:
         Notifier({}, _ignore, channel).status(str(error))
         return _failed(error)
     except Exception as error:

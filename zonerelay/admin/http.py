@@ -1,6 +1,7 @@
 """HTTP for monitoring and operators: its listening socket. `http_server` has the rest.
 
-The relay binds the address when it starts, so an address in use is an error before the first greeting. It
+The relay binds the address when it starts; one that is taken does not keep mail from moving, and its owner
+tries again (`process/retried`). It
 loads aiohttp with the first connection, in a thread: aiohttp and its certificate authorities are a fifth of
 the memory of an idle relay and of its start. If loading fails, `trouble` hears of it and the address refuses
 connections from then on.
@@ -66,14 +67,15 @@ class AdminServer:
         self._tls: ssl.SSLContext | None = None
 
     @property
-    def port(self) -> int:
-        """The port listened on, also when the address said 0."""
-        assert self._listener is not None
+    def port(self) -> int | None:
+        """The port listened on, also when the address said 0; `None` when there is none."""
+        if self._listener is None:
+            return None
         name: tuple[str, int] = self._listener.getsockname()
         return name[1]
 
     async def start(self) -> None:
-        """Raises AdminError."""
+        """Raises AdminError; it may be called again then."""
         if self._settings.certificate is not None:
             from zonerelay.admin.tls import TlsError, server_context  # noqa: PLC0415 - OpenSSL
 

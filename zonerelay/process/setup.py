@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import secrets
 import signal
 import stat
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.settings import NOTE, HistoryAddresses, Settings, note_upgrade
-from zonerelay.telemetry.logs.redact import Redactor, load_or_create_key
+from zonerelay.telemetry.logs.redact import KEY_SIZE, RedactKeyError, Redactor, load_or_create_key
 
 REDACT_KEY = "redact.key"
 
@@ -91,10 +93,28 @@ def tune_for_mail() -> None:
 
 
 def build_redactor(settings: Settings) -> Redactor:
-    """Raises RedactKeyError."""
-    if not settings.log.redact:
-        return Redactor(b"", enabled=False)
-    return Redactor(load_or_create_key(redact_key_of(settings)), enabled=True)
+    """Returns the redactor of the log."""
+    return _with_key(settings) if settings.log.redact else Redactor(b"", enabled=False)
+
+
+@cache
+def _spare_key() -> bytes:
+    return secrets.token_bytes(KEY_SIZE)
+
+
+def _with_key(settings: Settings) -> Redactor:
+    """Returns a redactor with the relay's key, or with one of this process where that cannot be used: mail
+    does not wait for the log, and addresses stay hidden. Its `problem` says so then.
+    """
+    try:
+        durable.make_directory(settings.spool.path.parent)
+        return Redactor(load_or_create_key(redact_key_of(settings)), enabled=True)
+    except RedactKeyError as error:
+        redactor = Redactor(_spare_key(), enabled=True)
+        redactor.problem = (
+            f"{error}. Until a restart with a key that can be used, pseudonyms are of another key"
+        )
+        return redactor
 
 
 def redact_key_of(settings: Settings) -> Path:
@@ -102,7 +122,7 @@ def redact_key_of(settings: Settings) -> Path:
 
 
 def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
-    """Returns that of the log where the history shows addresses as the log does. Raises RedactKeyError."""
+    """Returns that of the log where the history shows addresses as the log does."""
     hashed = settings.history.addresses is HistoryAddresses.HASHED
     if hashed == of_log.enabled:
         return of_log
@@ -110,8 +130,5 @@ def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
 
 
 def hashing_redactor(settings: Settings, of_log: Redactor) -> Redactor:
-    """Returns one that makes pseudonyms, whether the log has them or not. Raises RedactKeyError."""
-    if of_log.enabled:
-        return of_log
-    durable.make_directory(settings.spool.path.parent)
-    return Redactor(load_or_create_key(redact_key_of(settings)), enabled=True)
+    """Returns one that makes pseudonyms, whether the log has them or not."""
+    return of_log if of_log.enabled else _with_key(settings)

@@ -86,6 +86,10 @@ async def _play(console: Console, directory: Path, release_to: str) -> int:
     )
     try:
         await worker.start()
+        if worker.http_port is None:
+            problems = worker.surface().problems
+            await worker.stop()
+            raise StartError("; ".join(problems))
         page = f"http://{_LOOPBACK}:{worker.http_port}/#{_token(directory, clock.now())}"
         _introduce(console, worker, page)
         with _pinned(console, worker, sink, page):

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import uvloop
@@ -21,12 +22,13 @@ from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.errors import AnotherRelayError, ControlError
 from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path, limits_socket_path
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
+from zonerelay.process.retried import Retried
 from zonerelay.process.setup import (
     StartError,
     allow_reload,
@@ -55,7 +57,7 @@ from zonerelay.telemetry.metrics.families import MetricTotals
 
 
 def supervise(config: Path, settings: Settings) -> int:
-    """Raises StartError, RedactKeyError and OSError."""
+    """Raises StartError and OSError."""
     put_off_reload()
     close_to_others()
     home = prepare_home(settings)
@@ -153,7 +155,7 @@ class Supervisor:
             running = asyncio.get_running_loop().create_task(self._workers.run())
             await self._start(running)
             await self._until_told(running)
-        except (BindError, ControlError, AdminError) as error:
+        except (BindError, ControlError) as error:
             raise StartError(str(error)) from error
         finally:
             await self._close(running)
@@ -177,7 +179,13 @@ class Supervisor:
         self._workers.employ(workers, spools_beyond(self.settings.spool, workers))
         handler = FanOut(self._state)
         self._control = ControlServer(control_socket_path(self.settings), handler, trouble=self._trouble)
-        await self._control.start()
+        await self._retry(
+            "commands are not answered",
+            "control-socket",
+            self._control.start,
+            ControlError,
+            final=(AnotherRelayError,),
+        )
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
         if self._workers.ready.done():
             self._workers.ready.result()
@@ -193,7 +201,7 @@ class Supervisor:
             clock=self._clock,
             workers=self._state.submission,
         )
-        admin = AdminServer(
+        self._admin = AdminServer(
             self.settings.admin,
             operators=lambda: operators,
             metrics=self._metrics.exposition,
@@ -202,8 +210,29 @@ class Supervisor:
             before_metrics=self._metrics.refresh,
             inherited=self._handed,
         )
-        await admin.start()
-        self._admin = admin
+        await self._retry("HTTP is not served", "admin-http", self._admin.start, AdminError)
+
+    async def _retry(
+        self,
+        what: str,
+        where: str,
+        start: Callable[[], Awaitable[None]],
+        failure: type[Exception],
+        *,
+        final: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """Open what mail does not wait for."""
+        retried = Retried(
+            what,
+            where,
+            start,
+            failure,
+            final=final,
+            trouble=self._trouble,
+            restored=lambda part: self._log.emit("info", "restored", {"part": part}),
+        )
+        self._state.retried.append(retried)
+        await retried.start()
 
     async def _until_told(self, running: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
@@ -232,6 +261,8 @@ class Supervisor:
         if running is not None and not running.done():
             self._workers.stop()
             await asyncio.wait({running})
+        for retried in self._state.retried:
+            await retried.close()
         if self._control is not None:
             await self._control.close()
         if self._admin is not None:

@@ -95,6 +95,7 @@ class WebhookCourier:
         settings: WebhookSettings,
         keys: Sequence[str],
         *,
+        read_keys: Callable[[], Sequence[str]],
         store: QueueStore,
         write: Write,
         make_gap: MakeGap,
@@ -104,7 +105,7 @@ class WebhookCourier:
     ) -> None:
         self.settings = settings
         self.keys = keys
-        self.endpoint = Endpoint(settings, keys, clock)
+        self.endpoint = Endpoint(settings, keys, clock, read_keys)
         self.queued = 0
         self.problem = ""
         self.is_disabled = False
@@ -359,6 +360,12 @@ class WebhookCourier:
             (name.decode(), event) for name, _, event in (line.partition(b"\t") for line in body.splitlines())
         ]
 
+    def note(self, problem: str) -> None:
+        """Show why no event can be posted now."""
+        if not self.problem:
+            self._events.webhooks.failing(self.name, problem)
+        self.problem = problem
+
     def _worked(self, line: Line) -> None:
         line.attempts = 0
         was_down, self._is_down, self._failures, self._pause = self._is_down, False, 0, 0.0
@@ -379,9 +386,7 @@ class WebhookCourier:
         now = self._clock.monotonic()
         # Those that were on their way when the first failed are no further sign.
         self._failures += now >= self._pause
-        if not self.problem:
-            self._events.webhooks.failing(self.name, answer.text)
-        self.problem = answer.text
+        self.note(answer.text)
         if answer.gone:
             self.is_disabled = True
             self._events.webhooks.disabled(self.name)

@@ -7,13 +7,13 @@ differently the next time. Never raises but for CancelledError.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from zonerelay.config.settings import WebhookSettings
 from zonerelay.model.clock import Clock
-from zonerelay.process.threads import addresses_of
+from zonerelay.process.threads import FILES, addresses_of
 from zonerelay.process.webclient import Poster, WebError
 from zonerelay.routing.addresses import is_private
 from zonerelay.webhook.signature import signatures
@@ -36,9 +36,18 @@ class Answer:
 
 
 class Endpoint:
-    """One per webhook. `keys` sign, the newest first."""
+    """One per webhook. `keys` sign, the newest first; none: they could not be read, and `read_keys` is asked
+    before each post. It raises ValueError.
+    """
 
-    def __init__(self, settings: WebhookSettings, keys: Sequence[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        keys: Sequence[str],
+        clock: Clock,
+        read_keys: Callable[[], Sequence[str]],
+    ) -> None:
+        self._read_keys = read_keys
         self._private = settings.private
         self._keys = keys
         self._clock = clock
@@ -46,6 +55,11 @@ class Endpoint:
         self.close = self._poster.close
 
     async def post(self, event_id: str, body: bytes) -> Answer:
+        if not self._keys:
+            try:
+                self._keys = await FILES.run(self._read_keys)
+            except ValueError as error:
+                return Answer(ok=False, text=str(error), down=True)
         timestamp = int(self._clock.now())
         headers = {
             "Content-Type": "application/json",

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from random import Random
 
@@ -85,8 +86,16 @@ class Webhooks:
         events.tell_webhooks = self.tell
 
     async def configure(self, settings: Sequence[WebhookSettings]) -> None:
-        """Go by these from now on. Raises ValueError before anything has changed."""
-        keys = {each.name: webhook_keys(each, self._environment) for each in settings}
+        """Go by these from now on. Events of one whose secret cannot be read wait for it. A reload has read
+        the secrets before.
+        """
+        keys: dict[str, Sequence[str]] = {}
+        unread: dict[str, str] = {}
+        for each in settings:
+            try:
+                keys[each.name] = webhook_keys(each, self._environment)
+            except ValueError as error:
+                keys[each.name], unread[each.name] = (), str(error)
         redactors = {
             each.name: _CLEAR if each.addresses is WebhookAddresses.CLEAR else self._hashed()
             for each in settings
@@ -102,6 +111,8 @@ class Webhooks:
         for name, each in wanted.items():
             same = name in old and (old[name].settings, old[name].keys) == (each, keys[name])
             self._couriers[name] = old.pop(name) if same else self._courier(each, keys[name])
+            if name in unread:
+                self._couriers[name].note(unread[name])
         for courier in old.values():
             await courier.stop()
         for courier in self._couriers.values():
@@ -118,6 +129,7 @@ class Webhooks:
         return WebhookCourier(
             settings,
             keys,
+            read_keys=partial(webhook_keys, settings, self._environment),
             store=self._store,
             write=self._write,
             make_gap=make_gap,

@@ -5,24 +5,26 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.health import ReadinessCheck
-from zonerelay.admin.http import AdminServer
+from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.handler import PartAnswers
 from zonerelay.control.messages.answers import End
 from zonerelay.control.messages.requests import Request
 from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import AnotherRelayError, ControlError
 from zonerelay.control.socket.server import Answer, ControlServer, Handler
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
+from zonerelay.process.retried import Retried
 from zonerelay.process.threads import FILES, OPERATORS
 from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
@@ -60,6 +62,7 @@ class Endpoints:
         self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
+        self._retried: list[Retried] = []
         self._operators: list[Operators] = []
         self._answering: tuple[Handler, Callable[[], Settings]] | None = None
 
@@ -67,25 +70,55 @@ class Endpoints:
     def http_port(self) -> int | None:
         return None if self._admin is None else self._admin.port
 
+    def problems(self) -> tuple[str, ...]:
+        return tuple(text for each in self._retried for text in each.problems())
+
     async def open(
         self, handler: Handler, settings: Callable[[], Settings], workers: Callable[[], Sequence[Place]]
     ) -> None:
-        """`settings` gives those in force, `workers` the places where mail is handed in over HTTP. Raises
-        ControlError and AdminError.
+        """`settings` gives those in force, `workers` the places where mail is handed in over HTTP. What
+        cannot be opened is tried again, and mail moves meanwhile. Raises ControlError where another relay
+        answers, and where a supervisor could not ask this worker.
         """
         identity = self._identity
         self._answering = handler, settings
-        path = control_socket_path(self._settings, identity.index if identity.supervised else None)
-        control = ControlServer(path, handler, trouble=self._events.trouble)
-        await control.start()
-        self._control = control
+
+        async def listen() -> None:
+            path = control_socket_path(self._settings, identity.index if identity.supervised else None)
+            control = ControlServer(path, handler, trouble=self._events.trouble)
+            await control.start()
+            self._control = control
+
+        final = ControlError if identity.supervised else AnotherRelayError
+        await self._open("commands are not answered", "control-socket", listen, ControlError, final=(final,))
         if self._settings.admin.address and not identity.supervised:
             await self._serve_http(handler, settings, workers)
+
+    async def _open(
+        self,
+        what: str,
+        where: str,
+        start: Callable[[], Awaitable[None]],
+        failure: type[Exception],
+        *,
+        final: tuple[type[Exception], ...] = (),
+    ) -> None:
+        retried = Retried(
+            what,
+            where,
+            start,
+            failure,
+            final=final,
+            trouble=self._events.trouble,
+            restored=lambda part: self._events.lifecycle("restored", part=part),
+        )
+        self._retried.append(retried)
+        await retried.start()
 
     async def _serve_http(
         self, handler: Handler, settings: Callable[[], Settings], workers: Callable[[], Sequence[Place]]
     ) -> None:
-        admin = AdminServer(
+        admin = self._admin = AdminServer(
             self._settings.admin,
             operators=lambda: self._build_operators(handler, settings, workers),
             metrics=self._events.metrics.exposition,
@@ -94,8 +127,7 @@ class Endpoints:
             trouble=self._events.trouble,
             before_metrics=self._board.refresh,
         )
-        await admin.start()
-        self._admin = admin
+        await self._open("HTTP is not served", "admin-http", admin.start, AdminError)
 
     async def open_http(
         self, rules: Callable[[], ListenerSettings], connect: Callable[[asyncio.Protocol], None]
@@ -137,6 +169,8 @@ class Endpoints:
 
     async def close(self) -> None:
         """Call before the store is closed."""
+        for retried in self._retried:
+            await retried.close()
         if self._control is not None:
             await self._control.close()
         if self._admin is not None:

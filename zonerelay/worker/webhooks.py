@@ -49,7 +49,7 @@ class TellsOthers:
         self._events, self._clock, self._random = events, clock, random
 
     async def configure(self, settings: Settings) -> None:
-        """Raises ValueError and StoreError, and RedactKeyError, before anything has changed."""
+        """Raises StoreError before anything has changed."""
         if self.webhooks is None:
             if not settings.webhook and not any(map(is_webhook_zone, await self._store.zones())):
                 return

@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, space_guard, webhook_keys
 from zonerelay.control.acts import OperatorActs
@@ -125,15 +124,16 @@ class Worker:
         self._reloads = asyncio.Lock()
 
     def _build_history(self, redactor: Redactor) -> History | None:
-        """Raises RedactKeyError."""
-        settings = self.settings
+        settings, self._key_problem = self.settings, redactor.problem
         file = file_of(settings.spool.path.parent, self.identity.index)
         if not settings.history.enabled:
             note_off(file)
             return None
+        pseudonyms = history_redactor(settings, redactor)
+        self._key_problem = redactor.problem or pseudonyms.problem
         return History(
             file,
-            history_redactor(settings, redactor),
+            pseudonyms,
             keep=settings.history.keep,
             max_size=settings.history.max_size,
             guard=space_guard(settings.spool),
@@ -146,10 +146,12 @@ class Worker:
     async def start(self) -> None:
         """Raises StartError, with everything that was opened closed again."""
         self.events.lifecycle("starting", version=__version__)
+        if self._key_problem:
+            self.events.trouble("redact-key", RedactKeyError(self._key_problem))
         asyncio.get_running_loop().set_exception_handler(self._on_loop_trouble)
         try:
             await self._start()
-        except (StoreError, ListenError, AdminError, ControlError, ValueError) as error:
+        except (StoreError, ListenError, ControlError, ValueError) as error:
             await self.stop()
             raise StartError(str(error)) from error
         except BaseException:
@@ -421,7 +423,7 @@ class Worker:
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
             await self._telling.configure(settings)
-        except (ValueError, StoreError, RedactKeyError) as error:
+        except (ValueError, StoreError) as error:
             self.refused = str(error)
             self.refused_at = self.clock.now()
             self.problems = (f"the configuration on disk is wrong: {error}",)
@@ -545,9 +547,10 @@ class Worker:
             history=self.history,
             problems=(
                 *self.problems,
-                *([self._left_over] if self._left_over else []),
+                *(each for each in (self._left_over, self._key_problem) if each),
                 *(() if listeners is None else listeners.problems),
                 *(() if self._drop is None else self._drop.problems()),
+                *(() if self._endpoints is None else self._endpoints.problems()),
                 *(
                     text
                     for part in (

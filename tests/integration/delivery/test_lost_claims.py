@@ -140,6 +140,7 @@ async def test_webhooks_ask_too() -> None:
         courier = WebhookCourier(
             WebhookSettings(name="hook", url=receiver.url(), private=True),
             ["whsec_" + "A" * 32],
+            read_keys=tuple,
             store=store,
             write=lambda changes, _: written.set(),
             make_gap=lambda *_: pytest.fail("no event is lost"),

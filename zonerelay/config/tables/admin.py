@@ -79,7 +79,8 @@ class AdminSettings:
 
     address: str = text("127.0.0.1:8025", form=forms.listen, optional=True)
     """HTTP: /metrics, /healthz, /readyz for monitoring, /v1/ for programs with a token (zonerelay token), the
-    page. Empty: none at all.
+    page. Empty: none at all. When another program has it, mail moves all the same: zonerelay status says so,
+    and it is taken when it is free.
     """
     page: bool = switch(False)
     """Serve the operators' page at /. Off loopback it needs a certificate or a proxy of proxy_networks."""

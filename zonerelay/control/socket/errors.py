@@ -11,5 +11,9 @@ class NotRunningError(ControlError):
     """No relay answers at the socket."""
 
 
+class AnotherRelayError(ControlError):
+    """Another relay answers where this one would listen."""
+
+
 class NotFoundError(ControlError):
     """The message or other thing that the request names does not exist, or no longer exists."""

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from zonerelay.config.settings import Settings
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.errors import AnotherRelayError, ControlError
 
 SOCKET_MODE = 0o600
 """Only root and the relay's own user operate the queue."""
@@ -46,7 +46,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 def refuse_live(path: Path) -> None:
     """Raises ControlError when a relay answers there."""
     if path.is_socket() and answers(path):
-        raise ControlError(
+        raise AnotherRelayError(
             f"another relay answers at {path}: stop it, or give this one another [admin] socket"
         )
 

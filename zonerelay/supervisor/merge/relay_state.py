@@ -13,6 +13,7 @@ from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.messages.answers import RelayStatus
 from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.model.clock import Clock
+from zonerelay.process.retried import Retried
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets
 from zonerelay.supervisor.workers.restart_policy import Phase
@@ -25,6 +26,8 @@ class RelayState:
     def __init__(self, workers: Workers, settings: Settings, sockets: Sockets, clock: Clock) -> None:
         self.settings = settings
         self.problems: tuple[str, ...] = ()
+        self.retried: list[Retried] = []
+        """What the supervisor opens beside mail."""
         self.draining = False
         self.taken_up = clock.now()
         self.refused: float | None = None
@@ -78,7 +81,7 @@ class RelayState:
             zones=(),
             destinations=(),
             destinations_total=0,
-            problems=self.problems,
+            problems=(*self.problems, *(text for each in self.retried for text in each.problems())),
             taken_up=self.taken_up,
             refused=self.refused,
             workers=tuple(member.status(now) for member in self.members()),

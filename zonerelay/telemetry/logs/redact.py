@@ -84,6 +84,8 @@ class Redactor:
             kind: hashlib.blake2b(key=key, digest_size=9, person=kind) for kind in (b"u", b"d", b"c")
         }
         self.enabled = enabled
+        self.problem = ""
+        """Why the key is not the one that the configuration names."""
         self._domain = lru_cache(CACHE_SIZE)(self._hash_domain)
         self.mailbox: Callable[[Mailbox], str] = self._shown
         self.client: Callable[[str], str] = printable
