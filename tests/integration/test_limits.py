@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
+import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -294,3 +295,36 @@ async def test_with_more_hosts_than_connections_a_connection_carries_several_mes
         assert sink.connections <= 120
     finally:
         await sink.close()
+
+
+@contextmanager
+def dead_hosts(port: int, count: int) -> Iterator[Mapping[str, Mapping[str, Sequence[str]]]]:
+    """Hosts whose kernel answers no connection, because their queue of connections is full."""
+    with ExitStack() as stack:
+        found: dict[str, Mapping[str, Sequence[str]]] = {}
+        for n in range(count):
+            ip = f"127.0.2.{n + 1}"
+            full, *fillers = (stack.enter_context(socket.socket()) for _ in range(3))
+            full.bind((ip, port))
+            full.listen(0)
+            for filler in fillers:
+                filler.setblocking(False)
+                filler.connect_ex((ip, port))
+            found[f"mx.dead{n}.example"] = {"A": [ip]}
+            found[f"dead{n}.example"] = {"MX": [f"10 mx.dead{n}.example"]}
+        yield found
+
+
+async def test_mail_for_a_good_host_goes_at_once_beside_sixty_dead_ones(tmp_path: Path) -> None:
+    """By default: it waited for two and a half minutes (haraka/Haraka#2507)."""
+    async with receiver() as sink:
+        with dead_hosts(sink.port, 60) as dead:
+            async with (
+                FakeDns({**names("good.example"), **dead}) as dns,
+                relay_with(chosen(tmp_path, dns, to_mx(sink))) as running,
+            ):
+                for n in range(60):
+                    await send(running, f"dead{n}.example", 3)
+                await send(running, "good.example")
+                await running.until_logged("delivered", 1)
+                assert not running.log.named("deferred"), "none of the others has been given up"

@@ -28,7 +28,7 @@ REFUSED = [
         "leave tls_names out",
     ),
     ('zone = ["bulk"]\nmax_connections = 6', "destination[0].max_connections", "the limit of the whole zone"),
-    ("max_connections = 21", "destination[0].max_connections", "21 is more than max_connections = 20"),
+    ("max_connections = 101", "destination[0].max_connections", "101 is more than max_connections = 100"),
 ]
 
 

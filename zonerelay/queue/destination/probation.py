@@ -4,9 +4,9 @@ A host that accepts a connection and says nothing keeps it for minutes; a host t
 not answer keeps it for ten. So in a zone that is routed by MX every destination has a standing:
 
 - QUICK: it answered the last attempt in time. Nothing here limits it.
-- NEW: the relay has not heard from it yet. It has `first` connections (an eighth of the zone's) until it
-  answers.
-- FAILING: it did not answer the last attempt, or it is suspended. It has `first` connections, too.
+- NEW: the relay has not heard from it yet. It has one connection until it answers, so that as many dead hosts
+  as possible are found at a time, and mail for the good ones between them goes (haraka/Haraka#2507).
+- FAILING: it did not answer the last attempt, or it is suspended. It has one connection, too.
 - SLOW: it answered the last attempt after more than `LONG` seconds. Only the sums below limit it.
 
 Of the zone's connections
@@ -66,7 +66,7 @@ class Probation:
         self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
 
     def resize(self, most: int) -> None:
-        self.first = self._eighth = max(1, most // 8)
+        self._eighth = max(1, most // 8)
         self._quarter = max(1, most // 4)
         self._half = max(1, most // 2)
         self._five_eighths = max(1, most * 5 // 8)
@@ -81,8 +81,8 @@ class Probation:
         return destination in self._wishing or self._has_room(destination.standing)
 
     def is_full(self, destination: Destination) -> bool:
-        """Whether it has as many as a destination may have before it answers."""
-        return not destination.suspension.is_proven and destination.active >= self.first
+        """Whether it has the one connection that a destination may have before it answers."""
+        return not destination.suspension.is_proven and destination.active > 0
 
     def _has_room(self, kind: Standing) -> bool:
         active = self._active

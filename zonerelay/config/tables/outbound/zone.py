@@ -140,8 +140,10 @@ class ZoneSettings:
 
     # How much: connections, rates, sizes
 
-    max_connections: int = count(20, most=10_000)
-    """Open connections of this zone, so that one zone's mail cannot crowd out another's."""
+    max_connections: int = count(100, most=10_000)
+    """Open connections of this zone, so that one zone's mail cannot crowd out another's. Hosts that do not
+    answer hold some of them, for half a minute each.
+    """
     max_connections_per_destination: int = count(10, most=10_000)
     """Open connections to one destination (one set of MX hosts, however many domains they serve). Large
     providers start to refuse mail at 10 to 20.
