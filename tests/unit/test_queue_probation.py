@@ -16,8 +16,8 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.zone.plan import LONG, ZonePlan
+from zonerelay.queue.destination.destinations import LONG, Work
+from zonerelay.queue.zone.plan import ZonePlan
 
 IN_DOUBT = replace(
     DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
