@@ -23,6 +23,7 @@ from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreOpenError
 from zonerelay.store.open import open_store
 from zonerelay.store.redis.check import check
 from zonerelay.store.redis.connection import Server, open_wire
+from zonerelay.store.redis.limits import RedisShelf
 from zonerelay.store.redis.repair import repair
 from zonerelay.store.surroundings import Surroundings
 
@@ -178,3 +179,50 @@ async def test_who_may_not_is_told_so(
     with pytest.raises(StoreOpenError) as caught:
         await opened(server, tmp_path / "ca.pem", path=str(tmp_path), **other)
     assert PASSWORD not in str(caught.value)
+
+
+async def test_limits_need_no_more_rights(server: RedisServer, authority: trustme.CA, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+    settings = RedisSettings(url=server.url, ca_file=ca, prefix=PREFIX, user="zonerelay")
+    shelf, heard = RedisShelf(Server(settings, PASSWORD)), asyncio.Queue[str]()
+    await shelf.open(heard.put_nowait)
+    page = await shelf.read("default")
+    assert await shelf.replace("default", page, b"data", keep=60.0, words=["a word"])
+    assert await asyncio.wait_for(heard.get(), 5) == "a word"
+    await shelf.close()
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ("resetchannels &PREFIXnews", "PUBLISH mail:limits"),
+        ("resetchannels &PREFIXlimits", "PUBLISH mail:news"),
+        ("-publish", "PUBLISH mail:news"),
+        ("-subscribe", "subscribe"),
+        ("-@hash", "HSET mail:message:rights"),
+        ("-@sortedset", "ZADD mail:queue:rights"),
+        ("-@set", "SADD mail:parked:rights"),
+        ("-incr", "INCR mail:once:rights"),
+        ("-unlink", "UNLINK mail:message:rights"),
+        ("-scan", "SCAN 0"),
+        ("-time", "TIME"),
+        ("-eval", "eval"),
+        ("-eval_ro", "eval_ro"),
+        ("-multi", "multi"),
+        ("-info", "info"),
+        ("-config|get", "CONFIG GET"),
+        ("resetkeys ~mail: ~mail:m*", "HSET mail:deliveries:rights"),
+        ("resetkeys %R~mail:* ~mail: %W~mail:m*", "HSET mail:deliveries:rights"),
+    ],
+)
+async def test_a_right_that_is_missing_is_named_and_keeps_the_relay_from_starting(
+    server: RedisServer, authority: trustme.CA, tmp_path: Path, rule: str, named: str
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    words = [word.replace("zonerelay", "lacking") for word in documented_rights()]
+    server.ask("ACL", "DELUSER", "lacking")
+    assert server.ask("ACL", "SETUSER", *words, *rule.replace("PREFIX", PREFIX).split()) == b"+OK\r\n"
+    with pytest.raises(StoreOpenError, match=re.escape(named)):
+        await opened(server, tmp_path / "ca.pem", path=str(tmp_path), user="lacking")
+    assert not server.query("KEYS", "*rights*").strip(b"*0\r\n+OK")

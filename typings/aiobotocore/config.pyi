@@ -1,6 +1,8 @@
 # What zonerelay uses of aiobotocore, which comes without types.
 from collections.abc import Mapping
 
+from aiobotocore.httpsession import AIOHTTPSession
+
 class AioConfig:
     def __init__(
         self,
@@ -14,4 +16,5 @@ class AioConfig:
         response_checksum_validation: str = ...,
         user_agent: str = ...,
         parameter_validation: bool = ...,
+        http_session_cls: type[AIOHTTPSession] = ...,
     ) -> None: ...

@@ -153,7 +153,7 @@ async def _request(
 def _session(connector: TCPConnector) -> ClientSession:
     import aiohttp  # noqa: PLC0415 - see above
 
-    return aiohttp.ClientSession(
+    session = aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the caller's bounds them
@@ -163,6 +163,8 @@ def _session(connector: TCPConnector) -> ClientSession:
         max_field_size=MAX_HEADER,
         max_headers=MAX_HEADERS,
     )
+    session._retry_connection = False  # what may be asked again is for the caller to know
+    return session
 
 
 @contextlib.contextmanager

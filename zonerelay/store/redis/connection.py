@@ -64,6 +64,7 @@ _UNUSABLE_TEXTS = ("MISCONF", "NOREPLICAS")
 """Answers after which a connection is given up: a new one is checked from the beginning. redis-py takes the
 code off the text where it has an exception for it. NOAUTH and LOADING end a connection by themselves."""
 
+RULE = "docs/redis.md has the ACL rule of a user for the relay"
 GOODBYE = 0.5
 """Seconds."""
 
@@ -246,7 +247,7 @@ class Wire:
     def _break(self, reason: str, *, tell: bool = True) -> None:
         if self._broken is not None:
             return
-        self._broken = StoreError(UNREACHABLE)
+        self._broken = StoreError(f"{UNREACHABLE}: {reason}")
         self._watch.cancel()
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -280,7 +281,8 @@ def _judged(error: ResponseError) -> StoreError:
     """Returns the error for the caller, or raises it when the connection must not be used any longer."""
     text = str(error)
     if (code := _UNUSABLE.get(type(error))) is not None:
-        raise StoreError(f"{code} {text}")
+        where = f" ({RULE})" if code == "NOPERM" else ""
+        raise StoreError(f"{code} {text}{where}")
     if text.startswith(_UNUSABLE_TEXTS):
         raise StoreError(text)
     if "maxmemory" in text:

@@ -22,6 +22,7 @@ from zonerelay.store.common.keeper.recovery import recover
 from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError
 from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis.connection import (
+    RULE,
     UNREACHABLE,
     Argument,
     Channel,
@@ -29,6 +30,7 @@ from zonerelay.store.redis.connection import (
     Reply,
     Server,
     Wire,
+    as_list,
     load_scripts,
     open_channel,
     open_wire,
@@ -38,11 +40,18 @@ from zonerelay.store.redis.lease import RedisLease
 from zonerelay.store.surroundings import Surroundings
 
 UNSAFE = "the spool's server may lose what it has acknowledged"
+DENIED = "the spool's server denies what the queue needs"
+SHOWN_RIGHTS = 5
+"""Missing rights that a message names."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to connect."""
 
 _log = logging.getLogger("zonerelay.store")
+
+
+class RightsError(StoreOpenError):
+    """The relay's user may not do what the queue needs."""
 
 
 @dataclass(slots=True)
@@ -156,6 +165,7 @@ class RedisKeeper:
         self._check(facts)
         await self._recognise(self._records)
         await load_scripts(self._records)
+        await self._check_rights(self._records)
         self._records.confirm = self._bodies.confirm = self._confirmations(facts)
         self._channel = await open_channel(self._server, self.prefix + b"news")
         await self._renew(self._records)
@@ -173,6 +183,24 @@ class RedisKeeper:
         if facts.flaws and self._settings.accept_loss != LOSS_WORDS:
             _log.error("%s: %s", UNSAFE, "; ".join(facts.flaws))
             raise StoreOpenError(f"[redis] url: {UNSAFE}: {'; '.join(facts.flaws)}")
+
+    async def _check_rights(self, wire: Wire) -> None:
+        """Raises RightsError, or StoreError with the server's own text. The rights for WAIT and WAITAOF show
+        with the first write.
+        """
+        # Two scripts at once go between MULTI and EXEC. What limits use beside scripts comes after them.
+        asked = (wire.run("rights", self.prefix), wire.run("rights", self.prefix))
+        limits = (wire.call("EVAL", "return 1", 0), wire.call("EVAL_RO", "return 1", 0))
+        found, *_ = await asyncio.gather(*asked, *limits)
+        missing = [each.decode("utf-8", "replace") for each in as_list(found) if isinstance(each, bytes)]
+        if missing:
+            more = f"; and {len(missing) - SHOWN_RIGHTS} more" if len(missing) > SHOWN_RIGHTS else ""
+            raise RightsError(f"[redis] user: {DENIED}: {'; '.join(missing[:SHOWN_RIGHTS])}{more} ({RULE})")
+        try:
+            channel = await open_channel(self._server, self.prefix + b"limits")
+        except StoreError as error:
+            raise RightsError(f"[redis] user: {DENIED}: SUBSCRIBE to limits: {error} ({RULE})") from error
+        await channel.close()
 
     async def _recognise(self, wire: Wire) -> None:
         """Raises StrangeStoreError, before anything is written."""
@@ -250,7 +278,7 @@ class RedisKeeper:
         with contextlib.suppress(StoreError):
             while True:
                 teller, _, zone = (await channel.next()).partition(b" ")
-                if teller != self.lease.token:
+                if zone and teller != self.lease.token:  # without one it tries a right (rights.lua)
                     self.hooks.busy(zone)
 
     # --- the lease
@@ -296,6 +324,8 @@ class RedisKeeper:
 def _reason(error: StoreError) -> str:
     if isinstance(error, StrangeStoreError):
         return STRANGE
+    if isinstance(error, RightsError):
+        return DENIED
     return UNSAFE if isinstance(error, StoreOpenError) else UNREACHABLE
 
 

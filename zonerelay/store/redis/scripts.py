@@ -35,7 +35,7 @@ from importlib import resources
 
 NAMES = (
     "abort", "beat", "chunks", "claim", "claim_domain", "commit", "enter", "keep", "leave", "oldest",
-    "page", "probe", "reap", "release", "settle", "update",
+    "page", "probe", "reap", "release", "rights", "settle", "update",
     # of the operator's commands
     "look", "mend", "strays", "sums",
 )  # fmt: skip

@@ -1,11 +1,12 @@
 """The object store's client, aiobotocore, and the words in which the spool speaks of it.
 
 The only module that knows aiobotocore. One method is one request, or a few when the service said that it has
-done nothing. A question (a read, a listing) that the service fails at is asked again: S3 answers some with
-500 and says so in its documentation; a change never is. Errors say what is known: `ConflictError` and
-`MissingError` are answers; after `UnsureError` it is unknown whether it happened, and the caller finds
-out; `RefusedError` is the service's no. Names of keys and what the service says about them may be in the
-texts, secrets and addresses of people are not.
+done nothing. A question (a read, a listing) that the service fails at is asked again, also when a kept
+connection ends instead of an answer: S3 answers some with 500 and says so in its documentation. A change
+never is, by no library either: one that arrives late would undo what was written meanwhile. Errors say what
+is known: `ConflictError` and `MissingError` are answers; after `UnsureError` it is unknown whether it
+happened, and the caller finds out; `RefusedError` is the service's no. Names of keys and what the service
+says about them may be in the texts, secrets and addresses of people are not.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 
 import aiohttp
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError
@@ -85,6 +87,15 @@ def _session() -> AioSession:
     return session
 
 
+class _AskingOnce(AIOHTTPSession):
+    """The way to the service, without aiohttp's own second attempt at a PUT or a DELETE."""
+
+    async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
+
+
 class Bucket:
     """`trouble` hears of every UnsureError and RefusedError. Without an access key the client looks for one
     where the tools of AWS do.
@@ -121,6 +132,7 @@ class Bucket:
             s3={"addressing_style": addressing.value},
             # What may be asked again is decided here: a condition must not be answered twice.
             retries={"total_max_attempts": 1},
+            http_session_cls=_AskingOnce,
             connect_timeout=settings.timeout,
             read_timeout=settings.timeout + (20.0 if service == "sqs" else 0.0),
             max_pool_connections=settings.max_requests,
@@ -252,9 +264,12 @@ class Bucket:
         try:
             yield
         except ClientError as error:
-            found: StoreError = _explain(error.response, asks=asks)
+            found: StoreError = _explain(error.response, error.operation_name, asks=asks)
             if isinstance(found, _NotDoneError) and last:
                 found = UnsureError(str(found))
+        except ConnectionClosedError as error:
+            text = f"the object store ended the connection without an answer: {error}"
+            found = _NotDoneError(text) if asks and not last else UnsureError(text)
         except (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
             found = UnsureError(f"the object store: {type(error).__name__}: {error}")
         else:
@@ -273,10 +288,11 @@ class _NotDoneError(StoreError):
     """The service has done nothing, now; later it may."""
 
 
-def _explain(response: dict[str, Any], *, asks: bool) -> StoreError:  # Any: as the service answers
+def _explain(response: dict[str, Any], verb: str, *, asks: bool) -> StoreError:  # Any: as the service answers
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = f"the object store says {status} {code}: {str(response.get('Error', {}).get('Message', ''))[:200]}"
+    text = str(response.get("Error", {}).get("Message", ""))[:200]
+    said = f"the object store says {status} {code} to {verb}: {text}"
     if code in _BUSY or code in _NOT_DONE or (asks and status >= 500):
         return _NotDoneError(said)
     if status == 412 or code == "PreconditionFailed":

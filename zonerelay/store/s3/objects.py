@@ -3,16 +3,18 @@
 Where the service has conditions, a write succeeds only if the object is still the one with the given
 `etag`. A caller whose write fails with ConflictError reads the object again and decides anew.
 
-A service that does not know a condition may ignore it. So `probe` counts a condition as known only when the
-service refuses a write or a removal that the condition does not allow, and the object stays what it was.
+A service that does not know a condition may ignore it, and one that knows it may get it wrong: Ceph's RGW
+18.2 refuses writes whose If-Match is right, and such a message could never be settled. So `probe` counts a
+condition as known only when the service carries out what it allows and refuses what it does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.contract import StoreCorruptError, StoreOpenError
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import Bucket, ConflictError, Fetched, MissingError, RefusedError, UnsureError
 from zonerelay.store.s3.records import Head, Keys
@@ -114,42 +116,91 @@ async def check_format(bucket: Bucket, keys: Keys) -> bool:
     return True
 
 
-async def probe(bucket: Bucket, keys: Keys, name: str) -> Abilities:
-    """`name` is unique to this relay. Raises StoreError when the bucket cannot even be written and read."""
+async def probe(bucket: Bucket, keys: Keys, name: str, *, shared: bool) -> Abilities:
+    """Tries what the queue needs. `name` is unique to this relay. Raises StoreError for a bucket that cannot
+    be written, read, listed and emptied, and StoreOpenError when the queue is `shared` and a condition does
+    not work: a write that it allows must succeed, and one that it does not allow must be refused.
+    """
     key = keys.probes + name
     await bucket.put(key, b"1")
-    puts = await _is_refused(bucket, key, new=True) and await _is_refused(bucket, key, match=_WRONG)
-    is_kept, deletes = await _try_delete(bucket, key) if puts else (False, False)
-    if not is_kept:
-        await bucket.put(key, b"1")
     if await _read(bucket, key) != b"1":
         raise StoreOpenError("[s3] the service does not give back what was written")
     await bucket.delete(key)
-    return Abilities(conditional_put=puts, conditional_delete=deletes)
-
-
-async def _is_refused(bucket: Bucket, key: str, *, match: str = "", new: bool = False) -> bool:
-    """Whether an object is left alone that a condition does not fit."""
+    await bucket.abort_upload(key, await bucket.start_upload(key))
+    await bucket.uploads(key)
+    if not shared:
+        # One relay alone decides what is written; a condition could only stand in its way.
+        return Abilities(conditional_put=False, conditional_delete=False)
     try:
-        await bucket.put(key, b"2", match=match, new=new)
-    except ConflictError:
-        return True
-    except (RefusedError, UnsureError):
-        return False  # it says that it does not know the condition (400, 501)
-    return False
+        etag = await _try_writes(bucket, key)
+        deletes = await _try_delete(bucket, key, etag)
+        await bucket.delete(key)
+        await _refused(bucket, key, "If-Match where no object is", match=etag)
+    finally:
+        with contextlib.suppress(StoreError):
+            await bucket.delete(key)
+    return Abilities(conditional_put=True, conditional_delete=deletes)
 
 
-async def _try_delete(bucket: Bucket, key: str) -> tuple[bool, bool]:
-    """Whether the object is still there, and whether a refusal kept it."""
+async def _try_writes(bucket: Bucket, key: str) -> str:
+    """Returns the ETag of what is written at last."""
+    first = await _allowed(bucket, key, "If-None-Match: * where no object is", b"1", new=True)
+    await _refused(bucket, key, "If-None-Match: * where an object is", new=True)
+    await _refused(bucket, key, "an If-Match that is wrong", match=_WRONG)
+    second = await _allowed(bucket, key, "an If-Match that is right", b"2", match=first)
+    await _refused(bucket, key, "the If-Match of an earlier version", match=first)
+    got = await bucket.get(key)
+    third = await _allowed(bucket, key, "an If-Match that is right", b"3", match=got.etag)
+    if await _read(bucket, key) != b"3":
+        raise StoreOpenError("[s3] the service does not give back what was written")
+    async for page in bucket.pages(key):
+        # A listing may lag behind, but must name an object as the answers do.
+        if not {each.etag for each in page if each.key == key} <= {first, second, third}:
+            raise _unfit("lists objects with other ETags than it answers")
+    return third
+
+
+async def _allowed(
+    bucket: Bucket, key: str, what: str, data: bytes, *, match: str = "", new: bool = False
+) -> str:
+    try:
+        return await bucket.put(key, data, match=match, new=new)
+    except (ConflictError, MissingError, RefusedError, UnsureError) as error:
+        raise _unfit(f"refuses a PUT with {what} ({error})") from error
+
+
+async def _refused(bucket: Bucket, key: str, what: str, *, match: str = "", new: bool = False) -> None:
+    try:
+        await bucket.put(key, b"?", match=match, new=new)
+    except (ConflictError, MissingError):
+        return
+    except (RefusedError, UnsureError) as error:
+        raise _unfit(f"does not know a PUT with {what} ({error})") from error
+    raise _unfit(f"carries out a PUT with {what}")
+
+
+def _unfit(what: str) -> StoreOpenError:
+    return StoreOpenError(
+        f"[s3] the service {what}: its conditional writes cannot be relied on, so relays cannot share a queue"
+        " on it; with shared = false one relay alone can use it"
+    )
+
+
+async def _try_delete(bucket: Bucket, key: str, etag: str) -> bool:
+    """Whether the service removes an object whose ETag is right, and no other. It may be gone afterwards."""
     try:
         await bucket.delete(key, match=_WRONG)
     except ConflictError:
-        return True, await _read(bucket, key) == b"1"
-    except (RefusedError, UnsureError):
-        return True, False
-    except MissingError:
-        return False, False
-    return False, False
+        pass
+    except (RefusedError, UnsureError, MissingError):
+        return False
+    if await _read(bucket, key) != b"3":
+        return False
+    try:
+        await bucket.delete(key, match=etag)
+    except (ConflictError, RefusedError, UnsureError, MissingError):
+        return False
+    return not await _read(bucket, key)
 
 
 async def _read(bucket: Bucket, key: str) -> bytes:

@@ -8,7 +8,7 @@ from zonerelay.config.settings import S3Settings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3.client import Bucket
-from zonerelay.store.s3.objects import Abilities, Objects, check_format, probe
+from zonerelay.store.s3.objects import Objects, check_format, probe
 from zonerelay.store.s3.records import Keys
 from zonerelay.store.s3.store import S3Store
 from zonerelay.store.surroundings import Surroundings, secret_of
@@ -26,10 +26,9 @@ async def open_s3(
         await bucket.open()
         await check_format(bucket, keys)  # before anything is written
         # A name that no other relay tries at the same moment.
-        abilities = await probe(
-            bucket, keys, f"{around.clock.now():.6f}-{around.clock.monotonic():.6f}-{os.getpid()}"
-        )
-        objects = Objects(bucket, keys, _checked(settings, abilities))
+        name = f"{around.clock.now():.6f}-{around.clock.monotonic():.6f}-{os.getpid()}"
+        abilities = await probe(bucket, keys, name, shared=settings.shared)
+        objects = Objects(bucket, keys, abilities)
         store = S3Store(objects, settings, around, mark)
         await store.start()
     except BaseException as error:
@@ -38,15 +37,3 @@ async def open_s3(
             raise StoreOpenError(f"[s3] bucket {settings.bucket}: {error}") from error
         raise
     return store
-
-
-def _checked(settings: S3Settings, abilities: Abilities) -> Abilities:
-    if not settings.shared:
-        # One relay alone decides what is written; a condition could only stand in its way.
-        return Abilities(conditional_put=False, conditional_delete=False)
-    if not abilities.conditional_put:
-        raise StoreOpenError(
-            "[s3] the service has no conditional writes (If-Match, If-None-Match), so relays cannot "
-            "share a queue on it: with shared = false one relay alone can use it"
-        )
-    return abilities

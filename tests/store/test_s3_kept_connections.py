@@ -1,0 +1,80 @@
+"""No library repeats a write below the relay's own rule, when a kept connection ends instead of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.store.spools import s3_settings
+from tests.support.ports import LOOPBACK
+from zonerelay.store.s3.client import Bucket, UnsureError
+
+
+class Ending:
+    """A service that answers the first request of each connection, reads the next one, and hangs up."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.hangs_up = False
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with_answer = True
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                fields = dict(line.split(b": ", 1) for line in head.lower().splitlines()[1:] if line)
+                await reader.readexactly(int(fields.get(b"content-length", b"0")))
+                self.requests[head.split()[0].decode()] += 1
+                if self.hangs_up and not with_answer:
+                    break
+                with_answer = False
+                writer.write(b'HTTP/1.1 200 OK\r\nETag: "a"\r\nContent-Length: 0\r\n\r\n')
+        except EOFError:
+            pass
+        writer.close()
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Ending]:
+    service = Ending()
+    server = await asyncio.start_server(service.serve, LOOPBACK, 0)
+    service.port = server.sockets[0].getsockname()[1]
+    yield service
+    server.close()
+
+
+@pytest.fixture
+async def bucket(service: Ending) -> AsyncIterator[Bucket]:
+    bucket = Bucket(s3_settings(f"http://{LOOPBACK}:{service.port}"), "secret")
+    await bucket.open()
+    await bucket.put("a", b"1")  # the connection is kept
+    service.requests.clear()
+    service.hangs_up = True
+    yield bucket
+    await bucket.close()
+
+
+async def test_a_write_is_sent_once(bucket: Bucket, service: Ending) -> None:
+    with pytest.raises(UnsureError):
+        await bucket.put("a", b"2", new=True)
+    assert service.requests == {"PUT": 1}
+
+
+async def test_a_removal_is_sent_once(bucket: Bucket, service: Ending) -> None:
+    with pytest.raises(UnsureError):
+        await bucket.delete("a", match='"a"')
+    assert service.requests == {"DELETE": 1}
+
+
+async def test_a_part_and_the_end_of_an_upload_are_sent_once(bucket: Bucket, service: Ending) -> None:
+    with pytest.raises(UnsureError):
+        await bucket.put_part("a", "upload", 1, b"1")
+    assert service.requests == {"PUT": 1}
+
+
+async def test_a_question_is_asked_again(bucket: Bucket, service: Ending) -> None:
+    assert (await bucket.get("a")).etag == '"a"'
+    assert service.requests == {"GET": 2}
