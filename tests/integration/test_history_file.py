@@ -198,7 +198,7 @@ async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refu
         assert all(isinstance(each.exception(), BusyAskingError) for each in refused)
         users = tmp_path / "users"
         users.write_text("")
-        watch = CredentialsWatch(users, events=events_into(EventLog(), ManualClock()), changed=lambda: None)
+        watch = CredentialsWatch(users, events=events_into(EventLog(), ManualClock()))
         async with asyncio.timeout(30):
             await watch.refresh()
             assert watch.users == {}

@@ -352,3 +352,68 @@ def test_a_rotation_has_two_passwords_until_it_is_finished(shell: Shell) -> None
     third = shell.user("passwd", "app", "--generate").out.strip()
     assert shell.knows("app", third)
     assert json.loads(shell.user("show", "app", "--json").out)["passwords"] == 1
+
+
+def _fill(file: Path, size: int) -> None:
+    """Make the file that large with a comment."""
+    there = file.read_text() if file.exists() else ""
+    file.write_text(f"{there}#{'x' * (size - len(there.encode()) - 2)}\n")
+    assert file.stat().st_size == size
+
+
+def test_no_command_writes_users_that_the_relay_cannot_read(shell: Shell) -> None:
+    assert shell.user("add", "app", "--generate").status == 0
+    _fill(shell.file, credentials.MAX_FILE - 20)
+    before = shell.file.read_bytes()
+    for words in (("add", "shop", "--generate"), ("set", "app", "senders=a.example,b.example,c.example")):
+        ran = shell.user(*words)
+        assert ran.status == 1
+        assert "16,777,216" in ran.err
+        assert "Nothing was changed" in ran.err
+        assert shell.file.read_bytes() == before
+        credentials.read(shell.file)
+
+
+def test_a_file_that_is_too_large_can_be_made_smaller(shell: Shell) -> None:
+    for name in ("app", "shop"):
+        assert shell.user("add", name, "--generate").status == 0
+    _fill(shell.file, credentials.MAX_FILE + 50)
+    with pytest.raises(credentials.CredentialsError, match="larger than"):
+        credentials.read(shell.file)
+    ran = shell.user("list", "--json")
+    assert [json.loads(line)["name"] for line in ran.out.splitlines()] == ["app", "shop"]
+    assert "No user can log in" in ran.err
+    assert shell.user("passwd", "app", "--generate").status == 1  # no smaller than before
+    ran = shell.user("remove", "shop")
+    assert ran.status == 0
+    assert "is nearly full" in ran.err
+    assert list(credentials.read(shell.file)) == ["app"]
+
+
+def test_a_file_that_fills_says_so(shell: Shell) -> None:
+    _fill(shell.file, int(credentials.MAX_FILE * 0.79))
+    assert "nearly full" not in shell.user("add", "app", "--generate").err
+    _fill(shell.file, int(credentials.MAX_FILE * 0.81))
+    ran = shell.user("add", "shop", "--generate")
+    assert ran.status == 0
+    assert "nearly full" in ran.err
+
+
+def test_no_command_writes_guard_rails_that_the_relay_cannot_read(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell.user("add", "app", "--generate").status == 0
+    assert shell.user("set", "app", "recipients_per_hour=10").status == 0
+    beside = rails.file_beside(shell.file)
+    monkeypatch.setattr("zonerelay.config.credentials.edit.MAX_FILE", beside.stat().st_size)
+    before = beside.read_bytes(), shell.file.read_bytes()
+    for words in (
+        ("set", "app", "recipients_per_day=100"),
+        ("rotate", "app", "--generate"),
+        ("default", "recipients_per_hour=20"),
+    ):
+        ran = shell.user(*words)
+        assert ran.status == 1
+        assert "Nothing was changed" in ran.err
+        assert (beside.read_bytes(), shell.file.read_bytes()) == before
+    assert shell.user("set", "app", "recipients_per_hour=").status == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,30 @@ async def test_an_application_that_logs_in_for_every_message_is_hashed_once(door
     assert len(door.hashed) == 2
 
 
+async def test_a_change_of_one_user_costs_the_others_no_hash(door: Door) -> None:
+    for client in range(200):
+        assert await door.login(RIGHT, f"192.0.2.{client}") is LoginKind.OK
+    before = list(door.hashed)
+    door.replace(door.file.read_text() + "# another user\n")
+    # All come before the file has been read again.
+    logins = await asyncio.gather(*(door.login(RIGHT, f"192.0.2.{client}") for client in range(200)))
+    assert logins == [LoginKind.OK] * 200
+    assert door.hashed == before
+    assert len(door.events("credentials-read")) == 2
+
+
+async def test_what_was_remembered_of_a_user_who_changes_or_goes_counts_no_more(door: Door) -> None:
+    text = door.file.read_text()
+    assert await door.login(RIGHT) is LoginKind.OK
+    hashed = passwords.make_hash("another horse")
+    door.replace(re.sub(r"(?m)^app:[^:\n]*", f"app:{hashed}", text))
+    assert await door.login(RIGHT) is LoginKind.WRONG
+    door.replace(re.sub(r"(?m)^app:.*\n", "", text))
+    assert await door.login(RIGHT) is LoginKind.WRONG
+    door.replace(text.replace("app:", "app2:", 1))
+    assert await door.login(RIGHT) is LoginKind.WRONG
+
+
 async def test_a_wrong_password_is_never_remembered(door: Door) -> None:
     for _ in range(3):
         assert await door.login(RIGHT) is LoginKind.OK
@@ -149,14 +174,6 @@ async def test_a_changed_password_is_in_force_at_the_next_log_in(door: Door) -> 
     assert await door.login(RIGHT) is LoginKind.WRONG
     assert await door.login(WRONG) is LoginKind.OK
     assert await door.login(Credentials("crm", "another password")) is LoginKind.WRONG
-
-
-async def test_a_change_empties_the_memory(door: Door) -> None:
-    assert await door.login(RIGHT) is LoginKind.OK
-    door.replace(file_of(user(), user("crm")) + "# changed\n")
-    assert await door.login(Credentials("crm", "correct horse")) is LoginKind.OK  # the file is read here
-    assert await door.login(RIGHT) is LoginKind.OK
-    assert len(door.hashed) == 3
 
 
 async def test_another_file_of_the_configuration_is_read(door: Door, tmp_path: Path) -> None:

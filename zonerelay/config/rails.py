@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.credentials.edit import ChangeBeside, locked, replace_file
+from zonerelay.config.credentials.edit import ChangeBeside, locked, refuse_too_large, replace_file
 from zonerelay.config.credentials.file import CredentialsError, User, check_name, read_text
 from zonerelay.config.credentials.passwords import check_hash
 from zonerelay.config.load import read_options
@@ -173,10 +173,10 @@ def file_beside(credentials: Path) -> Path:
     return credentials.with_name(f"{credentials.name}.rails.toml")
 
 
-def read(path: Path) -> RailsFile:
+def read(path: Path, *, whole: bool = False) -> RailsFile:
     """Raises CredentialsError when the file says nothing of any user; see `credentials.file.read`."""
     try:
-        return parse(read_text(path), str(path))
+        return parse(read_text(path, whole=whole), str(path))
     except CredentialsError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return RailsFile({}, {})
@@ -300,7 +300,7 @@ def change_beside(path: Path, name: str, change: ChangeRails | None = None) -> C
     file = file_beside(path)
 
     def changed_text(before: User | None, after: User | None) -> tuple[str | None, Path]:
-        there = read(file)
+        there = read(file, whole=True)
         old = new = there.rails.get(name, NONE)
         if before is None or after is None:
             new = NONE
@@ -322,11 +322,12 @@ def change_default(credentials: Path, assignments: list[str]) -> None:
     file = file_beside(Path(os.path.realpath(credentials)))
     try:
         with locked(file.parent):
-            there = read(file)
+            there = read(file, whole=True)
             for problem in there.problems.values():  # to write the file would lose what is wrong in it
                 raise CredentialsError(problem)
             default = changed(there.default, assignments)
             text = format_file(dataclasses.replace(there, default=default), credentials.name)
+            refuse_too_large(file, text)
             replace_file(file, text, like=credentials)
     except OSError as error:
         raise CredentialsError(f"{error.filename or file}: {error.strerror or error}") from error

@@ -42,6 +42,10 @@ SERVICE_USER = "zonerelay"
 """The user that the systemd unit runs the relay as."""
 
 
+NEARLY_FULL = 0.8
+"""The part of the largest file, from which on every change says so."""
+
+
 class UserRow(msgspec.Struct, kw_only=True):
     """One line of `user list --json`."""
 
@@ -68,9 +72,20 @@ _IN_THE_LINE = ("senders", "priority")
 def user(arguments: Namespace) -> int:
     path = arguments.file or load_settings(arguments.config).auth.credentials
     try:
-        return _VERBS[arguments.verb](arguments, path)
+        status = _VERBS[arguments.verb](arguments, path)
     except CredentialsError as error:
         raise CliError(str(error)) from error
+    for file in (path, rails.file_beside(path)):
+        _say_when_nearly_full(file)
+    return status
+
+
+def _say_when_nearly_full(file: Path) -> None:
+    size, most = file.stat().st_size if file.exists() else 0, credentials.MAX_FILE
+    if size > most:
+        _say(f"No user can log in: {file} has {size:,} octets, and a relay reads {most:,}. Remove users.")
+    elif size > NEARLY_FULL * most:
+        _say(f"{file} is nearly full: it has {size:,} of the {most:,} octets that a relay reads.")
 
 
 def _add(arguments: Namespace, path: Path) -> int:
@@ -182,7 +197,7 @@ def _default(arguments: Namespace, path: Path) -> int:
     """Without assignments it shows the guard rails of all users that have none of their own."""
     file = rails.file_beside(path)
     if not arguments.assignment:
-        lines = rails.lines_of(rails.read(file).default)
+        lines = rails.lines_of(rails.read(file, whole=True).default)
         print("\n".join(lines) or "There are none: every user may do what its own guard rails say.")
         return OK
     _users(path)
@@ -269,7 +284,7 @@ def _show_user(arguments: Namespace, path: Path) -> int:
         ("priority", found.priority or "the listener's"),
         ("passwords", "2: a rotation is not finished" if there.second_hash else "1"),
     ]
-    own = rails.read(rails.file_beside(path)).rails.get(name, rails.NONE).given
+    own = rails.read(rails.file_beside(path), whole=True).rails.get(name, rails.NONE).given
     for line in rails.lines_of(dataclasses.replace(there, second_hash="")):
         key, _, value = line.partition(" = ")
         used = f" ({text.amount(key, usage[key])} used)" if key in usage else ""
@@ -310,7 +325,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
 
 def _rails(path: Path, name: str) -> Rails:
     """What holds for the user: its own guard rails, over the default ones."""
-    file = rails.read(rails.file_beside(path))
+    file = rails.read(rails.file_beside(path), whole=True)
     there = file.of(name)
     if there is None:
         raise CliError(file.problems[name])
@@ -329,7 +344,7 @@ def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
         if missing_ok:
             return {}
         raise CliError(f"{path} does not exist: zonerelay user add NAME makes it")
-    return credentials.read(path)
+    return credentials.read(path, whole=True)
 
 
 def _new_name(name: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.credentials.file import (
+    MAX_FILE,
     CredentialsError,
     User,
     format_line,
@@ -49,14 +50,18 @@ def change_user(path: Path, name: str, change: Change, beside: ChangeBeside = _n
     try:
         with locked(path.parent):
             missing = not path.exists()
-            text = "" if missing else read_text(path)
+            text = "" if missing else read_text(path, whole=True)  # one that is too large can be made smaller
             before = parse(text, str(path)).get(name)
             after = change(before)
             kept, file = beside(before, after)
+            edited = _edited(text, name, after) if after != before else None
+            for each, new in ((path, edited), (file, kept)):
+                if new is not None:
+                    refuse_too_large(each, new)
             if before is None and kept is not None:  # a new user never has those of an older one
                 replace_file(file, kept, like=path)
-            if after != before:
-                replace_file(path, _edited(text, name, after))
+            if edited is not None:
+                replace_file(path, edited)
             if before is not None and kept is not None:
                 replace_file(file, kept, like=path)
             return missing
@@ -92,6 +97,16 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
+    """Raise CredentialsError if a relay would not read the file with this text; it may get smaller."""
+    size, most = len(text.encode()), MAX_FILE if most is None else most
+    if size > most and (not path.exists() or size >= path.stat().st_size):
+        raise CredentialsError(
+            f"{path} would have {size:,} octets, and a relay that finds more than {most:,} lets nobody in: "
+            "remove entries that are not needed. Nothing was changed"
+        )
 
 
 def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:

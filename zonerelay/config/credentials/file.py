@@ -51,21 +51,24 @@ class CredentialsError(Exception):
     """The file cannot be used; the text names it, with the line, for the operator."""
 
 
-def read(path: Path) -> dict[str, User]:
+def read(path: Path, *, whole: bool = False) -> dict[str, User]:
     """Every user of the file by name. Raises CredentialsError; when the file could not be read at all its
-    cause is the OSError, which may have gone the next time.
+    cause is the OSError, which may have gone the next time. `whole`: however large, for commands, which can
+    make it smaller.
     """
-    return parse(read_text(path), str(path))
+    return parse(read_text(path, whole=whole), str(path))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, whole: bool = False) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
+            data = file.read(-1 if whole else MAX_FILE + 1)
     except OSError as error:
         raise CredentialsError(f"{path}: {error.strerror or error}") from error
-    if len(data) > MAX_FILE:
-        raise CredentialsError(f"{path}: larger than {MAX_FILE} octets")
+    if not whole and len(data) > MAX_FILE:
+        raise CredentialsError(
+            f"{path}: larger than {MAX_FILE:,} octets: zonerelay user remove NAME makes it smaller"
+        )
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -204,7 +204,7 @@ def token_of(text: str, name: str, scope: Scope, *, created: float, expires: flo
 
 def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
     # They load argon2, which a relay that reads tokens does not need.
-    from zonerelay.config.credentials.edit import locked, replace_file  # noqa: PLC0415
+    from zonerelay.config.credentials.edit import locked, refuse_too_large, replace_file  # noqa: PLC0415
     from zonerelay.config.credentials.file import CredentialsError  # noqa: PLC0415
 
     path = Path(os.path.realpath(path))
@@ -213,7 +213,9 @@ def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]
     try:
         with locked(path.parent):
             content = _Content(tokens=change(read(path)))
-            replace_file(path, msgspec.json.format(msgspec.json.encode(content).decode(), indent=1) + "\n")
+            text = msgspec.json.format(msgspec.json.encode(content).decode(), indent=1) + "\n"
+            refuse_too_large(path, text, MAX_FILE)
+            replace_file(path, text)
     except CredentialsError as error:
         raise IdentitiesError(str(error)) from error
     except OSError as error:

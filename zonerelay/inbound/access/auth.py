@@ -194,7 +194,7 @@ class Authenticator:
         return Login(LoginKind.WRONG, detail="no such user") if user is None else Login(LoginKind.OK, user)
 
     def _watch(self, path: Path) -> CredentialsWatch:
-        return CredentialsWatch(path, events=self._events, changed=self._remembered.clear)
+        return CredentialsWatch(path, events=self._events)
 
     def _at_once(self, attempt: _Attempt) -> Login | None:
         """Answer without a thread or a file, as for an application that logs in all the time."""
@@ -242,6 +242,9 @@ class Authenticator:
 
     async def _ask(self, attempt: _Attempt) -> Login:
         await self._file.refresh()
+        # Those who waited for a file that has changed elsewhere are known still.
+        if (known := self._at_once(attempt)) is not None:
+            return known
         users, nobodys_hash = self._file.users, self._file.nobodys_hash
         if users is None:
             return Login(LoginKind.BROKEN, detail=self._file.problem)
@@ -260,10 +263,9 @@ class Authenticator:
         if locked is not None:
             # Guesses that went in side by side must not all be answered.
             return locked
-        if user is None:
-            return Login(LoginKind.WRONG, detail="no such user")
-        if not right:
-            return Login(LoginKind.WRONG, detail="wrong password")
+        if user is None or not right:
+            detail = "no such user" if user is None else "wrong password"
+            return Login(LoginKind.WRONG, detail=detail)
         self._remembered.add(self._key(attempt, stored), self._clock.monotonic())
         return self._success(attempt, user)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from zonerelay.config import rails
@@ -80,14 +80,15 @@ class FileWatch(ABC):
 
 
 class CredentialsWatch(FileWatch):
-    """`changed` is called after each reading."""
+    """The users of one file. What is remembered of their passwords is bound to the hash in the file: of a
+    user who has changed or has gone it is of no use, and of the others it stays.
+    """
 
-    def __init__(self, path: Path, *, events: Events, changed: Callable[[], None]) -> None:
+    def __init__(self, path: Path, *, events: Events) -> None:
         super().__init__(path, events=events)
         self.users: Mapping[str, User] | None = None
         self.nobodys_hash = passwords.nobodys_hash(())
         """The hash to check for users that do not exist: as expensive as those of users that do."""
-        self._changed = changed
 
     async def _take_up(self) -> None:
         try:
@@ -98,8 +99,6 @@ class CredentialsWatch(FileWatch):
         except CredentialsError:
             self.users = None
             raise
-        finally:
-            self._changed()
 
 
 class RailsWatch(FileWatch):
