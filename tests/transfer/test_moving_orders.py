@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ from tests.store.builders import store_message
 from tests.support.crew import AT_ONCE, client_of, relay_of, run, until_running
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
-from tests.transfer.migrations import configured, queue
+from tests.transfer.migrations import Story, configured, contents, queue
 from zonerelay.cli.main import main
+from zonerelay.cli.spool import migrate as migrate_module
 from zonerelay.control.messages.answers import DeliveryRow
 from zonerelay.control.messages.requests import QueueList
 from zonerelay.queue.orders.order import SUSPEND, Order
@@ -89,3 +93,137 @@ async def test_a_target_that_runs_has_the_orders_before_it_has_the_mail(tmp_path
         await AT_ONCE(until_running, running)
         assert await AT_ONCE(migrate, source, running.config) == 0
         await waits(running, sink)
+
+
+def test_orders_are_merged_with_those_of_the_target(tmp_path: Path) -> None:
+    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    now = time.time()
+    ended = {"ended": now - 5}
+    give(
+        tmp_path / "old",
+        order("00000001", zone="a"),
+        order("00000002", zone="b", until=now + 100),
+        order("00000003", zone="c", until=now + 100),
+        order("00000004", zone="d"),
+        order("00000005", zone="e", **ended),
+        order("00000006", zone="f", until=now - 3),
+    )
+    give(
+        tmp_path / "new",
+        order("00000002", zone="b", until=now + 900),
+        order("00000003", zone="c", **ended),
+        order("00000005", zone="e"),
+        order("0000000a", zone="a", reason="of the target"),
+    )
+    asyncio.run(filled_again(source))
+    assert migrate(source, target) == 0
+    merged = orders_of(tmp_path / "new")
+    in_force = {identity for identity, each in merged.items() if each.is_in_force(time.time())}
+    assert in_force == {"00000001", "00000002", "00000004", "0000000a"}
+    assert merged["00000002"].until == now + 900, "the later end"
+    assert {"00000003", "00000005", "00000006"} < merged.keys(), "or what they hold would be held for ever"
+
+
+def test_an_order_that_the_target_has_ended_since_stays_ended(tmp_path: Path) -> None:
+    """The first run was cut short, its relay was started, and an operator has ended the order there."""
+    source = asyncio.run(filled(tmp_path / "old"))
+    give(tmp_path / "old", order(everything=True))
+    target = configured(tmp_path / "new", "disk")
+    story = Story(source, target, random.Random(1))
+    assert story.is_killed(9)
+    (given,) = orders_of(tmp_path / "new").values()
+    assert given == orders_of(tmp_path / "old")[ORDER]
+    give(tmp_path / "new", msgspec.structs.replace(given, ended=time.time()))
+    assert migrate(source, target) == 0
+    assert orders_of(tmp_path / "new")[ORDER].ended is not None
+    assert len(asyncio.run(contents(target))) == MESSAGES
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_an_order_holds_is_released_where_it_has_ended_meanwhile(tmp_path: Path, is_over: bool) -> None:
+    """The order that holds the mail expires while it moves; a relay of the target has released all that it
+    holds by then, and a sleeping copy is not of it.
+    """
+    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    give(tmp_path / "old", order(sender="from@*", until=time.time() + 3600))
+
+    async def fill() -> None:
+        async with queue(source) as store:
+            await store_message(store, 256, "by-order@example.net", held=True)
+            await store_message(store, 512, "by-hand@example.net", held=True)
+            keys = [each.key async for each in store.scan() if each.recipient.startswith("by-order")]
+            assert await store.update(keys, lambda each: replace(each, act=ORDER)) == 1
+
+    asyncio.run(fill())
+    assert Story(source, target, random.Random(1)).is_killed(7)
+    copies = asyncio.run(contents(target))
+    assert copies
+    assert ORDER not in {row[1].act for row in copies.values()}, "a relay would release it"
+    if is_over:
+        (given,) = orders_of(tmp_path / "new").values()
+        give(tmp_path / "new", msgspec.structs.replace(given, until=1.0))
+        give(tmp_path / "old", msgspec.structs.replace(given, until=1.0))
+    assert migrate(source, target) == 0
+    after = {each: (row[1].held, row[1].act) for each, row in asyncio.run(contents(target)).items()}
+    assert after["by-order@example.net"] == ((False, "") if is_over else (True, ORDER))
+    assert after["by-hand@example.net"] == (True, "")
+
+
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_orders_that_cannot_be_taken_over_refuse_the_migration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], side: str
+) -> None:
+    source, target = asyncio.run(filled(tmp_path / "old")), configured(tmp_path / "new", "disk")
+    before = asyncio.run(contents(source))
+    give(tmp_path / side)
+    (tmp_path / side / "orders" / "orders.json").write_bytes(b"")
+    assert migrate(source, target) == 2
+    assert f"{tmp_path}/{side}/orders/orders.json" in capsys.readouterr().err
+    give(tmp_path / "old", order(zone="a"))
+    give(tmp_path / "new", order(zone="b"))
+    assert migrate(source, target) == 2
+    assert f"has another order {ORDER}" in capsys.readouterr().err
+    give(tmp_path / "new", *(order(f"{number:08x}", zone=f"z{number}") for number in range(1000)))
+    assert migrate(source, target) == 2
+    assert "more than 1,000 orders" in capsys.readouterr().err
+    assert asyncio.run(contents(source)) == before
+    assert not (tmp_path / "old" / "migration").exists()
+
+
+@pytest.mark.parametrize("engine", ["postgres", "redis"])
+def test_a_relay_of_the_target_on_another_machine_refuses_the_migration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate_module, "_PATIENCE", 1.0)
+    source, target = asyncio.run(filled(tmp_path / "old")), configured(tmp_path / "new", engine)
+    give(tmp_path / "old", order(everything=True))
+
+    async def beside_another_relay() -> int:
+        async with queue(target):
+            return await asyncio.to_thread(migrate, source, target)
+
+    assert asyncio.run(beside_another_relay()) == 2
+    told = capsys.readouterr().err
+    assert "nothing was moved: other relays (1)" in told
+    assert ORDER in told
+    assert asyncio.run(contents(target)) == {}
+    assert migrate(source, target) == 0, "it has stopped"
+    assert ORDER in orders_of(tmp_path / "new")
+    assert len(asyncio.run(contents(target))) == MESSAGES
+
+
+def test_a_restore_keeps_the_orders_that_are_in_force(tmp_path: Path) -> None:
+    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    give(tmp_path / "old", order("00000001", zone="a"), order("00000002", zone="b"))
+    asyncio.run(filled_again(source))
+    assert main(["spool", "backup", str(tmp_path / "backup"), "--config", str(source)]) == 0
+    give(tmp_path / "new", order("00000002", zone="b", ended=time.time()), order("00000003", zone="c"))
+    assert main(["spool", "restore", str(tmp_path / "backup"), "--config", str(target)]) == 0
+    merged = orders_of(tmp_path / "new")
+    in_force = {identity for identity, each in merged.items() if each.is_in_force(time.time())}
+    assert in_force == {"00000001", "00000003"}
+
+
+async def filled_again(config: Path) -> None:
+    async with queue(config) as store:
+        await store_message(store, 256, "to@example.net")

@@ -8,10 +8,11 @@ file that cannot be read is told and never ends the command: mail does not depen
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,9 +101,9 @@ def restore(settings: Settings, source: Path) -> Carried:
         if name in _MERGED:
             _merge(name, saved, path, carried)
             continue
-        if saved.exists() and any(_files(path)) and not _is_same(saved, path):
+        if saved.exists() and not _is_part_of(path, saved):
             durable.rename(path, path.with_name(f"{path.name}.before-restore-{stamp}"))
-        _union(name, saved, path, carried)
+        _union(name, saved, path, carried, copy=durable.copy)
     return carried
 
 
@@ -167,8 +168,13 @@ def _files(path: Path) -> list[Path]:
     return [file for file in found if file.is_file() and not file.name.endswith(skipped)]
 
 
+def _is_part_of(path: Path, saved: Path) -> bool:
+    """What is there is of an earlier run, or nothing."""
+    return all(_is_same(saved / file.relative_to(path), file) for file in _files(path))
+
+
 def _is_same(one: Path, other: Path) -> bool:
-    return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
+    return one.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
 def _merge(name: str, path: Path, target: Path, carried: Carried) -> None:
@@ -180,8 +186,12 @@ def _merge(name: str, path: Path, target: Path, carried: Carried) -> None:
         carried.copied.append(name)
 
 
-def _union(name: str, path: Path, target: Path, carried: Carried) -> None:
-    """Copies each file that the target does not have."""
+def _union(
+    name: str, path: Path, target: Path, carried: Carried, *, copy: Callable[[Path, Path], None] | None = None
+) -> None:
+    """Copies each file that the target does not have; a database as it is at one moment, unless `copy` says
+    otherwise.
+    """
     copied = kept = False
     for file in _files(path):
         place = target / file.relative_to(path)
@@ -191,10 +201,7 @@ def _union(name: str, path: Path, target: Path, carried: Carried) -> None:
             kept = kept or not _is_same(file, place)
             continue
         try:
-            if file.suffix == ".db":
-                _copy_database(file, place)
-            else:
-                durable.copy(file, place)
+            (copy or (_copy_database if file.suffix == ".db" else durable.copy))(file, place)
             copied = True
         except FileNotFoundError:
             if file.exists():

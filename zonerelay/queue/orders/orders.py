@@ -103,6 +103,10 @@ class OrdersFile:
             merged = {order.id: order for order in orders}
             for other in others:
                 mine = merged.get(other.id)
+                if mine is not None and (mine.selectors, mine.effect) != (other.selectors, other.effect):
+                    raise OrdersError(
+                        f"{self.path} has another order {other.id}: resume one of the two first"
+                    )
                 merged[other.id] = other if mine is None else _later(mine, other)
                 taken += merged[other.id] != mine
             if sum(each.is_in_force(now) for each in merged.values()) > MAX_ORDERS:
