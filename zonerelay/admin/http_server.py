@@ -5,7 +5,8 @@ A connection is monitoring's until it asks for something else, and then it is an
 are at most `MAX_OPERATORS`: API, page and event streams never take the `MAX_CONNECTIONS` that monitoring
 has. Of those a stranger holds each for `LIFETIME` seconds, for one request with a small head. An operator's
 connection serves several requests once one was let in by an identity, and is aborted when it is idle for
-`IDLE` seconds or takes nothing of its answer for `STALL` seconds.
+`IDLE` seconds or takes nothing of its answer for `STALL` seconds. Where all are taken the oldest that no
+identity was let in by makes room for the next, so that strangers keep nobody out.
 
 Everything answers only to addresses, localhost and the names in `hosts`, so that no web page reaches it
 through DNS rebinding; bound to another address than loopback, as in a container, monitoring's pages answer to
@@ -29,7 +30,7 @@ from aiohttp.typedefs import Handler, Middleware
 from zonerelay.admin.monitoring import PATHS, Monitoring
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, Trouble, answered, dress, visit_of
-from zonerelay.admin.visit import VISIT, plain
+from zonerelay.admin.visit import VISIT, Visit, plain
 from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.zones.networks import Networks
 
@@ -75,7 +76,8 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_TIMEOUT,
         )
         self._server: asyncio.Server | None = None
-        self._operators: set[Connection] = set()
+        self._operators: dict[Connection, Visit] = {}
+        """Each with the request at hand, or the last one."""
         self._coming: set[_Coming] = set()
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
@@ -109,10 +111,12 @@ class HttpServer:
         """One client's protocol: aiohttp has no limit on connections or on their age by itself."""
         server = self._runner.server
         assert server is not None
-        alive = set(server.connections)
-        self._operators &= alive
-        if len(alive - self._operators) + len(self._coming) >= MAX_CONNECTIONS:
-            return _Refusal()
+        alive = self._alive()
+        strangers = [each for each in alive if each not in self._operators]
+        if len(strangers) + len(self._coming) >= MAX_CONNECTIONS:
+            if not strangers:
+                return _Refusal()
+            _abort(strangers[0])
         coming = _Coming(server(), self._coming)
         loop = asyncio.get_running_loop()
         loop.call_later(HANDSHAKE, self._coming.discard, coming)
@@ -123,16 +127,26 @@ class HttpServer:
         if handler not in self._operators:
             _abort(handler)
 
-    def _becomes_operators(self, handler: Connection) -> bool:
-        """False when operators have as many connections as they may."""
-        if handler in self._operators:
-            return True
+    def _alive(self) -> list[Connection]:
+        """The connections, oldest first; those that have ended are forgotten."""
         assert self._runner.server is not None
-        self._operators &= set(self._runner.server.connections)
-        if len(self._operators) >= MAX_OPERATORS:
-            return False
-        self._operators.add(handler)
-        asyncio.get_running_loop().call_later(STALL, _watch, handler, 0)
+        alive = self._runner.server.connections
+        self._operators = {each: self._operators[each] for each in alive if each in self._operators}
+        return alive
+
+    def _becomes_operators(self, handler: Connection, visit: Visit) -> bool:
+        """False when operators have as many connections as they may."""
+        is_known = handler in self._operators
+        if not is_known:
+            self._alive()
+            if len(self._operators) >= MAX_OPERATORS:
+                stranger = next((each for each, of in self._operators.items() if not of.identified), None)
+                if stranger is None:
+                    return False
+                del self._operators[stranger]
+                _abort(stranger)
+            asyncio.get_running_loop().call_later(STALL, _watch, handler, 0)
+        self._operators[handler] = visit
         return True
 
     # --- requests -----------------------------------------------------------------------------------
@@ -143,10 +157,12 @@ class HttpServer:
             visit = visit_of(request, self._proxies, secure=self._tls is not None)
             VISIT.set(visit)
             is_monitoring = request.path in PATHS
-            host = request.headers.get("Host", "")
-            if not (is_our_name(host, self._hosts) or (is_monitoring and not self._is_loopback)):
-                response: web.StreamResponse = plain(421, "this relay does not go by that name")
-            elif not is_monitoring and not self._becomes_operators(request.protocol):
+            host, *others = request.headers.getall("Host", [""])
+            if others:
+                response: web.StreamResponse = plain(400, "more than one Host field")
+            elif not (is_our_name(host, self._hosts) or (is_monitoring and not self._is_loopback)):
+                response = plain(421, "this relay does not go by that name")
+            elif not is_monitoring and not self._becomes_operators(request.protocol, visit):
                 response = plain(503, "all connections of operators are taken", {"Retry-After": "5"})
             elif request.method not in _SAFE and self._is_foreign(request, host):
                 response = plain(403, "a page of another origin sent this")

@@ -27,6 +27,7 @@ from zonerelay import __version__
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.captured import CapturedMail, CaptureError, ReleaseError
 from zonerelay.admin.operators import Operators
+from zonerelay.admin.requests import media_type
 from zonerelay.admin.visit import VISIT
 from zonerelay.capture.parts import Part, Parts, decoded, take_apart
 from zonerelay.capture.search import SearchError
@@ -462,7 +463,7 @@ def file_response(part: Part) -> web.Response:
 
 def _which(request: web.Request, body: bytes) -> _Which:
     """JSON; the client of Python sends a form."""
-    if request.content_type == "application/x-www-form-urlencoded":
+    if media_type(request) == "application/x-www-form-urlencoded":
         fields = parse_qs(body.decode())
         read = next((values[0] for name, values in fields.items() if name.lower() == "read"), "")
         return _Which(ids=fields.get("ids"), read=read.lower() in ("true", "1"))

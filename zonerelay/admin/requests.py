@@ -41,20 +41,36 @@ OPTIONS: dict[str, Any] = {
 """Of aiohttp's servers."""
 
 
+def media_type(request: web.BaseRequest) -> str:
+    """Return the media type of the body in small letters, "" without one. `content_type` of aiohttp is not
+    asked: it decodes parameters by whichever codec they name (RFC 2231).
+    """
+    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
 def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Visit:
     """`secure`: the connection has TLS."""
     peername = request.transport.get_extra_info("peername") if request.transport is not None else None
     peer = client = _unmapped(str(peername[0])) if peername else ""
     if not proxies.match(peer):
         return Visit(client, secure, private=secure or _is_loopback(peer))
-    for name in reversed(request.headers.get("X-Forwarded-For", "").split(",")):
-        if not (name := name.strip()):
-            break
+    names = _listed(request, "X-Forwarded-For")
+    # The entries of trusted proxies, from the right. Anybody may have written those further left.
+    believed = 0
+    for name in reversed(names):
         client = _unmapped(name)
+        believed += 1
         if not proxies.match(client):
             break
-    scheme = request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower()
-    return Visit(client, scheme == "https", private=scheme != "http" or _is_loopback(client))
+    schemes = [each.lower() for each in _listed(request, "X-Forwarded-Proto")[-(believed or 1) :]]
+    secure = bool(schemes) and all(each == "https" for each in schemes)
+    return Visit(client, secure, private="http" not in schemes or _is_loopback(client))
+
+
+def _listed(request: web.BaseRequest, name: str) -> list[str]:
+    """Return the entries of all fields of that name: a proxy may append a field to that of a client."""
+    entries = (each.strip() for each in ",".join(request.headers.getall(name, ())).split(","))
+    return [each for each in entries if each]
 
 
 async def answered(request: web.Request, handler: Handler, trouble: Trouble) -> web.StreamResponse:

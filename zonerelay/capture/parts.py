@@ -17,6 +17,8 @@ from email.policy import compat32
 from email.utils import getaddresses, parsedate_to_datetime
 from html import unescape
 
+from zonerelay.model.charsets import text_of
+
 MAX_PARTS = 200
 MAX_LINKS = 200
 MAX_WORDS = 64 * 1024
@@ -29,6 +31,11 @@ _CONTAINERS = re.compile(rb"^content-type:[ \t\r\n]*(?:multipart|message)/", re.
 _MAX_CONTAINERS = 20
 _MAX_LINES = 5_000_000
 """Times containers: the parser looks at each line for each of them. 50 MB in base64 have 700,000 lines."""
+_FIELD = re.compile(
+    rb"^content-(?:type|disposition)[ \t]*:[^\n]*(?:\n[ \t][^\n]*)*", re.IGNORECASE | re.MULTILINE
+)
+_MAX_FIELD = 4096
+"""The parser needs quadratic time for a field with parameters, and decodes a boundary by any codec."""
 _INVISIBLE = re.compile(r"<(style|script|head|title)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)", re.S | re.I)
 _TAG = re.compile(r"<[^>]*>?")
 _HREF = re.compile(r"""\bhref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.IGNORECASE)
@@ -124,6 +131,7 @@ def take_apart(octets: bytes) -> Parts:
         containers > _MAX_CONTAINERS
         or len(_MANY.findall(octets)) > 2 * MAX_PARTS
         or octets.count(b"\n") * (containers + 1) > _MAX_LINES
+        or any(len(each[0]) > _MAX_FIELD for each in _FIELD.finditer(octets))
     ):
         return _as_text(octets)
     try:
@@ -156,7 +164,7 @@ def decoded(value: object) -> str:
     try:
         return "".join(
             # What is not encoded comes in the form that the standard library has made of it.
-            each if isinstance(each, str) else each.decode(charset or "raw-unicode-escape", "replace")
+            each if isinstance(each, str) else text_of(each, charset) if charset else _unescaped(each)
             for each, charset in decode_header(text)
         )
     except Exception:  # noqa: BLE001 - an unknown character set, a base64 that is none
@@ -174,7 +182,7 @@ def _leaves(message: Message, prefix: str = "") -> Iterator[tuple[str, Message]]
 
 def _put(parts: Parts, number: str, part: Message) -> None:
     kind = part.get_content_type()
-    name = decoded(part.get_filename() or "")
+    name = decoded(_parameter(part, "filename", "Content-Disposition") or _parameter(part, "name"))
     place = part.get_content_disposition()
     if part.is_multipart():  # message/rfc822, message/delivery-status
         content = b"".join(each.as_bytes() for each in part.get_payload() if isinstance(each, Message))
@@ -182,7 +190,7 @@ def _put(parts: Parts, number: str, part: Message) -> None:
         payload = part.get_payload(decode=True)
         content = payload if isinstance(payload, bytes) else b""
     if kind in ("text/plain", "text/html") and place != "attachment" and not name:
-        text = _text(content, part.get_content_charset() or "utf-8")
+        text = text_of(content, _parameter(part, "charset") or "utf-8")
         if kind == "text/html":
             parts.html += text
         else:
@@ -193,11 +201,20 @@ def _put(parts: Parts, number: str, part: Message) -> None:
     (parts.inline if place == "inline" or (content_id and place is None) else parts.attachments).append(found)
 
 
-def _text(content: bytes, charset: str) -> str:
-    try:
-        return content.decode(charset, "replace")
-    except (LookupError, ValueError):
-        return content.decode("utf-8", "replace")
+def _parameter(part: Message, name: str, field_name: str = "Content-Type") -> str:
+    """Return a parameter, "" without one. The standard library's own functions for the charset and for the
+    name of a file decode by any codec that the message names (RFC 2231).
+    """
+    value = part.get_param(name, "", field_name)
+    if not isinstance(value, tuple):
+        return str(value)
+    charset, _, text = value
+    return text_of(text.encode("latin-1", "replace"), charset or "ascii").strip()
+
+
+def _unescaped(octets: bytes) -> str:
+    """Undo what `decode_header` makes of the text between encoded words: it escapes what is not Latin-1."""
+    return octets.decode("raw-unicode-escape", "replace")
 
 
 def visible(html: str) -> str:

@@ -3,8 +3,8 @@
 `is_private` keeps a stranger's MX record from making the relay talk to loopback, the local network or a
 cloud's metadata service (169.254.169.254). It judges the address of the connection, not a name, because a
 name may resolve differently the next time. The table is the IANA special-purpose registries (RFC 6890)
-written out, so that it does not change with the Python version. An address that embeds an IPv4 address is
-judged by that.
+written out, so that it does not change with the Python version. Of IPv6 the global unicast addresses alone
+are public; one that embeds an IPv4 address is judged by that.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _IPV4 = tuple(
         "172.16.0.0/12",
         "192.0.0.0/24",
         "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # relays of 6to4, deprecated
         "192.168.0.0/16",
         "198.18.0.0/15",  # benchmarks
         "198.51.100.0/24",
@@ -37,25 +38,18 @@ _IPV4 = tuple(
         "240.0.0.0/4",  # reserved, and broadcast
     )
 )
+_GLOBAL = ipaddress.IPv6Network("2000::/3")
+"""Everything else of IPv6 is not given out for the Internet, or embeds an IPv4 address in some form."""
 _IPV6 = tuple(
     ipaddress.IPv6Network(text)
     for text in (
-        "::/128",
-        "::1/128",
-        "64:ff9b:1::/48",  # local-use translation (RFC 8215)
-        "100::/64",  # discard
         "2001::/23",  # protocol assignments, Teredo among them
         "2001:db8::/32",
         "3fff::/20",
-        "5f00::/16",
-        "fc00::/7",  # unique local
-        "fe80::/10",
-        "fec0::/10",  # site local, deprecated
-        "ff00::/8",
     )
 )
+
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_COMPATIBLE = ipaddress.IPv6Network("::/96")
 
 
 @lru_cache(4096)
@@ -68,18 +62,20 @@ def is_private(ip: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         embedded = _embedded(address)
         if embedded is None:
-            return any(address in network for network in _IPV6)
+            return address not in _GLOBAL or any(address in network for network in _IPV6)
         address = embedded
     return any(address in network for network in _IPV4)
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Returns the IPv4 address where packets to an IPv6 address end up: mapped, compatible, 6to4 or NAT64."""
+    """Returns the IPv4 address where packets to an IPv6 address end up: mapped, 6to4 or NAT64. Other forms
+    (compatible, `::ffff:0:a.b.c.d` of RFC 2765, Teredo, NAT64 of one's own) are never public.
+    """
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:
         return address.sixtofour
-    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
+    if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return None
 

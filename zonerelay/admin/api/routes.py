@@ -20,6 +20,7 @@ from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, invalid
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
 from zonerelay.admin.operators import BusyError, Operators
+from zonerelay.admin.requests import media_type
 from zonerelay.admin.submission.transaction import WorkerSessions
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
@@ -192,7 +193,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
 
 
 async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struct:
-    if request.content_type != JSON:
+    if media_type(request) != JSON:
         raise Problem(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
     too_large = Problem(413, "too_large", f"a body is at most {MAX_BODY} octets long")
     if (request.content_length or 0) > MAX_BODY:

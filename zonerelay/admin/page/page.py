@@ -20,8 +20,9 @@ from zonerelay.admin.access import DeniedError
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page import acts, views
 from zonerelay.admin.page.captured import CapturedPages
+from zonerelay.admin.page.forms import MAX_FORM, MAX_LOGIN, read_form
 from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
-from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, see_other
+from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, own_path, see_other
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
 from zonerelay.control.socket.errors import ControlError, NotFoundError
@@ -146,11 +147,9 @@ class PageRoutes:
         return response
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
-        given = await _given(request)
+        given = await _given(request, MAX_LOGIN)
         visitor = await self._visitor(request, None, given)
-        to = given.get("to", "/")
-        if not to.startswith("/") or to[1:2] in ("/", "\\"):
-            to = "/"
+        to = own_path(given.get("to", "/"))
         if not VISIT.get().private:
             problem = "a token would cross the network in clear: use https, or come from this machine"
             return await visitor.page("login.html", 403, to=to, problem=problem)
@@ -232,10 +231,8 @@ def _renderer() -> Renderer:
     return Renderer()
 
 
-async def _given(request: web.Request) -> dict[str, str]:
-    if request.method != "POST":
-        return dict(request.query)
-    return {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+async def _given(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
+    return await read_form(request, most) if request.method == "POST" else dict(request.query)
 
 
 async def _failed(visitor: Visitor, status: int, heading: str, text: str) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -113,5 +114,15 @@ class Visitor:
         return web.Response(body=body, status=code, content_type="text/html", charset="utf-8", headers=FIELDS)
 
 
+_OWN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
+
+
+def own_path(path: str) -> str:
+    """Return the path if a browser looks for it here, "/" for every other text. Browsers leave out tabs and
+    line ends and read a backslash as a slash, so `/<TAB>/host` leads to that host.
+    """
+    return path if _OWN_PATH.fullmatch(path) else "/"
+
+
 def see_other(path: str) -> web.Response:
-    return web.Response(status=303, headers={**FIELDS, "Location": path})
+    return web.Response(status=303, headers={**FIELDS, "Location": own_path(path)})

@@ -22,6 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from zonerelay.admin.api.problems import Problem, ProblemBody, invalid, wrong
 from zonerelay.admin.api.verbs import Answer, Call, Verb
+from zonerelay.admin.requests import media_type
 from zonerelay.admin.submission import zonemta
 from zonerelay.admin.submission.body import LONG, WRITE, JsonBody, TooLargeError
 from zonerelay.admin.submission.drafts import (
@@ -209,8 +210,8 @@ def _told(call: Call) -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, bytes]]:
     """The body, read to its end."""
-    if call.request.content_type != _JSON:
-        raise Problem(415, "unsupported_media_type", f"{call.request.content_type} is not taken here")
+    if media_type(call.request) != _JSON:
+        raise Problem(415, "unsupported_media_type", f"{media_type(call.request)} is not taken here")
     with _stored(call, origin) as body:
         if call.request.content.is_eof() and call.request.content.total_bytes <= LONG:
             yield body, call.request.content.read_nowait()  # no string in it is long
@@ -231,7 +232,7 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
     read, uploads, found = _patiently(origin), list[Upload](), b""
     with _stored(call, origin) as body:
         with _told(call):
-            async for name, part in _parts(call, read):
+            async for name, file_name, part in _parts(call, read):
                 if name == "message" and found:
                     raise Problem(422, "invalid", "the form has two parts called message")
                 if len(uploads) == MAX_FILES and name != "message":  # chunked, a form has no end of its own
@@ -249,7 +250,7 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
                     found = body.finish()
                     continue
                 kind = part.headers.get("Content-Type", "application/octet-stream")
-                uploads.append(Upload(part.filename or "", kind, body.end_file(), name == "inline"))
+                uploads.append(Upload(file_name, kind, body.end_file(), name == "inline"))
         if not found:
             raise wrong("/message", "the form has no part called message with the JSON of the message")
         yield body, found, uploads
@@ -260,11 +261,12 @@ def _well_formed() -> Iterator[None]:
     """Tells of the faults that aiohttp finds in a form. Raises Problem."""
     try:
         yield
-    except (ValueError, RuntimeError, AssertionError, HttpProcessingError) as error:
+    except (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError) as error:
         raise Problem(400, "malformed", f"the body is not multipart/form-data: {error}") from None
 
 
-async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, BodyPartReader]]:
+async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, str, BodyPartReader]]:
+    """Yield each part with its name and the name of its file."""
     with _well_formed():
         reader = await call.request.multipart()
     while True:
@@ -272,13 +274,15 @@ async def _parts(call: Call, read: Read) -> AsyncIterator[tuple[str, BodyPartRea
             part = await read(reader.next())
         if part is None:
             return
-        name = part.name if isinstance(part, BodyPartReader) else None
+        with _well_formed():  # names may be in any encoding (RFC 8187), also in one that there is not
+            found = (part.name, part.filename or "") if isinstance(part, BodyPartReader) else (None, "")
+            name, file_name = found
         if not isinstance(part, BodyPartReader) or name not in ("message", "attachment", "inline"):
             text = f"a part is called {name!r}: there are message, attachment and inline"
             raise Problem(422, "invalid", text)
         if "Content-Transfer-Encoding" in part.headers:
             raise Problem(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
-        yield name, part
+        yield name, file_name, part
 
 
 async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
@@ -308,9 +312,9 @@ def _converted(fields: dict[str, Any]) -> Submission:
 
 async def _submit(call: Call) -> Answer:
     with _submitted(call) as origin:
-        if call.request.content_type == _MESSAGE:
+        if media_type(call.request) == _MESSAGE:
             return _accepted(await _take_raw(call, origin))
-        if call.request.content_type == _FORM:
+        if media_type(call.request) == _FORM:
             async with _form(call, origin) as (body, data, uploads):
                 return _accepted(await _take(call, origin, _decoded(data, Submission), body, uploads))
         async with _json(call, origin) as (body, data):
@@ -507,8 +511,8 @@ async def _zonemta_send(call: Call) -> Answer:
 
 
 async def _zonemta_send_raw(call: Call) -> Answer:
-    if call.request.content_type != _MESSAGE:
-        raise Problem(415, "unsupported_media_type", f"{call.request.content_type} is not taken here")
+    if media_type(call.request) != _MESSAGE:
+        raise Problem(415, "unsupported_media_type", f"{media_type(call.request)} is not taken here")
     with _submitted(call) as origin:
         accepted = await _take_raw(call, origin)
     return zonemta.Sent(id=accepted.id, to=[each.address for each in accepted.recipients])
