@@ -6,7 +6,7 @@ are at most `MAX_OPERATORS`: API, page and event streams never take the `MAX_CON
 has. Of those a stranger holds each for `LIFETIME` seconds, for one request with a small head. An operator's
 connection serves several requests once one was let in by an identity, and is aborted when it is idle for
 `IDLE` seconds or takes nothing of its answer for `STALL` seconds. Where all are taken the oldest that no
-identity was let in by makes room for the next, so that strangers keep nobody out.
+identity was let in by makes room for the next, so that strangers keep no operator out.
 
 Everything answers only to addresses, localhost and the names in `hosts`, so that no web page reaches it
 through DNS rebinding; bound to another address than loopback, as in a container, monitoring's pages answer to
