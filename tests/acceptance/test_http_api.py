@@ -22,7 +22,7 @@ from tests.support.ports import LOOPBACK, free_port, wait_until
 from tests.support.process import RelayProcess
 from zonerelay.admin.access import MAX_FAILURES
 from zonerelay.admin.http_server import MAX_OPERATORS
-from zonerelay.admin.operators import MAX_STREAMS
+from zonerelay.admin.operators import MAX_OF_TOKEN, MAX_STREAMS
 
 MESSAGE = b"From: app@example.org\r\nSubject: order\r\n\r\nhello\r\n"
 RECIPIENTS = 1000
@@ -276,8 +276,11 @@ def test_one_message_its_body_and_its_history(full: int, operator: Api, reader: 
 
 
 def test_streams_end_with_their_clients_and_leave_room(relay: RelayProcess, reader: Api) -> None:
+    readers = [
+        Api(relay, add_token(relay, f"reader-{each}", "read")) for each in range(MAX_STREAMS // MAX_OF_TOKEN)
+    ]
     with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(reader.tail()) for _ in range(MAX_STREAMS)]
+        streams = [stack.enter_context(each.tail()) for each in readers for _ in range(MAX_OF_TOKEN)]
         assert {each.status for each in streams} == {200}
         busy = reader("GET", "/v1/tail")
         assert busy.code == (503, "busy")
@@ -298,9 +301,10 @@ def _opens(reader: Api) -> bool:
 def test_monitoring_answers_while_operators_have_every_connection(relay: RelayProcess, reader: Api) -> None:
     held = []
     try:
-        for _ in range(MAX_OPERATORS):
+        others = [Api(relay, add_token(relay, f"other-{each}", "read")) for each in range(4)]
+        for each in range(MAX_OPERATORS):
             connection = reader.connect()
-            connection.request("GET", "/v1/orders", headers=reader.fields)
+            connection.request("GET", "/v1/orders", headers=others[each % len(others)].fields)
             reply = connection.getresponse()
             reply.read()
             held.append(connection)

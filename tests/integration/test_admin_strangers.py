@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from ipaddress import ip_network
 from pathlib import Path
@@ -18,13 +19,21 @@ from multidict import CIMultiDict
 
 from zonerelay.admin.http import AdminServer
 from zonerelay.admin.http_server import MAX_CONNECTIONS, MAX_OPERATORS
-from zonerelay.admin.operators import build_operators
+from zonerelay.admin.operators import MAX_OF_TOKEN, build_operators
 from zonerelay.admin.page import forms
 from zonerelay.admin.requests import visit_of
-from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, token_of
+from zonerelay.config.credentials.edit import replace_file
+from zonerelay.config.credentials.identities import (
+    Scope,
+    add,
+    identities_file,
+    make_token,
+    remove,
+    token_of,
+)
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
-from zonerelay.control.messages.answers import End
-from zonerelay.control.messages.requests import Request
+from zonerelay.control.messages.answers import End, MailEvent
+from zonerelay.control.messages.requests import Request, Tail, Transcript
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.server import Answer
 from zonerelay.model.clock import SystemClock
@@ -33,11 +42,18 @@ from zonerelay.routing.zones.networks import Networks
 FORM = "application/x-www-form-urlencoded"
 
 
-class Nothing:
-    """The handler of a relay that has no answer."""
+class Events:
+    """The handler of a relay that has events alone: none, or one after the other."""
+
+    def __init__(self) -> None:
+        self.pause = 3600.0
 
     async def handle(self, request: Request, answer: Answer) -> End:
-        raise ControlError("no answer")
+        if not isinstance(request, Tail | Transcript):
+            raise ControlError("no answer")
+        while True:
+            await answer.send(MailEvent(at=0.0, event="accepted", fields={"id": "x" * 1000}))
+            await asyncio.sleep(self.pause)
 
 
 class Site:
@@ -49,8 +65,9 @@ class Site:
         admin = AdminSettings(address="127.0.0.1:0", page=True, **more)
         settings = Settings(spool=SpoolSettings(path=directory / "spool"), admin=admin)
         self.identities = identities_file(directory)
+        self.events = Events()
         self.operators = build_operators(
-            Nothing(),
+            self.events,
             lambda: settings,
             trouble=self._trouble,
             audit=self.audited.append,
@@ -68,10 +85,18 @@ class Site:
     def _trouble(self, where: str, error: BaseException) -> None:
         self.troubles.append(f"{where}: {error!r}")
 
-    def token(self, scope: Scope = "operate") -> str:
+    def token(self, scope: Scope = "operate", name: str = "alice", expires: float = 0.0) -> str:
         text = make_token()
-        add(self.identities, token_of(text, "alice", scope, created=time.time(), expires=0.0, user=""))
+        add(self.identities, token_of(text, name, scope, created=time.time(), expires=expires, user=""))
         return text
+
+    async def stream(self, path: str, **fields: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a stream of events whose answer has begun."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": "localhost", **fields}.items())
+        writer.write(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
+        assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        return reader, writer
 
     async def connected(self) -> socket.socket:
         found = socket.socket()
@@ -209,6 +234,112 @@ async def test_a_log_in_leads_back(site: Site) -> None:
     for to in ("/", "/queue?q=to%3A%40example.net&after=%5B1%5D", "/message/0123456789abcdef", "/%2f/x"):
         _, fields, _ = await site.log_in(f"token={token}&to={quote(to)}".encode())
         assert fields["location"] == to
+
+
+def removed(site: Site) -> None:
+    remove(site.identities, "alice")
+
+
+def made_again(site: Site) -> None:
+    """A token of the same name is another one."""
+    remove(site.identities, "alice")
+    site.token()
+
+
+def made_weaker(site: Site) -> None:
+    content = json.loads(site.identities.read_text())
+    content["tokens"][0]["scope"] = "submit"
+    replace_file(site.identities, json.dumps(content))
+
+
+def spoilt(site: Site) -> None:
+    replace_file(site.identities, "no JSON")
+
+
+def gone(site: Site) -> None:
+    site.identities.unlink()
+
+
+CHANGES = (removed, made_again, made_weaker, spoilt, gone)
+
+
+PATHS = ("/v1/tail", "/v1/transcript?seconds=60&client=127.0.0.1", "/tail/events")
+
+
+@pytest.mark.parametrize("pause", [3600.0, 0.0], ids=["quiet", "busy"])
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        *((each, PATHS[0]) for each in CHANGES),
+        *((removed, each) for each in PATHS[1:]),
+        (made_again, PATHS[2]),
+    ],
+)
+async def test_a_stream_ends_with_its_token(
+    site: Site, change: Callable[[Site], None], path: str, pause: float
+) -> None:
+    """A removed token read 897 events more in 45 s."""
+    site.events.pause = pause
+    text = site.token()
+    fields = {"Authorization": f"Bearer {text}"}
+    if path == "/tail/events":
+        _, found, _ = await site.log_in(f"token={text}".encode())
+        fields = {"Cookie": found["set-cookie"].partition(";")[0]}
+    reader, writer = await site.stream(path, **fields)
+    await reader.readuntil(b"\n\n")
+    change(site)
+    began = time.monotonic()
+    async with asyncio.timeout(30):
+        while await reader.read(65536):
+            pass
+    assert time.monotonic() - began < 5  # it looks every half second; the rest is for a busy machine
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_stream_ends_when_its_token_expires_and_when_nothing_of_it_is_read(
+    site: Site,
+) -> None:
+    site.events.pause = 0.0
+    text = site.token(expires=time.time() + 2)
+    _, writer = await site.stream("/v1/tail", Authorization=f"Bearer {text}")  # and nothing is read
+    async with asyncio.timeout(20):
+        while site.operators.streams.open:
+            await asyncio.sleep(0.01)
+    writer.transport.abort()
+
+
+async def test_a_stream_of_the_token_file_ends_when_the_file_has_another(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("an-old-token-of-32-characters-or-so\n")
+    site = Site(tmp_path, token_file=path)
+    await site.server.start()
+    reader, writer = await site.stream("/v1/tail", Authorization=f"Bearer {path.read_text().strip()}")
+    path.write_text("another-token-of-32-characters-or-so\n")
+    async with asyncio.timeout(20):
+        while await reader.read(65536):
+            pass
+    writer.close()
+    await site.server.close()
+
+
+async def test_one_token_leaves_streams_and_connections_to_others(site: Site) -> None:
+    """One token of scope read took all 16 streams, and all 64 connections."""
+    greedy, other = (site.token("read", name) for name in ("greedy", "other"))
+    opened = [await site.stream("/v1/tail", Authorization=f"Bearer {greedy}") for _ in range(MAX_OF_TOKEN)]
+    status, _, page = await site.ask("GET /v1/tail", Authorization=f"Bearer {greedy}")
+    assert (status, b"its share" in page) == (503, True)
+    opened.append(await site.stream("/v1/tail", Authorization=f"Bearer {other}"))
+    for _ in range(MAX_OPERATORS):
+        opened.append(await asyncio.open_connection("127.0.0.1", site.server.port))
+        reader, writer = opened[-1]
+        writer.write(f"GET /v1/orders HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {greedy}\r\n\r\n".encode())
+    await reader.readuntil(b"\r\n\r\n")
+    for _ in range(3):
+        assert (await site.log_in(f"token={other}".encode()))[0] == 303
+    assert site.operators.streams.open == MAX_OF_TOKEN + 1
+    for _, writer in opened:
+        writer.close()
 
 
 PROXIES: dict[str, tuple[list[str], str, bool, bool]] = {

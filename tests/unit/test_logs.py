@@ -19,7 +19,16 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs.logs import MAX_BUFFERED, MAX_FIELD, MAX_LINE, LogWriter, configure
+from zonerelay.telemetry.logs.logs import (
+    INTERVAL,
+    LIMIT,
+    LIMITED,
+    MAX_BUFFERED,
+    MAX_FIELD,
+    MAX_LINE,
+    LogWriter,
+    configure,
+)
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -263,3 +272,24 @@ def test_trouble_says_where_it_was_raised(lines: Lines) -> None:
     (event,) = lines.events()
     assert event["where"] == "courier"
     assert event["at"].startswith("test_logs.py:")
+
+
+@pytest.mark.parametrize("event", LIMITED)
+def test_what_clients_cause_at_will_has_few_lines_and_a_count(lines: Lines, event: str) -> None:
+    """A stranger caused 2,400 `trouble` lines a second."""
+    for _ in range(1000):
+        lines.sink.emit("error", event, {LIMITED[event]: "admin-http", "error": "x"})
+        lines.sink.emit("info", "accepted", {"id": "0"})
+    lines.sink.emit("error", event, {LIMITED[event]: "another", "error": "x"})
+    found = [each for each in lines.events() if each["event"] == event]
+    assert len(found) == LIMIT + 1
+    assert sum(each["event"] == "accepted" for each in lines.events()) == 1000
+    CLOCK.advance(INTERVAL)
+    lines.sink.emit("error", event, {LIMITED[event]: "admin-http"})
+    (limited,) = [each for each in lines.events() if each["event"] == "log-limited"]
+    assert (limited["of"], limited["kind"], limited["count"]) == (event, "admin-http", 1000 - LIMIT)
+    assert len([each for each in lines.events() if each["event"] == event]) == LIMIT + 2
+    for _ in range(LIMIT + 4):
+        lines.sink.emit("error", event, {LIMITED[event]: "admin-http"})
+    lines.sink.close()
+    assert [each["count"] for each in lines.events() if each["event"] == "log-limited"] == [1000 - LIMIT, 5]

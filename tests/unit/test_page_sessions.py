@@ -31,6 +31,17 @@ def test_a_session_ends() -> None:
     assert sessions.find(secret, by_itself=False) is None, "its token was removed"
 
 
+def test_a_token_that_logs_in_again_and_again_ends_no_session_of_another() -> None:
+    clock = Clock()
+    sessions = Sessions(lambda: clock.now, lambda _: True)
+    first = sessions.begin(TOKEN, "192.0.2.1")
+    for _ in range(2 * MAX_SESSIONS):
+        clock.now += 1
+        sessions.begin(Token(name="bob", scope="read", sha256="", created=0.0), "192.0.2.2")
+    assert sessions.find(first, by_itself=True) is not None
+    assert len(sessions.open()) == MAX_SESSIONS
+
+
 def test_there_are_few_and_none_is_found_by_another_secret() -> None:
     clock = Clock()
     sessions = Sessions(lambda: clock.now, lambda _: True)

@@ -6,7 +6,8 @@ are at most `MAX_OPERATORS`: API, page and event streams never take the `MAX_CON
 has. Of those a stranger holds each for `LIFETIME` seconds, for one request with a small head. An operator's
 connection serves several requests once one was let in by an identity, and is aborted when it is idle for
 `IDLE` seconds or takes nothing of its answer for `STALL` seconds. Where all are taken the oldest that no
-identity was let in by makes room for the next, so that strangers keep no operator out.
+identity was let in by makes room for the next, or one of a token with many, so that strangers and one token
+keep no operator out.
 
 Everything answers only to addresses, localhost and the names in `hosts`, so that no web page reaches it
 through DNS rebinding; bound to another address than loopback, as in a container, monitoring's pages answer to
@@ -22,6 +23,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from aiohttp import web
@@ -36,6 +38,8 @@ from zonerelay.routing.zones.networks import Networks
 
 MAX_CONNECTIONS = 64
 MAX_OPERATORS = 64
+MAX_OF_TOKEN = 16
+"""Of them those that one token keeps when all are taken."""
 LIFETIME = 30.0
 IDLE = 15.0
 STALL = 60.0
@@ -140,14 +144,27 @@ class HttpServer:
         if not is_known:
             self._alive()
             if len(self._operators) >= MAX_OPERATORS:
-                stranger = next((each for each, of in self._operators.items() if not of.identified), None)
-                if stranger is None:
+                least = self._least()
+                if least is None:
                     return False
-                del self._operators[stranger]
-                _abort(stranger)
+                del self._operators[least]
+                _abort(least)
             asyncio.get_running_loop().call_later(STALL, _watch, handler, 0)
         self._operators[handler] = visit
         return True
+
+    def _least(self) -> Connection | None:
+        """The connection that makes room for another: the oldest without an identity, else one of a token
+        that has more than its share, the oldest that waits for a request if there is one.
+        """
+        stranger = next((each for each, of in self._operators.items() if not of.who), None)
+        if stranger is not None:
+            return stranger
+        who, most = Counter(of.who for of in self._operators.values()).most_common(1)[0]
+        if most <= MAX_OF_TOKEN:
+            return None
+        theirs = [each for each, of in self._operators.items() if of.who == who]
+        return next((each for each in theirs if self._operators[each].answered), theirs[0])
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -168,7 +185,8 @@ class HttpServer:
                 response = plain(403, "a page of another origin sent this")
             else:
                 response = await answered(request, handler, self._trouble)
-            if is_monitoring or not visit.identified or not request.content.at_eof():
+            visit.answered = True
+            if is_monitoring or not visit.who or not request.content.at_eof():
                 response.force_close()  # what is left of a body is not read for the sake of a connection
             return response
 

@@ -194,7 +194,7 @@ class Mailpit:
             # A page of another origin could have images and frames made of what is here.
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
                 raise _RefusedError(403, "a page of another origin asks for this")
-            visit.identified = True
+            visit.who = "sandbox"
             return ""
         if not visit.private:
             raise _RefusedError(403, "tokens are taken over TLS, or from this machine")
@@ -218,7 +218,7 @@ class Mailpit:
             raise _RefusedError(
                 403, f"the token {token.name} has the scope {token.scope}: this needs operate"
             )
-        visit.identified = True
+        visit.who = token.name
         return f"token {token.name}"
 
     async def _find(self, request: web.Request, by: str) -> web.StreamResponse:

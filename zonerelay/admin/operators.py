@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.access import Access
-from zonerelay.config.credentials.identities import Identities, identities_file
+from zonerelay.config.credentials.identities import Identities, IdentitiesError, Token, identities_file
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.asking import Asking
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 MAX_STREAMS = 16
 """Event streams at once; they are among the connections of operators and leave the most for requests."""
+MAX_OF_TOKEN = 4
+"""Of them those of one token: it leaves the others to others."""
+CHECK = 0.5
+"""Seconds after which a stream looks whether its token is still one."""
 
 Place = Path | Callable[[asyncio.Protocol], None]
 """Where mail can be handed in: the socket of a worker, or what connects a client with one in this process."""
@@ -37,21 +42,42 @@ class BusyError(Exception):
 
 
 class Streams:
-    """The event streams that are open."""
+    """The event streams that are open, each of a token."""
 
     def __init__(self) -> None:
-        self._open = 0
+        self._open = Counter[str]()
 
-    @contextlib.contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Raises BusyError."""
-        if self._open >= MAX_STREAMS:
+    @property
+    def open(self) -> int:
+        return self._open.total()
+
+    @contextlib.asynccontextmanager
+    async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
+        """End the block when the token is no longer valid, within `CHECK` seconds, also while it waits for
+        its client. Raises BusyError.
+        """
+        if self._open.total() >= MAX_STREAMS:
             raise BusyError(f"{MAX_STREAMS} event streams are open")
-        self._open += 1
+        if self._open[token.name] >= MAX_OF_TOKEN:
+            raise BusyError(f"the token {token.name} has {MAX_OF_TOKEN} event streams open, its share")
+        self._open[token.name] += 1
+        scope = asyncio.timeout(None)
+        watching = asyncio.create_task(_watch(is_valid, scope))
         try:
-            yield
+            async with scope:
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
         finally:
-            self._open -= 1
+            watching.cancel()
+            self._open[token.name] -= 1
+
+
+async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
+    while is_valid():  # noqa: ASYNC110 - a file is looked at
+        await asyncio.sleep(CHECK)
+    scope.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +98,13 @@ class Operators:
     rules: Callable[[], ListenerSettings]
     streams: Streams = field(default_factory=Streams)
     sandbox: Sandbox | None = None
+
+    def is_valid(self, token: Token) -> bool:
+        """Whether it is still a token. One of the same name that was made since is another one."""
+        try:
+            return self.identities.named(token.name) == token
+        except IdentitiesError:
+            return False
 
     @property
     def captures(self) -> bool:

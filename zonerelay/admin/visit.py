@@ -16,14 +16,15 @@ VISIT: ContextVar[Visit] = ContextVar("visit")
 class Visit:
     """`client` is an address, behind a proxy the one that the proxy names. `secure`: over TLS, here or at the
     proxy. `private`: no token and no session is in clear text on a network, because of TLS, a proxy, or a
-    client on this machine. A part sets `identified` when it lets an identity in: the connection may then
-    serve other requests.
+    client on this machine. A part sets `who`, a token's name, when it lets an identity in: the connection may
+    then serve other requests. `answered`: the answer is written.
     """
 
     client: str
     secure: bool
     private: bool
-    identified: bool = False
+    who: str = ""
+    answered: bool = False
 
 
 def plain(status: int, text: str, fields: Mapping[str, str] | None = None) -> web.Response:

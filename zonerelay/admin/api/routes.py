@@ -115,7 +115,7 @@ class Api:
         except IdentitiesError as error:
             self._operators.trouble("identities", error)
             raise Problem(503, "unavailable", "tokens cannot be read; the relay's log says why") from error
-        visit.identified = True
+        visit.who = token.name
         return token
 
     def _find(self, path: str) -> tuple[dict[str, str], dict[str, Verb]]:

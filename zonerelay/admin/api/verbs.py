@@ -486,8 +486,10 @@ async def _follow(call: Call, request: requests.Tail | requests.Transcript) -> A
     if call.request.method == "HEAD":
         return web.Response(headers=fields)
     response = web.StreamResponse(headers=fields)
-    with call.operators.streams.one_more():
-        frames = call.operators.asking.frames(request, call.caller, beat=BEAT)
+    response.force_close()
+    operators = call.operators
+    async with operators.streams.one_more(call.token, lambda: operators.is_valid(call.token)):
+        frames = operators.asking.frames(request, call.caller, beat=BEAT)
         async with aclosing(frames):
             await _stream(call, response, frames)
     return response
@@ -504,8 +506,6 @@ async def _stream(call: Call, response: web.StreamResponse, frames: AsyncIterato
             continue
         quiet += 1
         if quiet % QUIET_BEATS == 0:
-            if call.operators.identities.named(call.token.name) is None:
-                return
             await response.write(b": still here\n\n")
 
 

@@ -24,7 +24,7 @@ from zonerelay.admin.page.forms import MAX_FORM, MAX_LOGIN, read_form
 from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, own_path, see_other
 from zonerelay.admin.visit import VISIT
-from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
+from zonerelay.config.credentials.identities import IdentitiesError, Scope
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
 
@@ -42,7 +42,7 @@ class PageRoutes:
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
-        self._sessions = Sessions(operators.clock.monotonic, self._is_valid)
+        self._sessions = Sessions(operators.clock.monotonic, operators.is_valid)
         self._captured = CapturedPages(operators)
         self._renderer: Renderer | None = None
         self._loading = asyncio.Lock()
@@ -126,15 +126,9 @@ class PageRoutes:
         secret = request.cookies.get(_cookie(request), "")
         by_itself = "X-By-Itself" in request.headers or request.path == "/tail/events"
         session = self._sessions.find(secret, by_itself=by_itself) if secret else None
-        VISIT.get().identified |= session is not None
+        if session is not None:
+            VISIT.get().who = session.who
         return session
-
-    def _is_valid(self, token: Token) -> bool:
-        """A token of the same name that was made since is another one."""
-        try:
-            return self._operators.identities.named(token.name) == token
-        except IdentitiesError:
-            return False
 
     def _to_log_in(self, request: web.Request) -> web.Response:
         if request.method != "GET" or request.path == "/tail/events":

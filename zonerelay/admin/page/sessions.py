@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from zonerelay.config.credentials.identities import Scope, Token
 IDLE = 3600.0
 LONGEST = 12 * 3600.0
 MAX_SESSIONS = 100
-"""Beyond it the session that was idle for longest ends."""
+"""Beyond it a session of the token with the most of them ends, the one that was idle for longest."""
 
 
 @dataclass(slots=True)
@@ -53,11 +54,16 @@ class Sessions:
         """Returns the secret for the cookie."""
         self._expire()
         if len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].used)]
+            counts = Counter(each.who for each in self._sessions.values())
+            del self._sessions[min(self._sessions, key=lambda each: self._rank(each, counts))]
         secret, now = secrets.token_urlsafe(32), self._now()
         self._begun += 1
         self._sessions[_hashed(secret)] = Session(self._begun, token, address, now, now)
         return secret
+
+    def _rank(self, key: bytes, counts: Counter[str]) -> tuple[int, float]:
+        session = self._sessions[key]
+        return -counts[session.who], session.used
 
     def find(self, secret: str, *, by_itself: bool) -> Session | None:
         """`by_itself`: the page asks again without the operator, which keeps no session alive."""

@@ -211,16 +211,17 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
         address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone")
     )
     fields = {**FIELDS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+    session = visitor.session
+    assert session is not None
     response = web.StreamResponse(headers=fields)
+    response.force_close()
     try:
-        with visitor.operators.streams.one_more():
+        async with visitor.operators.streams.one_more(session.token, lambda: visitor.is_open):
             await response.prepare(visitor.request)
             await response.write(b": it begins\n\n")
             try:
                 async with aclosing(visitor.frames(wanted, beat=BEAT)) as frames:
                     async for frame in frames:
-                        if not visitor.is_open:
-                            break
                         await response.write(_event(frame))
             except ControlError as error:
                 await response.write(b"retry: 60000\n" + _event(answers.Missed(why=str(error))))

@@ -58,7 +58,7 @@ class SubmissionServer:
         response = await answered(request, self._api.serve, self._operators.trouble)
         await dress(request, response)
         response.headers["Server"] = "relay"  # or aiohttp names itself and Python, with their versions
-        if not visit.identified or not request.content.at_eof():
+        if not visit.who or not request.content.at_eof():
             response.force_close()  # what is left of a body is not read for the sake of a connection
         return response
 

@@ -108,12 +108,13 @@ class Identities:
         return found
 
     def named(self, name: str) -> Token | None:
-        """Returns the token with that name while it is valid; a session ends with it.
+        """Returns the token with that name while it is valid. What lasts, such as a session or a stream, ends
+        when it is not equal to the token that began it.
 
         Raises IdentitiesError.
         """
         if name == TOKEN_FILE and self._token_file is not None:
-            return Token(name=name, scope="operate", sha256="", created=0.0)
+            return _file_token(read_token_file(self._token_file))
         found = next((each for each in self._current() if each.name == name), None)
         return None if found is None or 0 < found.expires <= self._now() else found
 
@@ -145,9 +146,12 @@ def read_token_file(path: Path) -> str:
 
 
 def _of_token_file(path: Path, text: str) -> Token | None:
-    if not hmac.compare_digest(_digest(read_token_file(path)), _digest(text)):
-        return None
-    return Token(name=TOKEN_FILE, scope="operate", sha256="", created=0.0)
+    token = _file_token(read_token_file(path))
+    return token if hmac.compare_digest(token.sha256, _digest(text)) else None
+
+
+def _file_token(text: str) -> Token:
+    return Token(name=TOKEN_FILE, scope="operate", sha256=_digest(text), created=0.0)
 
 
 def read(path: Path) -> tuple[Token, ...]:
@@ -237,7 +241,7 @@ def _refuse_open_to_others(path: Path, status: os.stat_result) -> None:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _checksum(secret: str) -> str:

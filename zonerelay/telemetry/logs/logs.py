@@ -4,7 +4,9 @@ Lines gather during one pass of the event loop and leave in one write at its end
 error reaches the top, what is left is written. `emit` never raises and never waits: when the reader
 of a pipe is behind, lines wait in a bounded buffer, then are dropped, and a `log-dropped` event says
 how many as soon as there is room. Only `close` waits for a slow reader, for at most a second. No field is
-longer than `MAX_FIELD`, whatever it quotes: a longer one ends in "…" and the number of its characters.
+longer than `MAX_FIELD`, whatever it quotes: a longer one ends in "…" and the number of its characters. Of
+what a client without permission can cause at will there are `LIMIT` lines of each kind a minute, and a
+`log-limited` line with the number of the others.
 
 Python's own `logging` (libraries, and asyncio's reports of our bugs) arrives here as event `log`.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -22,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import IO
 
@@ -44,6 +47,14 @@ RETRY_SECONDS = 0.1
 CLOSE_SECONDS = 1.0
 # A pipe that polls as writable takes this much without blocking (POSIX write(2), PIPE_BUF).
 PIPE_BUF = select.PIPE_BUF
+
+LIMITED: Mapping[str, str] = {"trouble": "where", "log": "logger", "policy-failed": "step"}
+"""Events that clients without permission can cause as often as they like, each with the field by which its
+lines are counted. Refusals and failed log-ins have a limit of their own (`telemetry/logs/refusals`).
+"""
+LIMIT = 20
+"""Lines of one kind in an interval; the others are counted."""
+INTERVAL = 60.0
 
 _TIMES = frozenset(("until", "kept_until", "next_attempt", "expires"))
 """Fields with Unix times. People, who read format "text", get them as that of the line."""
@@ -68,10 +79,38 @@ class LogWriter:
         self._second = -1
         self._stamp = ""
         self._unreported = 0
+        self._interval_began = 0.0
+        self._counts = Counter[tuple[str, str]]()
         self.dropped = 0
 
     def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
         """Queue one event for the end of this pass of the loop (or write it, when no loop runs here)."""
+        by = LIMITED.get(event)
+        if by is None or self._is_within_limit(event, str(fields.get(by, ""))):
+            self._queue(level, event, fields)
+
+    def _is_within_limit(self, event: str, kind: str) -> bool:
+        with self._lock:
+            if self._now() - self._interval_began >= INTERVAL or self._now() < self._interval_began:
+                self._end_interval()
+            self._counts[event, kind] += 1
+            count = self._counts[event, kind]
+        if count == LIMIT + 1:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # without a loop the next line, or the end, reports the rest
+                asyncio.get_running_loop().call_later(INTERVAL, self._end_interval)
+        return count <= LIMIT
+
+    def _end_interval(self) -> None:
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+            self._interval_began = self._now()
+        for (event, kind), count in counts.items():
+            if count > LIMIT:
+                self._queue("warning", "log-limited", {"of": event, "kind": kind, "count": count - LIMIT})
+
+    def _queue(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
         line = self._line(level, event, fields)
         if self._buffered + len(line) > MAX_BUFFERED:
             self.dropped += 1
@@ -102,6 +141,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Write the rest, waiting a little for a slow reader. Later events are still written."""
+        self._end_interval()
         deadline = time.monotonic() + CLOSE_SECONDS
         while not self.flush() and time.monotonic() < deadline:
             self._is_writable(RETRY_SECONDS)
