@@ -1,4 +1,4 @@
-"""Decides when BDAT replaces DATA (RFC 3030), and remembers hosts that offer CHUNKING but do not know BDAT.
+"""Decides when BDAT replaces DATA (RFC 3030), and remembers hosts that had trouble with BDAT.
 
 The decision is made once for each connection, so mail to peers without CHUNKING pays nothing. The memory
 holds addresses for REMEMBER_FOR seconds (`peer/expiring_set.py`).
@@ -6,10 +6,9 @@ holds addresses for REMEMBER_FOR seconds (`peer/expiring_set.py`).
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from collections.abc import Sequence
 
-from zonerelay.config.settings import InDoubt
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.peer.expiring_set import ExpiringSet
@@ -18,64 +17,52 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.smtp.client.chunk_lines import as_chunk
 from zonerelay.smtp.client.chunked import ChunkedTransaction, can_be_chunked
-from zonerelay.smtp.client.transaction import Transaction
+from zonerelay.smtp.client.transaction import BdatTrouble, Transaction
 
 REMEMBER_FOR = 24 * 3600.0
-
-LATELY = 1.0
-"""Seconds. A connection that was idle for longer may be closed by now, so a transaction that cannot be
-repeated does not risk it.
-"""
 
 
 class Chunking:
     """One per worker."""
 
     def __init__(self, clock: Clock) -> None:
-        self._without_bdat = ExpiringSet(clock, REMEMBER_FOR)
+        self._without_bdat = {trouble: ExpiringSet(clock, REMEMBER_FOR) for trouble in BdatTrouble}
+
+    def trouble(self, address: str) -> str:
+        """Returns why a host (`ip:port`) gets DATA instead of BDAT, `""` if it does not."""
+        return next((trouble for trouble, hosts in self._without_bdat.items() if address in hosts), "")
 
     def allow(self, session: Session) -> None:
         """Settles whether a new session uses BDAT."""
+        address = session.peer.address
         session.chunking = (
-            session.terms.zone.chunking
-            and session.capabilities.chunking
-            and session.peer.address not in self._without_bdat
+            session.terms.zone.chunking and session.capabilities.chunking and not self.trouble(address)
         )
+        if session.chunking:
+            surplus = self._without_bdat[BdatTrouble.SURPLUS]
+            session.protocol.on_surplus = functools.partial(surplus.add, address)
 
     def learn(self, session: Session, transaction: Transaction) -> None:
         """Learns from a finished transaction on a session with `chunking`."""
-        if not isinstance(transaction, ChunkedTransaction):
-            return
-        if transaction.unknown:
+        if transaction.trouble is not None:
             session.chunking = False
-            self._without_bdat.add(session.peer.address)
-        elif transaction.bdat_taken:
+            self._without_bdat[transaction.trouble].add(session.peer.address)
+        elif isinstance(transaction, ChunkedTransaction) and transaction.bdat_taken:
             session.bdat_taken = True
 
 
 def chunked(
     session: Session, message: Message, deliveries: Sequence[Delivery], body: SentBody
 ) -> Transaction | None:
-    """Returns the transaction with BDAT, `None` for a body that only DATA can carry.
-
-    The transaction is one write when the body is one piece, the connection has taken a BDAT before and is
-    warm, and the zone accepts that more mail is in doubt then (`smtp/client/chunked.py`).
-    """
-    head = body.head
-    if not can_be_chunked(head):
+    """Returns the transaction with BDAT, `None` for a body that goes with DATA."""
+    if not (body.whole and can_be_chunked(body.head)):
         return None
-    at_once = (
-        body.whole
-        and session.bdat_taken
-        and session.terms.zone.in_doubt is InDoubt.RETRY
-        and (not session.idle_until or _is_warm(session))
-    )
-    content = as_chunk(head, plain=body.plain_lines) if at_once else head[:1]
+    content = as_chunk(body.head, plain=body.plain_lines)
     return ChunkedTransaction(
-        message, deliveries, session.capabilities, session.peer, content=content, at_once=at_once
+        message,
+        deliveries,
+        session.capabilities,
+        session.peer,
+        content=content,
+        probe=not session.bdat_taken,
     )
-
-
-def _is_warm(session: Session) -> bool:
-    idle_since = session.idle_until - session.terms.zone.connection_idle_timeout
-    return asyncio.get_running_loop().time() < idle_since + LATELY

@@ -125,8 +125,12 @@ class SmtpCourier:
 
     def learned(self, address: str) -> tuple[str, ...]:
         """Returns what is done differently at an address (`ip:port`) because of what the host has done."""
-        most = self._limits.most(address)
-        return () if most is None else (f"a connection ends after {most} messages: the host refused more",)
+        lines = []
+        if (most := self._limits.most(address)) is not None:
+            lines.append(f"a connection ends after {most} messages: the host refused more")
+        if trouble := self._chunking.trouble(address):
+            lines.append(f"it gets DATA instead of BDAT for a day: {trouble}")
+        return tuple(lines)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """Returns one outcome per delivery, in order. Raises only CancelledError and ClaimLostError, and only

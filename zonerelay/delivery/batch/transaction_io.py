@@ -21,15 +21,10 @@ from zonerelay.delivery.connection.client_protocol import (
 from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.model.envelope import Message
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.client.chunk_lines import ChunkLines
-from zonerelay.smtp.client.chunked import ChunkedTransaction
 from zonerelay.smtp.client.replies import PeerError
 from zonerelay.smtp.client.stuffing import END, DotStuffer, stuffed
 from zonerelay.smtp.client.transaction import Phase, Transaction
 from zonerelay.store.contract import ClaimLostError, StoreCorruptError, StoreError
-
-MAX_UNANSWERED_CHUNKS = 16
-"""Chunks that the peer has not answered: with 64 KiB each, one megabyte for every round trip."""
 
 MOST_AT_ONCE = 16 * 1024
 """Octets that the system's buffer for a connection takes when everything before them was answered."""
@@ -46,9 +41,7 @@ def phase_timeouts(settings: DeliverySettings) -> Timeouts:
         Phase.FINAL_DOT: settings.final_dot_timeout,
         Phase.LONE_DOT: settings.data_timeout,
         Phase.FIRST_CHUNK: settings.data_timeout,
-        Phase.CHUNKS: settings.block_timeout,
         Phase.LAST_CHUNK: settings.final_dot_timeout,
-        Phase.FURTHER_CHUNKS: settings.block_timeout,
         Phase.RSET: settings.mail_timeout,
     }
 
@@ -111,24 +104,20 @@ async def run_transaction(
     try:
         body.check_claim()
         protocol.write(transaction.begin())
-        if transaction.at_once:
-            protocol.acknowledge_at_once()
         while (phase := transaction.phase) is not Phase.DONE:
-            if phase is Phase.BODY:
-                if (
-                    _send_whole(body, protocol)
-                    if body.whole and len(body.head) <= MOST_AT_ONCE
-                    else await _send(body, protocol, timeouts[phase])
-                ):
-                    transaction.body_sent()
-                    phase = transaction.phase
-            elif phase is Phase.CHUNKS:
-                assert isinstance(transaction, ChunkedTransaction)  # only BDAT has chunks
-                await _send_chunks(transaction, protocol, body, timeouts[phase])
-                continue
+            if phase is Phase.BODY and (
+                _send_whole(body, protocol)
+                if body.whole and len(body.head) <= MOST_AT_ONCE
+                else await _send(body, protocol, timeouts[phase])
+            ):
+                transaction.body_sent()
+                phase = transaction.phase
             reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
             command = transaction.receive(reply)
-            if command:
+            # Whenever something is written or nothing is left to do, every command has its reply.
+            if protocol.heard and (command or transaction.phase is Phase.DONE):
+                transaction.surplus(protocol.next_reply())
+            elif command:
                 body.check_claim()
                 protocol.write(command)
     except ClaimLostError:
@@ -185,51 +174,3 @@ async def _send(body: SentBody, protocol: ClientProtocol, timeout: float) -> boo
     body.check_claim()
     protocol.write(piece)
     return True
-
-
-async def _send_chunks(
-    transaction: ChunkedTransaction, protocol: ClientProtocol, body: SentBody, timeout: float
-) -> None:
-    """Sends the body after its first octet, one chunk for each piece, until the last chunk or a refusal.
-
-    The write limit bounds what waits in this process, MAX_UNANSWERED_CHUNKS what the peer has not answered.
-    """
-    lines = ChunkLines(plain=body.plain_lines)
-    piece = lines.feed(body.head)[1:]
-    while not body.whole and (following := await body.next()):
-        if piece:
-            body.check_claim()
-            protocol.write(transaction.chunk(piece, last=False))
-            while protocol.paused or transaction.unanswered_chunks >= MAX_UNANSWERED_CHUNKS:
-                _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
-                if transaction.phase is not Phase.CHUNKS:
-                    return
-        piece = lines.feed(following)
-        if not _hear_all(transaction, protocol):
-            return
-    piece += lines.finish()
-    if len(piece) > MOST_AT_ONCE:
-        body.check_claim()
-        protocol.write(transaction.chunk(piece[:-2], last=False))  # not between the last CR and LF
-        piece = piece[-2:]
-    # A message that is lost before its last chunk is written is certainly not complete: it is not in doubt.
-    while transaction.unanswered_chunks and protocol.unsent:
-        _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
-        if transaction.phase is not Phase.CHUNKS:
-            return
-    if _hear_all(transaction, protocol):
-        body.check_claim()
-        protocol.write(transaction.chunk(piece, last=True))
-
-
-def _hear_all(transaction: ChunkedTransaction, protocol: ClientProtocol) -> bool:
-    """Takes the replies that have arrived. Returns false when the rest must not be sent."""
-    while transaction.phase is Phase.CHUNKS and (reply := protocol.next_reply()):
-        _hear(transaction, protocol, reply)
-    return transaction.phase is Phase.CHUNKS
-
-
-def _hear(transaction: ChunkedTransaction, protocol: ClientProtocol, reply: Reply) -> None:
-    command = transaction.receive(reply)
-    if command:
-        protocol.write(command)

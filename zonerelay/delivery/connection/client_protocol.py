@@ -11,8 +11,6 @@ close it, because the next command would be paired with the wrong reply.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections.abc import Callable
 
 from zonerelay.model.reply import Reply
@@ -21,9 +19,6 @@ from zonerelay.telemetry.transcript import Record
 
 WRITE_LIMIT = 256 * 1024
 """Octets queued in this process before the writer waits."""
-
-
-QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 
 
 class ProtocolError(Exception):
@@ -50,6 +45,8 @@ class ClientProtocol(asyncio.Protocol):
         self.idle = False
         self.record: Record | None = None
         """Of a transcript that an operator has begun."""
+        self.on_surplus: Callable[[], None] | None = None
+        """Called when bytes arrive on the idle connection that are no farewell."""
         self._transport = transport
         self._loop = loop
         self._on_lost = on_lost
@@ -74,6 +71,8 @@ class ClientProtocol(asyncio.Protocol):
         self._feed(data)
         if self.idle:
             self.abort()
+            if self.on_surplus is not None and not data.startswith(b"421"):
+                self.on_surplus()
         self._wake()
 
     def eof_received(self) -> None:
@@ -111,33 +110,12 @@ class ClientProtocol(asyncio.Protocol):
         """True when the peer has sent bytes that were not read yet."""
         return self._parser.has_input
 
-    @property
-    def paused(self) -> bool:
-        """True while more than the write limit waits to be sent."""
-        return self._paused and not self.lost
-
-    @property
-    def unsent(self) -> bool:
-        """True while written bytes have not left this process."""
-        return self._transport.get_write_buffer_size() > 0
-
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
             raise ConnectionLostError
         if self.record is not None:
             self.record.commands(data)
         self._transport.write(data)
-
-    def acknowledge_at_once(self) -> None:
-        """Asks the system not to delay the acknowledgment of the next segment, where it has such an option.
-
-        A peer that answers in two small segments (Postfix with BDAT) holds the second back until the first is
-        acknowledged (Nagle). The delay is 40 ms when this side has nothing to send.
-        """
-        sock = self._transport.get_extra_info("socket")
-        if QUICKACK is not None and sock is not None:
-            with contextlib.suppress(OSError):  # the connection is gone, and the next read reports it
-                sock.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
 
     async def reply(self, timeout: float) -> Reply:
         """Waits for the next reply after `next_reply` had none; `timeout` (seconds) covers the whole reply.

@@ -1,28 +1,25 @@
-"""The client's half of one mail transaction with BDAT (RFC 3030). No I/O.
+"""The client's half of one mail transaction with BDAT (RFC 3030), for a body of one piece. No I/O.
 
-It differs from `Transaction` in how the content goes:
+It differs from `Transaction` in how the content goes. Nothing of it is sent before the last RCPT is answered:
+a server that refuses a chunk and does not consume its octets would run the lines of the body as commands.
 
-- Usually the first octet goes alone, as a chunk of its own (`BDAT 1`), in one write with MAIL and the RCPTs.
-  Its reply serves as the 354 of DATA, for as many round trips. Then (phase CHUNKS) the caller writes what
-  `chunk` makes of the rest. So no body is sent for refused recipients, nor to a server that offers CHUNKING
-  without knowing BDAT, which would run the body's lines as commands. One octet that is no line end is no
-  command.
-- At once, when the caller knows that the server takes BDAT: everything is one write. The message is complete
-  before MAIL is answered, so every recipient without an answer is in doubt from the beginning, and no other
-  host may be asked instead. Without PIPELINING nothing goes at once.
+- First MAIL and the RCPTs, in one write with PIPELINING. If no recipient is accepted, RSET follows.
+- On a connection that has not taken a BDAT yet the first octet goes alone, as a chunk of its own (`BDAT 1`).
+  So no body is sent to a server that offers CHUNKING without knowing BDAT. One octet that is no line end is
+  no command.
+- Then the rest is one chunk, the last. A body with several chunks in flight would go on behind a refused one,
+  so larger bodies go with DATA.
 
 Policies:
 
 - A message is in doubt when the connection is lost after its last octet was written and before the reply, as
   after the final dot. 421 is a reply, to any command.
-- Servers consume the octets of a chunk that they refuse (RFC 3030 2), so a refused chunk does not close the
-  connection: the replies to chunks in flight are read, then RSET is sent. Those replies, a 250 included,
-  change nothing.
-- When the first BDAT gets 500 to 504 although a recipient was accepted, the server does not know BDAT.
-  `unknown` is true, and after RSET the accepted recipients are to be asked `again`, with DATA. Such a server
-  may have kept the octet for the beginning of the next command; a RSET that it did not understand is sent
-  again.
-- When all RCPTs are refused, each keeps its reply, whatever BDAT is answered with. There is no lone dot.
+- Servers consume the octets of a chunk that they refuse (RFC 3030 2), but some do not. So the connection
+  ends at once when the last chunk is refused, and the host gets DATA from then on, which keeps the connection
+  after a refusal.
+- When the first octet gets 500 to 504, the server does not know BDAT. After RSET the accepted recipients are
+  to be asked `again`, with DATA. Such a server may have kept the octet for the beginning of the next command;
+  a RSET that it did not understand is sent again.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.script import DATA
-from zonerelay.smtp.client.transaction import Peer, Phase, Transaction
+from zonerelay.smtp.client.transaction import BdatTrouble, Peer, Phase, Transaction
 
 
 def can_be_chunked(head: bytes) -> bool:
@@ -45,7 +42,7 @@ def can_be_chunked(head: bytes) -> bool:
 
 
 class ChunkedTransaction(Transaction):
-    """`content` is the whole message in its final form when it goes `at_once`; else its first octet."""
+    """`content` is the whole body (`chunk_lines.py`). `probe`: its first octet goes alone."""
 
     def __init__(
         self,
@@ -55,38 +52,41 @@ class ChunkedTransaction(Transaction):
         peer: Peer,
         *,
         content: bytes,
-        at_once: bool,
+        probe: bool,
     ) -> None:
         super().__init__(message, deliveries, capabilities, peer)
         self.bdat_taken = False
         """True when a BDAT was answered with 2yz: the server knows it."""
-        self.unknown = False
-        """True when BDAT was answered like an unknown command."""
-        self.unanswered_chunks = 0
-        """Chunks that were written and not answered, without the first and the last."""
+        self._content = content
+        self._probe = probe
         self._octet_unread = False
-        self._complete = self.at_once = last = at_once and self._pipelining
-        self._after_rcpt = Phase.LAST_CHUNK if last else Phase.FIRST_CHUNK
-        if not last:
-            content = content[:1]
-        command = _bdat(content, last=last)
-        if self._pipelining:
-            self._script = self._script[: -len(DATA)] + command + content
-        else:
-            self._commands[-1] = command + content
+        self._script = self._script.removesuffix(DATA)
 
-    def chunk(self, content: bytes, *, last: bool) -> bytes:
-        """In CHUNKS, returns what to write for the next octets, of which there is at least one."""
-        if last:
-            self.phase = Phase.LAST_CHUNK
-            self._complete = True
-        else:
-            self.unanswered_chunks += 1
-        return _bdat(content, last=last) + content
+    def lost(self, reply: Reply) -> None:
+        if self.phase in (Phase.FIRST_CHUNK, Phase.LAST_CHUNK):
+            self.trouble = BdatTrouble.UNANSWERED
+        super().lost(reply)
+
+    def _session_ends(self, reply: Reply) -> bytes:
+        if self.phase is Phase.LAST_CHUNK and not self._probe:
+            self._refused(self.phase, reply)
+        return super()._session_ends(reply)
 
     @property
     def _may_be_taken(self) -> bool:
-        return self._complete
+        return self.phase is Phase.LAST_CHUNK
+
+    def _envelope_answered(self) -> bytes:
+        if not self._accepted:
+            return self._reset()
+        if not self._probe:
+            return self._last_chunk(self._content)
+        self.phase = Phase.FIRST_CHUNK
+        return b"BDAT 1\r\n" + self._content[:1]
+
+    def _last_chunk(self, content: bytes) -> bytes:
+        self.phase = Phase.LAST_CHUNK
+        return b"BDAT %d LAST\r\n%b" % (len(content), content)
 
     def _on_first_chunk(self, reply: Reply) -> bytes:
         kind = reply.code // 100
@@ -94,63 +94,36 @@ class ChunkedTransaction(Transaction):
             return self._confused(reply)
         if kind == 2:
             self.bdat_taken = True
-            if self._accepted:
-                self.phase = Phase.CHUNKS
-                return b""
-        elif 500 <= reply.code <= 504 and self._accepted:
-            self.unknown = True
+            return self._last_chunk(self._content[1:])
+        if 500 <= reply.code <= 504:
+            self.trouble = BdatTrouble.UNKNOWN
         else:
-            if self._accepted:
-                self._refused(Phase.DATA, reply)
+            self._refused(Phase.DATA, reply)
             self._refuse(self._accepted, reply, Scope.MESSAGE)
-        self._octet_unread = kind == 5
+        self._octet_unread = True
         return self._reset()
 
-    def _on_chunk(self, reply: Reply) -> bytes:
-        if not self.unanswered_chunks:
-            return self._on_early_reply(reply)
-        kind = reply.code // 100
-        if kind == 3:
-            return self._confused(reply)
-        self.unanswered_chunks -= 1
-        if kind == 2:
-            return b""
-        self._refuse(self._accepted, reply, Scope.MESSAGE)
-        self.unanswered_chunks += self._complete
-        self._complete = False
-        if not self.unanswered_chunks:
-            return self._reset()
-        self.phase = Phase.FURTHER_CHUNKS
-        return b""
-
-    def _on_further_chunk(self, reply: Reply) -> bytes:
-        self.unanswered_chunks -= 1
-        return b"" if self.unanswered_chunks else self._reset()
-
     def _on_last_chunk(self, reply: Reply) -> bytes:
-        if self.unanswered_chunks:
-            return self._on_chunk(reply)
         kind = reply.code // 100
         if kind == 3:
             return self._confused(reply)
-        self._complete = False
         if kind == 2:
-            self.bdat_taken = True
-            self.delivered = bool(self._accepted)
+            self.delivered = self.bdat_taken = True
             self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
-            return self._finish()
-        if self._accepted:
-            self._refused(Phase.LAST_CHUNK if self.at_once else Phase.FINAL_DOT, reply)
-        self._refuse(self._accepted, reply, Scope.MESSAGE)
-        return self._finish() if self._mail_refused else self._reset()
+        else:
+            self.closing = True
+            self.trouble = BdatTrouble.REFUSED
+            self._refused(Phase.FINAL_DOT if self._probe else Phase.LAST_CHUNK, reply)
+            self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish()
 
     def _on_reset(self, reply: Reply) -> bytes:
         if reply.is_permanent and self._octet_unread:
             self._octet_unread = False
             return self._reset()
-        if self.unknown and reply.is_positive:
-            self.again = True
-        elif self.unknown:
+        unknown = self.trouble is BdatTrouble.UNKNOWN
+        self.again = unknown and reply.is_positive
+        if unknown and not self.again:
             text = "the server offers CHUNKING and does not know BDAT"
             later = Reply(451, "5.1", text)
             self._settle(self._accepted, later, Verdict.DEFERRED, Scope.MESSAGE, local=True, counts=False)
@@ -159,12 +132,6 @@ class ChunkedTransaction(Transaction):
     _on_reply: ClassVar[dict[Phase, Callable[[Any, Reply], bytes]]] = {
         **Transaction._on_reply,
         Phase.FIRST_CHUNK: _on_first_chunk,
-        Phase.CHUNKS: _on_chunk,
         Phase.LAST_CHUNK: _on_last_chunk,
-        Phase.FURTHER_CHUNKS: _on_further_chunk,
         Phase.RSET: _on_reset,
     }
-
-
-def _bdat(content: bytes, *, last: bool) -> bytes:
-    return (b"BDAT %d LAST\r\n" if last else b"BDAT %d\r\n") % len(content)

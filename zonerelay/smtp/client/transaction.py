@@ -21,6 +21,8 @@ Policies:
   is a deferral `in_doubt` (RFC 1047).
 - A server that offers DSN gets the client's wishes for reports (`dsn.py`), and reports success from then on
   (`Outcome.dsn_passed`). A server without DSN gets none of them.
+- A reply that no command asked for, or whose code does not answer the command, means that replies and
+  commands are out of step: the recipients are deferred, and the connection ends.
 - The caller knows beforehand whether the peer can take this message at all (SIZE, 8BITMIME, SMTPUTF8).
 """
 
@@ -36,7 +38,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.script import script
+from zonerelay.smtp.client.script import DATA, script
 from zonerelay.smtp.client.stuffing import END
 
 TOO_MANY_RECIPIENTS = "5.3"
@@ -52,11 +54,18 @@ class Phase(enum.StrEnum):
     FINAL_DOT = "the reply to the final dot"
     LONE_DOT = "the reply to a lone dot"
     FIRST_CHUNK = "the first BDAT"
-    CHUNKS = "BDAT"
     LAST_CHUNK = "the reply to the last BDAT"
-    FURTHER_CHUNKS = "the replies to BDATs after a refused one"
     RSET = "RSET"
     DONE = "nothing"
+
+
+class BdatTrouble(enum.StrEnum):
+    """Why a host should get DATA for a while."""
+
+    UNKNOWN = "it offers CHUNKING and does not know BDAT"
+    UNANSWERED = "it did not answer BDAT, or the connection was lost"
+    REFUSED = "it refused a BDAT, and DATA keeps the connection after a refusal"
+    SURPLUS = "it sent a reply that no command asked for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +122,7 @@ class Transaction:
         """
         self.refusal: Reply | None = None
         """The reply that `refused_at` was answered with, the last one of several."""
-        self.at_once = False
-        """True when the first write is everything, so that only replies follow."""
+        self.trouble: BdatTrouble | None = None
         self.again = False
         """True when recipients without an outcome are to be asked once more, on this connection."""
         self.overflow: list[int] = []
@@ -130,7 +138,6 @@ class Transaction:
         self._asked = 0
         self._accepted: list[int] = []
         self._mail_refused = False
-        self._after_rcpt = Phase.DATA
 
     def begin(self) -> bytes:
         """Returns what to write first."""
@@ -151,6 +158,20 @@ class Transaction:
         deferred.
         """
         self._end(reply, local=True)
+
+    def surplus(self, reply: Reply | None) -> None:
+        """Ends the transaction because the peer has sent `reply`, or a part of one, which no command asked
+        for.
+
+        421 is no surplus, because a server may say it at any time (RFC 5321 3.8).
+        """
+        self.closing = True
+        if reply is None or reply.code != 421:
+            self.trouble = BdatTrouble.SURPLUS
+            if self.phase is not Phase.DONE:
+                self._out_of_step(f"a reply that no command asked for during {self.phase}")
+        elif self.phase is not Phase.DONE:
+            self._session_ends(reply)
 
     def abandon(self, reply: Reply) -> None:
         """Ends the transaction in the middle of the body after trouble of our own: the message must not be
@@ -188,12 +209,17 @@ class Transaction:
             else:
                 self._not_accepted(index, reply)
         if self._asked == len(self.outcomes):
-            self.phase = self._after_rcpt
             if not (self._accepted or self._mail_refused):
                 self._refused(Phase.RCPT, reply)
-            if not (self._accepted or self._pipelining):
-                return self._reset()
+            return self._envelope_answered()
         return b"" if self._pipelining else self._commands[self._asked + 1]
+
+    def _envelope_answered(self) -> bytes:
+        """Returns what to write after the reply to the last RCPT."""
+        if not (self._accepted or self._pipelining):
+            return self._reset()
+        self.phase = Phase.DATA
+        return b"" if self._pipelining else DATA
 
     def _not_accepted(self, index: int, reply: Reply) -> None:
         if reply.code in (452, 552) and reply.detail in ("", TOO_MANY_RECIPIENTS):
@@ -272,14 +298,23 @@ class Transaction:
             self._refused(self.phase, reply)
         elif self.phase in (Phase.DATA, Phase.FIRST_CHUNK):
             self._refused(Phase.DATA, reply)
-        elif self.at_once and self.phase is Phase.LAST_CHUNK:
-            self._refused(self.phase, reply)
         self._end(reply, local=False)
         return b""
 
     def _confused(self, reply: Reply) -> bytes:
-        self._end(Reply(451, "5.0", f"unexpected reply during {self.phase}: {reply}"), local=True)
+        self._out_of_step(f"unexpected reply during {self.phase}: {reply}")
         return b""
+
+    def _out_of_step(self, text: str) -> None:
+        """Ends a transaction whose replies may belong to other commands than those they were taken for.
+
+        A refusal of one recipient may be meant for another one, so that none of them is final.
+        """
+        self.trouble = BdatTrouble.SURPLUS
+        if self._accepted and not self._may_be_taken:
+            self.outcomes = [None] * len(self.outcomes)
+            self.overflow = []
+        self._end(Reply(451, "5.0", text), local=True)
 
     def _end(self, reply: Reply, *, local: bool) -> None:
         self.closing = True

@@ -29,6 +29,7 @@ from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import (
     merge_acts,
     merge_changed,
+    merge_explained,
     merge_orders,
     merge_status,
     merge_summaries,
@@ -95,9 +96,8 @@ class FanOut:
                     answers.WebhookReplayed(queued=sum(each.queued for each in replayed.values()))
                 )
             case requests.Explain():
-                # They say the same but for what one of them has met: the longest suspension is told.
                 explained = asked.some(await asked.all(request, answers.Explanation))
-                await answer.send(max(explained, key=lambda each: each.suspended_until or 0.0))
+                await answer.send(merge_explained(list(explained)))
             case requests.Suspend() | requests.Resume() | requests.Orders():
                 await answer.send(await self._orders(request, asked, answer.caller))
             case _:

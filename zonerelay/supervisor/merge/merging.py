@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from zonerelay.control.messages.answers import (
     ActRow,
     Changed,
     DestinationStatus,
+    Explanation,
     OrderRow,
     QuotaStatus,
     RelayStatus,
@@ -43,6 +45,30 @@ def merged(
             if known:
                 more[name] = rule(known)
     return msgspec.structs.replace(whole, **more)
+
+
+def merge_explained(found: Sequence[Explanation]) -> Explanation:
+    """Workers say the same but for what each has met: the longest suspension is told, and everything that one
+    of them has learned of an address.
+    """
+    whole = max(found, key=lambda each: each.suspended_until or 0.0)
+    learned: defaultdict[tuple[str, int, str], list[str]] = defaultdict(list)
+    for host in (host for each in found for host in each.hosts):
+        for address in host.addresses:
+            learned[host.name, host.port, address.address] += address.learned
+    hosts = [
+        msgspec.structs.replace(
+            host,
+            addresses=tuple(
+                msgspec.structs.replace(
+                    each, learned=tuple(dict.fromkeys(learned[host.name, host.port, each.address]))
+                )
+                for each in host.addresses
+            ),
+        )
+        for host in whole.hosts
+    ]
+    return msgspec.structs.replace(whole, hosts=tuple(hosts))
 
 
 def _alike(rows: Iterable[S], *names: str) -> list[list[S]]:

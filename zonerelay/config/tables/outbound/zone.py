@@ -193,11 +193,9 @@ class ZoneSettings:
     header_add: tuple[str, ...] = texts((), form=forms.new_field)
     """Header fields to add: "Name: value"."""
     chunking: bool = switch(True)
-    """Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write with
-    their commands, which saves a round trip, and no line end in them can be taken for the end of the message.
-    The price: when a connection breaks before a small message is answered, all of it is in doubt, also what
-    the server has refused (zones with another in_doubt than retry do not send in one write). Servers that
-    offer it and do not know it are sent DATA.
+    """Send messages of up to 64 KB with BDAT (RFC 3030) to servers that offer CHUNKING: no line end in them
+    can be taken for the end of the message. A server that does not know BDAT, does not answer it or refuses
+    one gets DATA for a day; `zonerelay explain` says so.
     """
 
     @property

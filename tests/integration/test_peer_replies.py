@@ -1,0 +1,98 @@
+"""A relay and next hops whose replies are missing, doubled or hidden among other lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.relay import LOOPBACK, relay_with, settings
+from zonerelay.cli.main import main
+from zonerelay.config.settings import ZoneSettings
+from zonerelay.control.messages.answers import AddressPlan, Explanation, HostPlan
+from zonerelay.control.messages.requests import Explain
+from zonerelay.smtp.client.transaction import BdatTrouble
+from zonerelay.supervisor.merge.merging import merge_explained
+
+MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def next_hop(serve: Serve) -> AsyncIterator[int]:
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (OSError, EOFError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(guarded, LOOPBACK, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def test_a_host_that_swallows_bdat_gets_data_at_the_next_attempt_and_explain_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        while line := await reader.readline():
+            verb = line[:4].decode()
+            commands.append(verb)
+            if verb == "EHLO":
+                writer.write(b"250-x\r\n250-CHUNKING\r\n250 PIPELINING\r\n")
+            elif verb == "BDAT":
+                return
+            elif verb == "DATA":
+                writer.write(b"354 go\r\n")
+                await reader.readuntil(b"\r\n.\r\n")
+                writer.write(b"250 ok\r\n")
+            else:
+                writer.write(b"250 ok\r\n")
+
+    async with next_hop(serve) as port:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
+        async with relay_with(settings(tmp_path, zone=zone)) as running:
+            for _ in range(2):
+                await running.send("app@example.org", ["b@example.com"], MESSAGE)
+                await running.until_empty()
+            assert len(running.log.named("deferred")) == 1
+            assert not running.log.named("deferred")[0].get("in_doubt")
+            found = await running.ask(Explain(address="b@example.com"), Explanation)
+            config = tmp_path / "relay.toml"
+            config.write_text(f'[admin]\nsocket = "{tmp_path}/control.sock"\n')
+            assert await asyncio.to_thread(main, ["explain", "b@example.com", "--config", str(config)]) == 0
+    words = f"127.0.0.1: it gets DATA instead of BDAT for a day: {BdatTrouble.UNANSWERED}"
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert commands.count("BDAT") == 1
+    assert any(BdatTrouble.UNANSWERED in line for line in found.hosts[0].addresses[0].learned)
+
+
+EXPLAINED = Explanation(
+    address="b@example.com", sender="", domain="example.com", zone="default", rule=0, reason="", next_hop="",
+    route="example.com", hosts=(), unroutable="", verdict="", tls="opportunistic", ehlo_name="x", limits={},
+)  # fmt: skip
+
+
+def test_what_one_worker_has_met_is_in_the_explanation_of_all() -> None:
+    def host(name: str, *troubles: str) -> HostPlan:
+        plans = (AddressPlan(address=f"192.0.2.{n}", learned=tuple(each)) for n, each in enumerate(troubles))
+        return HostPlan(name=name, port=25, preference=0, addresses=tuple(plans))
+
+    whole = msgspec.structs.replace(
+        EXPLAINED, suspended_until=5.0, hosts=(host("a", "", "xy"), host("b", ""))
+    )
+    other = msgspec.structs.replace(EXPLAINED, hosts=(host("a", "y", "yz"), host("b", "")))
+    found = merge_explained([other, whole])
+    assert found.hosts == (host("a", "y", "yzx"), host("b", ""))
+    assert found.suspended_until == 5.0
