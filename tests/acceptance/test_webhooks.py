@@ -97,7 +97,12 @@ async def test_what_becomes_of_mail_is_told_signed_and_in_order(
     def story() -> None:
         told = webhook(tmp_path, receiver)
         clear = webhook(
-            tmp_path, receiver, "/clear", addresses="clear", events=["message.accepted", "delivery.bounced"]
+            tmp_path,
+            receiver,
+            "/clear",
+            url=receiver.url("/clear").replace("://", "://app:hunter2@"),
+            addresses="clear",
+            events=["message.accepted", "delivery.bounced"],
         )
         with relay_with(tmp_path, sink, told, clear) as relay:
             submit(relay, "bob@example.com", "greylist@example.com", "reject-550@example.com")
@@ -133,6 +138,7 @@ async def test_what_becomes_of_mail_is_told_signed_and_in_order(
                 ("hook", "ok", 0),
                 ("clear", "ok", 0),
             ]
+            assert listed[1]["url"] == receiver.url("/clear").replace("://", "://***@")
             assert zonerelay(relay, "webhook", "test", "hook").out == "hook: taken: HTTP 204\n"
             assert receiver.types()["webhook.test"] == 1
             # The history has the same once more, marked as such.

@@ -179,6 +179,11 @@ def _split(text: str) -> tuple[str, str | None]:
     """Host (in its brackets, if it had any) and port. A bare IPv6 address is a host without a port."""
     if _address(text) is not None:
         return text, None
+    if "://" in text or ":" in text.rpartition("@")[0]:
+        raise ValueError(
+            f"{quoted(text)} is not an address and port: no URL and no log-in belongs here; how to log in at "
+            "a next hop is said in a [[credential]]"
+        )
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None:
         raise ValueError(

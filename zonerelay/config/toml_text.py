@@ -1,7 +1,8 @@
 """Writes settings as TOML that the loader reads back to the same settings, with the line that says each key.
 
-Secrets are references in the settings, and no more is written. The module promises a document that can be
-read back: where a default may not stand beside what the file says, the table has its defaults as comments.
+Secrets are references in the settings, and no more is written; what may be a secret in a URL is masked. The
+module promises a document that can be read back: where a default may not stand beside what the file says, the
+table has its defaults as comments.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.settings import REPEATED, TABLES, Settings
 from zonerelay.config.units import format_duration, format_size
+from zonerelay.config.wording import masked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -85,11 +87,17 @@ class _Writing:
             yield mark + _key(key, value, option) + (f"  # {origin}" if origin else "")
 
 
+def is_url(key: str) -> bool:
+    return key == "url" or key.endswith("_url")
+
+
 def _default(table: type[DataclassInstance], key: str) -> object:
     return next(field.default for field in dataclasses.fields(table) if field.name == key)
 
 
 def _key(key: str, value: object, option: Option) -> str:
+    if is_url(key):
+        value = masked(str(value))
     return f"{key} = {toml_value(value, option)}"
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from zonerelay.config.settings import WebhookSettings
+from zonerelay.config.wording import masked
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.webhook import GAP, About, about_of, webhook_zone
@@ -131,7 +132,8 @@ class WebhookCourier:
 
     @property
     def url(self) -> str:
-        return self.settings.url
+        """The address for people: what may be a secret in it is masked."""
+        return masked(self.settings.url)
 
     @property
     def state(self) -> str:

@@ -219,6 +219,10 @@ def url(text: str) -> str:
     loopback = parts.hostname in {"127.0.0.1", "::1", "localhost"}
     if not parts.hostname or parts.scheme not in ({"https", "http"} if loopback else {"https"}):
         raise ValueError(f'{quoted(text)} is not an address for secrets: write "https://…"')
+    if "@" in parts.netloc:
+        raise ValueError(
+            "holds a name or password: client_id is for the one, client_secret says where the other is"
+        )
     return text
 
 

@@ -90,7 +90,8 @@ def url_problem(url: str, option: str = "postgres.password") -> str:
         return 'is no URL: write "postgresql://USER@HOST:5432/DATABASE"'
     if parts.scheme not in {"postgresql", "postgres"}:
         return 'must begin with "postgresql://"'
-    if ":" in parts.netloc.rpartition("@")[0] or "password" in query:
+    has_password = ":" in parts.netloc.rpartition("@")[0] or "@" in parts.path
+    if has_password or any("password" in key.lower() for key in query):
         return f"has a password in it: say in {option} where the password is"
     if not _hosts(parts):
         return "names no host: a name, an address, or ?host=/run/postgresql for the Unix socket"

@@ -56,7 +56,9 @@ def check_redis(redis: RedisSettings, report: Report) -> None:
     if url.scheme not in _SCHEMES:
         text = "must begin with redis://, rediss:// (TLS) or unix://"
         report.refuse(("redis", "url"), text)
-    elif url.password or url.username:
+    elif "@" in url.netloc + url.path or any(
+        word in key.lower() for key in urllib.parse.parse_qs(url.query) for word in ("password", "username")
+    ):
         report.refuse(("redis", "url"), "holds a name or password: say user, and in password where it is")
     if redis.ca_file is not None and url.scheme != "rediss":
         report.refuse(("redis", "ca_file"), "is of no use without TLS: the url must begin with rediss://")

@@ -123,6 +123,6 @@ def _url_problem(url: str) -> str:
         return 'is no URL: write "https://HOST"'
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         return "must begin with https:// (or http://) and name a host"
-    if parts.username or parts.password:
-        return "holds a name or password: say access_key, and in secret_key where the secret is"
+    if "@" in url or parts.query or parts.fragment:
+        return "holds more than an address: say access_key, and in secret_key where the secret is"
     return ""
