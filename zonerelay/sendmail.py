@@ -5,13 +5,13 @@ drop directory, from which a relay takes it that does not answer now. With any o
 and standard error says why; 75 (EX_TEMPFAIL) is worth another try, which comes twice if the connection was
 lost after the message was sent. The statuses are those of sysexits.h.
 Addresses without a domain, and those at this machine's name, are looked up in the file of aliases.
-The module imports nothing of the relay and little of Python: a program waits for each start.
+The module imports the reader of addresses alone of the relay, and little of Python: a program waits for each
+start.
 """
 
 from __future__ import annotations
 
 import contextlib
-import getopt
 import os
 import pwd
 import re
@@ -19,6 +19,8 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
+
+from zonerelay.model.address_list import read_addresses, recipient_fields
 
 OK, USAGE, DATAERR, NOUSER, UNAVAILABLE = 0, 64, 65, 67, 69
 OSERR, IOERR, TEMPFAIL, NOPERM, CONFIG = 71, 74, 75, 77, 78
@@ -32,15 +34,11 @@ DROP, ALIASES = "/var/spool/zonerelay", "/etc/aliases"
 MAX_ALIASES = 10
 """Aliases that lead from one to the next."""
 
-_OPTIONS = "B:F:GL:N:O:R:UV:X:b:f:h:imno:p:qr:tvx"
-_REFUSED = {
-    "-bd": "the relay itself is started with zonerelay serve",
-    "-q": "the relay tries what waits by itself; to try it now: zonerelay queue retry --all",
-}
+_FLAGS, _VALUED = "GIUcimntvx", "ABCFLNORXbefhopr"
+"""The options of Postfix; of those, -q has a value only in the same word, and -V may lack one."""
 _FIELD = re.compile(rb"[!-9;-~]+[ \t]*:.*\n(?:[ \t].*\n)*")
-_ADDRESS = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^,])+')
-"""An argument has several with commas between them, as cron writes what MAILTO says."""
-_WISHES = {"-R": "RET", "-V": "ENVID", "-N": "NOTIFY"}
+_ADDRESSES = re.compile("(?:resent-)?(?:from|sender|reply-to|to|cc)")
+_WISHES = {"R": "RET", "V": "ENVID", "N": "NOTIFY"}
 """The parameters of RFC 3461; NOTIFY is one of each recipient."""
 
 
@@ -74,45 +72,137 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sendmail(words: Sequence[str]) -> int:
-    try:
-        pairs, recipients = getopt.getopt(list(words), _OPTIONS)
-    except getopt.GetoptError as error:
-        raise SendmailError(USAGE, str(error)) from None
-    options = dict(pairs)
-    mode = options.get("-b", "m")
-    if reason := _REFUSED.get("-q" if "-q" in options else f"-b{mode}"):
-        raise SendmailError(USAGE, reason)
-    if mode == "i":
-        return OK  # there is no table of aliases to rebuild
+    options, arguments = _options(words)
+    mode = "i" if "I" in options else options.get("b", "m")
+    if mode == "d":
+        raise SendmailError(USAGE, "the relay itself is started with zonerelay serve")
+    if mode == "i" or "q" in options:
+        return OK  # there is no table of aliases to rebuild, and the relay tries what waits by itself
     if mode == "p":
         _show_queue()
+    if mode not in ("m", "s", "v"):
+        raise SendmailError(USAGE, f"-b{mode} is not supported")
     settings = _settings()
     if mode == "s":
         return _pass_on(_connect(listener_of(settings)))
-    if mode != "m":
-        raise SendmailError(USAGE, f"-b{mode} is not supported")
+    return _send(settings, options, arguments, verifies=mode == "v")
+
+
+def _send(
+    settings: dict[str, object], options: dict[str, str], arguments: Sequence[str], *, verifies: bool
+) -> int:
     domain = _domain(settings)
-    sender = options.get("-f", options.get("-r"))
-    sender = f"{_user()}@{domain}" if sender is None else _qualified(sender, domain)
-    message = _read(sys.stdin.buffer, dots_end="-i" not in options and ("-o", "i") not in pairs)
-    header, body = _split(message)
-    recipients = [each.strip() for word in recipients for each in _ADDRESS.findall(word)]
-    if "-t" in options:
-        recipients += _recipients(header)
-        header = re.sub(rb"(?im)^Bcc[ \t]*:.*\n(?:[ \t].*\n)*", b"", header)
-    recipients = _aliased(
-        [_qualified(each, domain) for each in recipients], domain, _option(settings, "aliases")
-    )
+    sender = options.get("f", options.get("r"))
+    if sender is not None:
+        sender = _sender(sender, domain)
+    recipients = [each for word in arguments for each in _readable(word, "the arguments")]
+    aliases = _option(settings, "aliases")
+    if verifies:
+        return _verify(
+            settings,
+            sender or "",
+            _aliased([_qualified(each, domain) for each in recipients], domain, aliases),
+        )
+    message = _read(sys.stdin.buffer, dots_end="i" not in options)
+    fields, body = _split(message)
+    if "t" in options:
+        recipients += _recipients(fields)
+    if sender is None:
+        sender = _user(fields, domain)
+    fields = [_complete(each, domain) for each in fields if _name(each) not in ("bcc", "resent-bcc")]
+    recipients = _aliased([_qualified(each, domain) for each in recipients], domain, aliases)
     if not recipients:
-        raise SendmailError(USAGE, "no recipients: name them, or use -t with To, Cc or Bcc in the header")
-    if not re.search(rb"(?im)^From[ \t]*:", header):
-        header = _from(sender or f"MAILER-DAEMON@{domain}", options.get("-F", "")) + header
+        raise SendmailError(*_no_recipients(bool(arguments), "t" in options))
+    if not any(_name(each) == "from" for each in fields):
+        fields.insert(0, _from(sender or f"MAILER-DAEMON@{domain}", options.get("F", "")))
     wishes = {name: options.get(option, "") for option, name in _WISHES.items()}
+    wishes["ENVID"] = _xtext(wishes["ENVID"])
     for each in (sender, *recipients, *wishes.values()):
         if not each.isprintable() or " " in each:
             raise SendmailError(DATAERR, f"{each!r}: no space and no control character can be in it")
-    _hand_over(settings, sender, recipients, header + body, wishes)
+    _hand_over(settings, sender, recipients, b"".join(fields) + body, wishes)
     return OK
+
+
+def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options, wherever they are before `--`, and the other arguments."""
+    options, arguments = dict[str, str](), list[str]()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return options, arguments + rest
+        if word[:1] != "-" or word == "-":
+            arguments.append(word)
+            continue
+        at = 1
+        while at < len(word):
+            option, value, at = word[at], word[at + 1 :], at + 1
+            if option in _FLAGS:
+                options[option] = ""
+                continue
+            if option == "V" and not value and (not rest or len(rest[0]) == 2):
+                break  # -V alone, also before the delimiters of VERP: older programs ask for it
+            if option in _VALUED or option == "V":
+                if not value and not rest:
+                    raise SendmailError(USAGE, f"option -{option} needs a value")
+                value = value or rest.pop(0)
+            elif option != "q":
+                raise SendmailError(USAGE, f"option -{option} is not known")
+            if option == "o":
+                option, value = ("i", "") if value == "i" else ("o", value)
+            options[option] = value
+            break
+    return options, arguments
+
+
+def _readable(text: str, where: str) -> list[str]:
+    """Return the addresses of a list; what cannot be read is named, and the others get the message."""
+    found = []
+    for entry in read_addresses(text).entries:
+        if entry.address and " " not in entry.address:
+            found.append(entry.address)
+        else:
+            words = f"{entry.text[:200]!r} in {where} cannot be read as an address, and gets no message"
+            print(f"sendmail: {words}", file=sys.stderr)
+    return found
+
+
+def _no_recipients(has_arguments: bool, reads_header: bool) -> tuple[int, str]:
+    if has_arguments:
+        return (
+            DATAERR,
+            "no recipients: no address can be read (no space and no control character can be in it)",
+        )
+    if reads_header:
+        return USAGE, "no recipients: To, Cc and Bcc of the header (or Resent-To, -Cc, -Bcc) have no address"
+    return USAGE, "no recipients: name them, or use -t with To, Cc or Bcc in the header"
+
+
+def _sender(text: str, domain: str) -> str:
+    if text.strip() in ("", "<>"):
+        return ""
+    entries = read_addresses(text).entries
+    if len(entries) != 1 or not entries[0].address:
+        raise SendmailError(USAGE, f"-f {text!r} is not one address: write -f user@example.org")
+    return _qualified(entries[0].address, domain)
+
+
+def _verify(settings: dict[str, object], sender: str, recipients: Sequence[str]) -> int:
+    """-bv: ask the relay about each recipient, and send nothing."""
+    if not recipients:
+        raise SendmailError(*_no_recipients(has_arguments=False, reads_header=False))
+    status = OK
+    for each in recipients:
+        try:
+            submit(listener_of(settings), sender, [each], None, {})
+            print(f"{each} ... deliverable: the relay accepts it")
+        except AwayError:
+            raise
+        except SendmailError as error:
+            print(f"{each} ... {error}")
+            status = error.status
+    return status
 
 
 def _hand_over(
@@ -142,42 +232,89 @@ def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
     return message if not message or message.endswith(b"\n") else message + b"\n"
 
 
-def _split(message: bytes) -> tuple[bytes, bytes]:
-    """The header, and the body with the empty line before it, which is added where it is missing."""
+def _split(message: bytes) -> tuple[list[bytes], bytes]:
+    """Return the fields, and the body with the empty line before it, which is added where it is missing."""
+    fields = list[bytes]()
     end = 0
+    # Mailboxes, and programs that write them, have a "From " line in front.
+    while mailbox_line := re.compile(rb">?From .*\n").match(message, end):
+        end = mailbox_line.end()
+    if end and not _FIELD.match(message, end):
+        end = 0
     while field := _FIELD.match(message, end):
+        fields.append(field[0])
         end = field.end()
-    return message[:end], (b"" if message.startswith(b"\n", end) else b"\n") + message[end:]
+    return fields, (b"" if message.startswith(b"\n", end) else b"\n") + message[end:]
 
 
-def _recipients(header: bytes) -> list[str]:
-    """The addresses of To, Cc and Bcc (RFC 5322 3.6.3)."""
-    from email.utils import getaddresses
+def _name(field: bytes) -> str:
+    return field.partition(b":")[0].rstrip().lower().decode()
 
-    unfolded = re.sub(rb"\n(?=[ \t])", b"", header)
-    fields = re.findall(rb"(?im)^(?:To|Cc|Bcc)[ \t]*:(.*)$", unfolded)
-    pairs = getaddresses([each.decode("utf-8", "replace") for each in fields])
-    return [address for _, address in pairs if address]
+
+def _value(field: bytes) -> str:
+    return field.partition(b":")[2].decode("utf-8", "surrogateescape")
+
+
+def _recipients(fields: Sequence[bytes]) -> list[str]:
+    found = list[str]()
+    for at in recipient_fields([_name(each) for each in fields]):
+        found += _readable(_value(fields[at]), fields[at].partition(b":")[0].decode())
+    return found
+
+
+def _complete(field: bytes, domain: str) -> bytes:
+    """Return the field with the domain behind addresses that have none (RFC 5322 3.4.1)."""
+    if not _ADDRESSES.fullmatch(_name(field)):
+        return field
+    value, pieces, begin = _value(field), list[str](), 0
+    for entry in read_addresses(value).entries:
+        if entry.address and "@" not in entry.address:
+            pieces += (value[begin : entry.end], f"@{domain}")
+            begin = entry.end
+    whole = field[: field.index(b":") + 1].decode() + "".join(pieces) + value[begin:]
+    return whole.encode("utf-8", "surrogateescape")
 
 
 def _from(author: str, name: str) -> bytes:
-    """A From field (RFC 5322 3.6.2)."""
-    if name.isprintable() and name and author.isascii():
-        from email.utils import formataddr
+    """Return a From field (RFC 5322 3.6.2). A name beyond ASCII becomes encoded words (RFC 2047)."""
+    if not name or not name.isprintable():
+        return f"From: {author}\n".encode()
+    if name.isascii():
+        name = '"' + re.sub(r'(["\\])', r"\\\1", name) + '"'
+    else:
+        octets = [
+            each
+            if each.isascii() and each.isalnum()
+            else "".join(f"={octet:02X}" for octet in each.encode("utf-8", "replace"))
+            for each in name
+        ]
+        words = ["".join(octets[at : at + 5]) for at in range(0, len(octets), 5)]  # 75 characters at most
+        name = "\n ".join(f"=?utf-8?q?{word}?=" for word in words)
+    return f"From: {name} <{author}>\n".encode()
 
-        author = formataddr((name, author))
-    return f"From: {author}\n".encode()
+
+def _xtext(text: str) -> str:
+    """RFC 3461 4."""
+    return re.sub(r"[^!-*,-<>-~]", lambda found: "".join(f"+{each:02X}" for each in found[0].encode()), text)
 
 
-def _user() -> str:
+def _user(fields: Sequence[bytes], domain: str) -> str:
+    """Return the address of who calls; in a container it may be a number without a name."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return f"{pwd.getpwuid(os.getuid()).pw_name}@{domain}"
     except KeyError:
-        raise SendmailError(OSERR, f"user {os.getuid()} has no name: use -f") from None
+        authors = [
+            entry
+            for each in fields
+            if _name(each) == "from"
+            for entry in read_addresses(_value(each)).entries
+        ]
+        return _qualified(
+            next((each.address for each in authors if each.address), f"uid-{os.getuid()}"), domain
+        )
 
 
 def _qualified(address: str, domain: str) -> str:
-    address = address.removeprefix("<").removesuffix(">")
     return address if "@" in address or not address else f"{address}@{domain}"
 
 
@@ -203,7 +340,7 @@ def _settings() -> dict[str, object]:
             continue
         except OSError:
             return {}
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:
             raise SendmailError(CONFIG, f"{path}: {error}") from None
     return {}
 
@@ -218,14 +355,17 @@ def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
     """Replaces the users of this machine by what aliases(5) says of them."""
     known: dict[str, list[str]] = {}
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             text = re.sub(r"\n[ \t]+", " ", re.sub(r"(?m)^[ \t]*#.*\n?", "", file.read()))
     except OSError:
         text = ""  # without a file there is no alias
     for line in text.splitlines():
         name, found, value = line.partition(":")
         if found:
-            known[name.strip().strip('"').lower()] = [each.strip().strip('"') for each in value.split(",")]
+            entries = read_addresses(value).entries
+            known[name.strip().strip('"').lower()] = [
+                (each.address or each.text).strip('"') for each in entries
+            ]
     ours = {domain.lower(), socket.gethostname().lower(), "localhost"}
     result: dict[str, None] = {}
 
@@ -305,27 +445,56 @@ def parse_dropped(content: bytes) -> tuple[str, list[str], dict[str, str], bytes
 
 
 def _pass_on(connection: socket.socket) -> int:
-    """SMTP on standard input and output: the relay's own, octet by octet."""
-    import select
+    """-bs: SMTP on standard input and output, one command after the other. A program that is no client writes
+    all of them at once, and LF alone at the ends of its lines.
+    """
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        with connection, connection.makefile("rb") as replies:
+            sent = b""
+            while True:
+                lines = _reply_lines(replies)
+                if sent[:4].upper() == b"EHLO":  # the octets of TLS would not be lines
+                    lines = [line for line in lines if line[4:].upper() != "STARTTLS"]
+                    lines[-1] = f"{lines[-1][:3]} {lines[-1][4:]}"
+                target.write("".join(f"{line}\r\n" for line in lines).encode())
+                target.flush()
+                code = lines[-1][:3]
+                if code == "354":
+                    if not _pass_message(source, connection):
+                        raise SendmailError(
+                            DATAERR, "the message has no line with a dot at its end: it is not sent"
+                        )
+                    sent = b""
+                    continue
+                if code in ("221", "421") or not (sent := _smtp_line(source)):
+                    return OK
+                connection.sendall(sent)
+                if chunk := re.match(rb"(?i)BDAT +(\d{1,12})\b", sent):
+                    left = int(chunk[1])
+                    while left and (octets := source.read(min(left, 65536))):
+                        connection.sendall(octets)
+                        left -= len(octets)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SendmailError(TEMPFAIL, f"the connection to the relay is lost: {reason}") from None
 
-    source, target = sys.stdin.fileno(), sys.stdout.fileno()
-    waiting: list[int] = [source, connection.fileno()]
-    while connection.fileno() in waiting:
-        ready, _, _ = select.select(waiting, [], [], REPLY_TIMEOUT)
-        if not ready:
-            return TEMPFAIL
-        if connection.fileno() in ready:
-            if not (octets := connection.recv(65536)):
-                return OK
-            while octets:
-                octets = octets[os.write(target, octets) :]
-        if source in ready:
-            if octets := os.read(source, 65536):
-                connection.sendall(octets)
-            else:
-                waiting.remove(source)
-                connection.shutdown(socket.SHUT_WR)
-    return OK
+
+def _pass_message(source: BinaryIO, connection: socket.socket) -> bool:
+    """Return whether the message has an end."""
+    line, octets = b"", bytearray()
+    while line != b".\r\n" and (line := _smtp_line(source)):
+        octets += line
+        if len(octets) > 65536:
+            connection.sendall(octets)
+            octets.clear()
+    connection.sendall(octets)
+    return line == b".\r\n"
+
+
+def _smtp_line(source: BinaryIO) -> bytes:
+    line = source.readline()
+    return line.rstrip(b"\r\n") + b"\r\n" if line else b""
 
 
 def listener_of(settings: dict[str, object]) -> str:
@@ -356,9 +525,9 @@ def _connect(address: str) -> socket.socket:
 
 
 def submit(
-    address: str, sender: str, recipients: Sequence[str], message: bytes, wishes: Mapping[str, str]
+    address: str, sender: str, recipients: Sequence[str], message: bytes | None, wishes: Mapping[str, str]
 ) -> None:
-    """One transaction. Raises SendmailError."""
+    """One transaction; without a message it ends after the recipients. Raises SendmailError."""
     with _connect(address) as connection, connection.makefile("rb") as replies:
 
         def ask(command: bytes, what: str, refused: int = UNAVAILABLE) -> str:
@@ -380,7 +549,7 @@ def submit(
                 raise
             raise AwayError(TEMPFAIL, str(error)) from None  # it stops, or has no room now
         offered = ask(b"EHLO localhost\r\n", "EHLO")
-        parameters = " BODY=8BITMIME" if "8BITMIME" in offered and not message.isascii() else ""
+        parameters = " BODY=8BITMIME" if "8BITMIME" in offered and message and not message.isascii() else ""
         if not "".join((sender, *recipients)).isascii():
             parameters += " SMTPUTF8"
         given = {name: f" {name}={value}" for name, value in wishes.items() if value}
@@ -389,23 +558,28 @@ def submit(
         ask(f"MAIL FROM:<{sender}>{parameters}\r\n".encode(), f"the sender {sender}", DATAERR)
         for each in recipients:
             ask(f"RCPT TO:<{each}>{notify}\r\n".encode(), f"the recipient {each}", NOUSER)
-        ask(b"DATA\r\n", "the message")
-        stuffed = re.sub(rb"(?m)^\.", b"..", message).replace(b"\n", b"\r\n")
-        ask(stuffed + b".\r\n", "the message", DATAERR)
+        if message is not None:
+            ask(b"DATA\r\n", "the message")
+            stuffed = re.sub(rb"(?m)^\.", b"..", message).replace(b"\n", b"\r\n")
+            ask(stuffed + b".\r\n", "the message", DATAERR)
         with contextlib.suppress(OSError):
             connection.sendall(b"QUIT\r\n")
 
 
 def _reply(replies: BinaryIO) -> tuple[str, str]:
-    """The code and the text of a reply (RFC 5321 4.2). Raises OSError when it is none."""
-    lines = []
-    while True:
+    """Return the code and the text of a reply (RFC 5321 4.2). Raises OSError when it is none."""
+    lines = _reply_lines(replies)
+    return lines[-1][:3], " / ".join(lines)
+
+
+def _reply_lines(replies: BinaryIO) -> list[str]:
+    lines = list[str]()
+    while not lines or lines[-1][3:4] == "-":
         line = replies.readline(MAX_LINE).decode("utf-8", "replace").rstrip("\r\n")
         if not re.match(r"[2-5]\d\d(?: |-|$)", line):
             raise OSError(f"no reply, but {line!r}" if line else "closed by the relay")
         lines.append(line)
-        if line[3:4] != "-":
-            return line[:3], " / ".join(lines)
+    return lines
 
 
 def _show_queue() -> None:

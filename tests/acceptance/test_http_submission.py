@@ -192,6 +192,87 @@ def test_a_message_as_octets(app: Api, operator: Api) -> None:
     assert operator.get(f"/v1/queue/messages/{named.json['id']}")["sender"] == ""
 
 
+SEVERAL = "Ann <ann@example.net>, Bob <bob@example.com>"
+BOTH = ["ann@example.net", "bob@example.com"]
+
+
+def test_a_text_with_several_addresses_goes_to_all_or_is_refused(app: Api, operator: Api) -> None:
+    def sent_to(**more: Any) -> list[str]:
+        given = {"from": "shop@example.org", "text": "x", **more}
+        reply = app("POST", "/v1/messages", given)
+        if reply.status == 422:
+            return pointers(reply)
+        assert reply.status == 202, reply.body
+        told = operator.get(f"/v1/queue/messages/{reply.json['id']}")
+        assert told["recipients_accepted"] == len(reply.json["recipients"])
+        return [each["address"] for each in reply.json["recipients"]]
+
+    for name in ("to", "cc", "bcc"):
+        for value in (
+            SEVERAL,
+            [SEVERAL],
+            SEVERAL.replace(",", ";"),
+            f"Team: {SEVERAL};",
+            SEVERAL.split(", "),
+        ):
+            assert sent_to(**{name: value}) == BOTH, (name, value)
+    assert sent_to(envelope={"to": [SEVERAL]}) == BOTH
+    assert sent_to(to='"Ann, Bob" <ann@example.net>') == BOTH[:1]
+    assert sent_to(to="Ann (Foo, Inc) [x] <ann@example.net>") == BOTH[:1]
+    wrong: list[tuple[str, Any, str]] = [
+        ("to", "Ann <ann@example.net>, bob", "/to"),
+        ("to", "Bob, Ann <ann@example.net>", "/to"),
+        ("to", "Ann <ann@example.net, Bob <bob@example.com>", "/to"),
+        ("to", ["x@example.net", "a@example.net, b@@example.net"], "/to/1"),
+        ("to", {"email": SEVERAL}, "/to"),
+        ("to", [{"email": "ann@example.net, bob@example.com", "name": "A"}], "/to/0"),
+        ("cc", ["a@example.net,", "nobody:;"], "/cc/1"),
+        ("from", SEVERAL, "/from"),
+        ("envelope", {"from": SEVERAL, "to": ["a@example.net"]}, "/envelope/from"),
+        ("headers", {"Sender": SEVERAL}, "/headers"),
+        ("reply_to", "Ann <ann@example.net>, bob", "/reply_to"),
+    ]
+    for name, value, pointer in wrong:
+        assert sent_to(**{"to": "a@example.net", name: value}) == [pointer], (name, value)
+    reply = app(
+        "POST", "/v1/messages", {**MESSAGE, "from": "Foo, Inc. <shop@example.org>", "reply_to": SEVERAL}
+    )
+    shown = body_of(operator, reply.json["id"])
+    assert [each.addr_spec for each in shown["Reply-To"].addresses] == BOTH
+    assert [(each.display_name, each.addr_spec) for each in shown["From"].addresses] == [
+        ("Foo, Inc.", "shop@example.org")
+    ]
+    batch = app("POST", "/v1/messages/batch", {"template": MESSAGE, "messages": [{"to": SEVERAL, "bcc": ()}]})
+    (one,) = batch.json["messages"]
+    assert [each["address"] for each in one["accepted"]["recipients"]] == BOTH
+    sent = app(
+        "POST", "/send", {"from": "shop@example.org", "to": [SEVERAL], "replyTo": SEVERAL, "text": "x"}
+    )
+    assert (sent.status, sent.json["to"]) == (200, BOTH)
+    assert app("POST", "/send", {"from": SEVERAL, "to": "a@example.net", "text": "x"}).status == 422
+
+
+def test_a_message_as_octets_goes_to_whom_its_header_names(app: Api) -> None:
+    def sent_to(header: str, query: str = "") -> list[str]:
+        raw = f"From: A (Foo, Inc) <shop@example.org>\n{header}\n\nhello\n".encode()
+        reply = app("POST", f"/v1/messages{query}", raw, Content_Type="message/rfc822")
+        if reply.status == 422:
+            return [each["detail"] for each in reply.json["errors"]]
+        assert reply.status == 202, reply.body
+        return [each["address"] for each in reply.json["recipients"]]
+
+    assert sent_to(f"To: {SEVERAL}") == BOTH
+    assert sent_to("To: Shop [Sales] <ann@example.net>; bob@example.com <bob@example.com>") == BOTH
+    assert sent_to(f"Resent-To: {BOTH[0]}\nResent-Bcc: {BOTH[1]}\nTo: old@example.net") == BOTH
+    assert sent_to("To: ann@example.net\nCc: Sales Team") == [
+        "Cc has an element that is no address: 'Sales Team'"
+    ]
+    many = [f"somebody-with-a-long-name-{each}@example.net" for each in range(900)]
+    assert sent_to("To: " + ",\n ".join(many)) == many  # more than is kept of a header for people
+    named = "?to=%22Bob,%20B%22%20%3Cbob@example.com%3E,ann@example.net"
+    assert sent_to("To: old@example.net", named) == BOTH[::-1]
+
+
 def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, tmp_path: Path) -> None:
     """As curl uploads them; neither of them is text, and one is long."""
     files = {"logo.png": b"\x89PNG\r\n\0--", "report.pdf": os.urandom(1_000_000)}

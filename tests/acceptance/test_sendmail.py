@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,14 @@ def test_a_relay_that_is_down_is_worth_another_try_and_one_that_refuses_is_not(t
     [
         (["-bd"], "", USAGE, "zonerelay serve"),
         (["-Y"], "", USAGE, "option -Y"),
+        (["-f"], "", USAGE, "option -f needs a value"),
+        (["-f", "a@b.example, c@d.example", "x@d.example"], "", USAGE, "is not one address"),
+        (["-t"], f"{HEADER}To: Sales Team\n\n", USAGE, "'Sales Team' in To cannot be read"),
+        (["-t"], f"{HEADER}To: {'(' * 200_000}\n\n", USAGE, "in To cannot be read"),
+        (["-q"], "", OK, ""),
+        (["-q15m", "-v"], "", OK, ""),
+        (["-I"], "", OK, ""),
+        (["-bz"], "", USAGE, "-bz is not supported"),
         ([], f"{HEADER}\n", USAGE, "no recipients"),
         (["-t"], f"{HEADER}To: none:;\n\n", USAGE, "no recipients"),
         (["c@d.example> NOTIFY=NEVER"], f"{HEADER}\n", DATAERR, "no space"),
@@ -115,6 +124,179 @@ def test_a_relay_without_a_listener_for_this_machine_is_a_wrong_configuration(tm
     status, said = sendmail(config, "c@d.example")
     assert status == CONFIG
     assert "without TLS and a log-in" in said
+
+
+PYTHONS = sorted({sys.executable, shutil.which("python3", path="/usr/bin") or sys.executable})
+"""Debian's own reads lists of addresses in another way than later ones did."""
+MAIN = "import sys; from zonerelay.sendmail import main; sys.exit(main(sys.argv[1:]))"
+RESENT = "Resent-From: me@b.example\nResent-To: new@d.example\nResent-Bcc: hid@d.example\n"
+LETTERS = {
+    "brackets in a name": ("-t", "To: Shop [Sales] <s@d.example>", ["s@d.example"], ""),
+    "an address for a name": (
+        "-t", "To: a@d.example <a@d.example>\nBcc: b@d.example", ["a@d.example", "b@d.example"], ""),
+    "semicolons": ("-t", "To: a@d.example; b@d.example", ["a@d.example", "b@d.example"], ""),
+    "a comma in a comment": ("-t", "To: A (Foo, Inc) <a@d.example>", ["a@d.example"], ""),
+    "one that cannot be read": ("-t", "To: x@@, Sales Team\nCc: a@d.example", ["a@d.example"], "'x@@' in To"),
+    "in the arguments": ("a@d.example x@@", "Subject: x", ["a@d.example"], "'x@@' in the arguments"),
+    "an option behind": ("a@d.example -f b@b.example", "Subject: x", ["a@d.example"], ""),
+    "an option like an address": ("-f b@b.example -- a@d.example", "Subject: x", ["a@d.example"], ""),
+    "Resent- fields": ("-t", f"{RESENT}To: old@d.example", ["new@d.example", "hid@d.example"], ""),
+    "older Resent- fields": (
+        "-t", f"{RESENT}Resent-From: x@b.example\nResent-To: y@d.example",
+        ["new@d.example", "hid@d.example"], ""),
+    "Bcc without -t": ("a@d.example", "Bcc: hid@d.example", ["a@d.example"], ""),
+    "a mailbox's first line": (
+        "-t", "From me  Mon Jan  1 00:00:00 2026\nTo: a@d.example\nBcc: hid@d.example",
+        ["a@d.example", "hid@d.example"], ""),
+    "all of Postfix's options": (
+        "-Ax -Bx -Cx -Fx -G -L x -N never -Ox -R hdrs -U -V a+=b -Xx -bm -c -em -f b@b.example -h1 -i -m -n"
+        " -oem -o7 -px -r b@b.example -v -x a@d.example", "Subject: x", ["a@d.example"], ""),
+    "-V alone": ("a@d.example -V", "Subject: x", ["a@d.example"], ""),
+    "a name with the sender": ("-f Ann<b@b.example> a@d.example", "Subject: x", ["a@d.example"], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+async def test_a_message_goes_to_whom_its_author_means(python: str, tmp_path: Path, sink: Sink) -> None:
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
+        environment = {**os.environ, "ZONERELAY_CONFIG": str(relay.config)}
+        for count, (what, (words, header, wanted, said)) in enumerate(LETTERS.items(), 1):
+            sink.messages.clear()
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [python, "-c", MAIN, *words.split()],
+                input=f"{header}\n\nHello\n".encode(),
+                env=environment,
+                cwd=PROGRAM.parents[2],
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == OK, (what, done.stderr)
+            assert said in done.stderr.decode()
+            assert bool(said) == bool(done.stderr), (what, done.stderr)
+            async with asyncio.timeout(20):
+                while sum(len(each.recipients) for each in sink.messages) < len(wanted):
+                    await asyncio.sleep(0.02)
+            assert sorted(to for each in sink.messages for to in each.recipients) == sorted(wanted), what
+            accepted = relay.events("accepted")
+            assert (len(accepted), accepted[-1]["recipients"]) == (count, len(wanted)), what
+            assert not any(b"hid@d.example" in each.body for each in sink.messages), what
+            if "b@b.example" in words:
+                assert {each.mail_from for each in sink.messages} == {"b@b.example"}, what
+
+
+async def test_addresses_of_the_header_get_the_domain_too(tmp_path: Path, sink: Sink) -> None:
+    """As cron writes them, which leaves them to sendmail."""
+    letter = (
+        "From: root (Cron Daemon)\nTo: ops, Ann <ann>, c@d.example\nCc: =?utf-8?q?B?= <bob>\n"
+        'Reply-To:\n "The Root" <root>\nX-To: ops\nSubject: root\n\nFrom: root\n'
+    )
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
+        assert await asyncio.to_thread(sendmail, relay.config, "x@d.example", message=letter) == (OK, "")
+        async with asyncio.timeout(20):
+            while not sink.messages:
+                await asyncio.sleep(0.02)
+        here, text = domain_here(), sink.messages[0].body.decode()
+        assert f"\r\nFrom: root@{here} (Cron Daemon)\r\n" in text
+        assert f"\r\nTo: ops@{here}, Ann <ann@{here}>, c@d.example\r\n" in text
+        assert f"\r\nCc: =?utf-8?q?B?= <bob@{here}>\r\n" in text
+        assert f'\r\nReply-To:\r\n "The Root" <root@{here}>\r\n' in text
+        assert text.endswith("\r\nX-To: ops\r\nSubject: root\r\n\r\nFrom: root\r\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without a name")
+async def test_a_user_without_a_name_sends(tmp_path: Path, sink: Sink) -> None:
+    python = "/usr/bin/python3"
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o755)
+    code = tmp_path / "zonerelay"
+    (code / "model").mkdir(parents=True)
+    for name in ("__init__", "sendmail", "model/__init__", "model/address_list"):
+        (code / f"{name}.py").write_bytes((PROGRAM.parents[2] / "zonerelay" / f"{name}.py").read_bytes())
+    with RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}") as relay:
+        config = tmp_path / "relay.toml"
+        config.write_text(
+            f'hostname = "relay.test"\n[[listener]]\naddress = "{LOOPBACK}:{relay.smtp_port}"\n'
+        )
+        for header, sender in ((HEADER, "app@b.example"), ("Subject: x\n", f"uid-54321@{domain_here()}")):
+            sink.messages.clear()
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [python, "-c", MAIN, "c@d.example"],
+                input=f"{header}\nHello\n".encode(),
+                env={"ZONERELAY_CONFIG": str(config)},
+                cwd=tmp_path,
+                capture_output=True,
+                timeout=60,
+                check=False,
+                user=54321,
+                group=54321,
+                extra_groups=[],
+            )
+            assert (done.returncode, done.stderr) == (OK, b"")
+            async with asyncio.timeout(20):
+                while not sink.messages:
+                    await asyncio.sleep(0.02)
+            assert sink.messages[0].mail_from == sender
+
+
+def test_recipients_can_be_verified_without_a_message(tmp_path: Path) -> None:
+    rules = {"access": [{"recipient": ["no@d.example"], "action": "refuse"}]}
+    with RelayProcess(tmp_path, next_hop="127.0.0.1:1", tables=rules) as relay:
+        done = subprocess.run(
+            [str(PROGRAM), "sendmail", "-bv", "yes@d.example", "no@d.example"],
+            env={**os.environ, "ZONERELAY_CONFIG": str(relay.config)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode in (NOUSER, NOPERM)
+        good, bad = done.stdout.splitlines()
+        assert good == "yes@d.example ... deliverable: the relay accepts it"
+        assert bad.startswith("no@d.example ... the relay refuses the recipient no@d.example: 5")
+        assert relay.events("accepted") == []
+
+
+SESSION = "EHLO x\nMAIL FROM:<a@b.example>\nRCPT TO:<c@d.example>\n"
+SESSIONS = {
+    "LF alone": f"{SESSION}DATA\nSubject: x\n\nhi\n..\n.\nQUIT\n",
+    "CRLF": f"{SESSION}DATA\nSubject: x\n\nhi\n..\n.\nQUIT\n".replace("\n", "\r\n"),
+    "chunks": f"{SESSION}BDAT 14\nSubject: x\r\n\r\nBDAT 7 LAST\nhi\r\n.\r\nQUIT\n",
+    "no QUIT": f"{SESSION}DATA\nSubject: x\n\nhi\n..\n.",
+}
+
+
+async def test_smtp_from_a_pipe_all_at_once(tmp_path: Path, sink: Sink) -> None:
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}") as relay:
+
+        async def given(text: str) -> tuple[int, list[str]]:
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [str(PROGRAM), "sendmail", "-bs"],
+                input=text.encode(),
+                env={**os.environ, "ZONERELAY_CONFIG": str(relay.config)},
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            lines = done.stdout.decode().splitlines()
+            return done.returncode, [line for line in lines if line[3:4] == " "]
+
+        for what, text in SESSIONS.items():
+            sink.messages.clear()
+            status, replies = await given(text)
+            assert status == OK, what
+            assert any("queued as" in reply for reply in replies), (what, replies)
+            async with asyncio.timeout(20):
+                while not sink.messages:
+                    await asyncio.sleep(0.02)
+            assert sink.messages[0].body.endswith(b"\r\n\r\nhi\r\n.\r\n"), what
+        status, replies = await given(f"{SESSION}DATA\nSubject: x\n\nhi\n")
+        assert (status, replies[-1][:3]) == (DATAERR, "354")
+        assert len(relay.events("accepted")) == len(SESSIONS)
 
 
 def drop_directory(place: Path) -> Path:
@@ -221,7 +403,8 @@ def test_little_is_imported() -> None:
     )
     packages = {name.partition(".")[0] for name in done.stdout.split()}
     assert not packages & {"asyncio", "email", "ssl", "logging", "tomllib", "argparse", "pathlib", "msgspec"}
-    assert {name for name in done.stdout.split() if name.startswith("zonerelay.")} == {"zonerelay.sendmail"}
+    ours = {name for name in done.stdout.split() if name.startswith("zonerelay.")}
+    assert ours == {f"zonerelay.{name}" for name in ("sendmail", "model", "model.address_list")}
 
 
 def test_the_configuration_has_the_paths_that_sendmail_has_without_one() -> None:

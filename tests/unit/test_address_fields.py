@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.message.header.address_fields import (
-    MAX_ADDRESS,
     MAX_ADDRESSES,
     MAX_LINE,
     MAX_OCTETS,
     change_addresses,
     change_field,
 )
+from zonerelay.model.address_list import MAX_ADDRESS
 
 
 def moved(address: str) -> str:

@@ -198,3 +198,14 @@ def test_nested_and_numerous_parts_take_no_time() -> None:
         parts = take_apart(octets)
         _ = parts.links(), parts.words(), parts.html_to_show()
     assert time.process_time() - began < 5
+
+
+def test_people_are_read_before_their_names_are_decoded() -> None:
+    octets = (
+        b"From: =?utf-8?q?Foo=2C_Inc?= <a@b.example>\r\n"
+        b'To: Shop [Sales] <s@b.example>; x@b.example <x@b.example>,\r\n "J\xfc" <j@b.example>\r\n'
+        b"\r\nhello\r\n"
+    )
+    parts = take_apart(octets)
+    assert parts.people("from") == [("Foo, Inc", "a@b.example")]
+    assert [address for _, address in parts.people("to")] == ["s@b.example", "x@b.example", "j@b.example"]

@@ -34,8 +34,9 @@ VALUES = [
     ("a name alone", "ann", ""),
     ("the null address", "<>", ""),
     ("an address literal", "ann@[192.0.2.1]", ""),
-    ("a quote without an end", '"Ann <ann@example.com>', ""),
-    ("a comment without an end", "(Ann <ann@example.com>", ""),
+    ("a quote without an end", '"Ann <ann@example.com>', "example.com"),
+    ("a comment without an end", "(Ann <ann@example.com>", "example.com"),
+    ("dots that an address may not have", "Ann <ann..b.@example.com> (home)", "example.com"),
 ]
 
 
@@ -53,7 +54,9 @@ HEADERS = [
     ("two fields", b"From: ann@example.com\r\nFrom: ann@example.com\r\n", ""),
     ("none", b"Subject: From: ann@example.com\r\n", ""),
     ("in a continuation", b"Subject: x\r\n From: ann@example.com\r\n", ""),
-    ("octets that are no UTF-8", b"From: \xff <ann@example.com>\r\n", ""),
+    ("octets that are no UTF-8", b"From: \xff <ann@example.com>\r\n", "example.com"),
+    ("before the @", b"From: j\xfcrgen@example.com\r\n", "example.com"),
+    ("in the domain", b"From: ann@b\xfccher.example\r\n", ""),
     ("too long", b"From: " + b"x" * 70_000 + b" <ann@example.com>\r\n", ""),
     ("no header", b"", ""),
 ]
@@ -62,6 +65,30 @@ HEADERS = [
 @pytest.mark.parametrize(("why", "header", "domain"), HEADERS, ids=[case[0] for case in HEADERS])
 def test_the_field_is_found_as_signing_finds_it(why: str, header: bytes, domain: str) -> None:
     assert author_domain(header) == domain
+
+
+ENCODINGS = [
+    ("latin-1", "Jürgen Müß, Straße"),
+    ("cp1251", "Иван Петров"),
+    ("koi8-r", "Иван Петров"),
+    ("gbk", "丂丂 中文乗亅乣"),
+    ("gb18030", "㐀 中文"),
+    ("big5", "功能 許蓋"),
+    ("shift-jis", "表示 ソース 構能"),
+    ("euc-jp", "日本語"),
+    ("euc-kr", "한국어"),
+    ("iso-2022-jp", "日本語 表示 ソース 三日"),
+    ("utf-8", "日本語"),
+]
+
+
+@pytest.mark.parametrize(("encoding", "name"), ENCODINGS, ids=[case[0] for case in ENCODINGS])
+@pytest.mark.parametrize("value", ["{} <ann@example.com>", '"{}" <ann@example.com>', "ann@example.com ({})"])
+def test_a_name_in_any_encoding(encoding: str, name: str, value: str) -> None:
+    for shown in (name, *name):
+        written = shown if value[0] == '"' else shown.replace(",", "")
+        header = f"From: {value.format(written)}\r\n".encode(encoding)
+        assert author_domain(header) == "example.com", header
 
 
 @given(st.text(alphabet='a@.<>,;:"\\() [é', max_size=30))

@@ -115,6 +115,23 @@ def test_addresses_are_read_as_people_write_them(text: str, wanted: Address) -> 
     assert address(text, "to_addresses") == wanted
 
 
+SEVERAL = "Ann <a@example.com>, Bob <b@example.com>"
+
+
+def test_a_text_with_several_addresses_goes_to_all_or_is_refused() -> None:
+    def people(**row: object) -> list[str]:
+        return [*recipients_of({"from_address": "app@example.org", **row}).everybody]
+
+    for column in ("to_addresses", "cc_addresses", "bcc_addresses"):
+        for text in (SEVERAL, SEVERAL.replace(",", ";"), f"Us: {SEVERAL};"):
+            assert people(**{column: [text]}) == ["a@example.com", "b@example.com"]
+    with pytest.raises(BadRowError, match="to_addresses has no address at place 2 of 2"):
+        people(to_addresses=["a@example.com, bob"])
+    for column in ("from_address", "sender"):
+        with pytest.raises(BadRowError, match=f"{column} has 2 addresses: it takes one"):
+            people(**{"to_addresses": ["a@example.com"], column: SEVERAL})
+
+
 @given(st.text(max_size=40))
 def test_no_text_becomes_an_address_with_a_line_end(text: str) -> None:
     try:

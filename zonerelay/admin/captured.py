@@ -15,6 +15,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.capture.store import Capture, CaptureError, Summary, open_capture
 from zonerelay.capture.troubles import Troubles
 from zonerelay.config.endpoints import parse_listen
+from zonerelay.outbox.compose.drafts import BadRowError, addresses
 from zonerelay.process.threads import CAPTURED, OPERATORS, PoolBusyError
 
 T = TypeVar("T")
@@ -88,7 +89,10 @@ class CapturedMail:
         if found is None:
             raise ReleaseError("the message is not there any more")
         summary, octets = found
-        recipients = list(to) or summary.recipients
+        try:
+            recipients = [each.mailbox for text in to for each in addresses(text, "To")] or summary.recipients
+        except BadRowError as error:
+            raise ReleaseError(str(error)) from error
         self.note(by, f"captured message {summary.id} released for {len(recipients)} recipients")
         await OPERATORS.run(_submit, address, summary.sender, recipients, octets)
         return len(recipients)

@@ -391,10 +391,8 @@ class Mailpit:
     def _composed(self, given: _Send) -> tuple[str, Sequence[str], bytes]:
         """Raises BadRowError and Base64Error."""
         headers = {**given.headers, **({"X-Tags": ", ".join(given.tags)} if given.tags else {})}
-        if len(given.reply_to) > 1:
-            raise BadRowError("ReplyTo has more than one address")
         if given.reply_to:
-            headers["Reply-To"] = str(given.reply_to[0])
+            headers["Reply-To"] = ", ".join(map(str, given.reply_to))
         people = recipients_of(
             {
                 "from_address": str(given.from_),

@@ -14,9 +14,10 @@ from email.header import decode_header
 from email.message import Message
 from email.parser import BytesHeaderParser, BytesParser
 from email.policy import compat32
-from email.utils import getaddresses, parsedate_to_datetime
+from email.utils import parsedate_to_datetime
 from html import unescape
 
+from zonerelay.model.address_list import read_addresses
 from zonerelay.model.charsets import text_of
 
 MAX_PARTS = 200
@@ -58,21 +59,26 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """`headers` are in order, decoded."""
+    """`raw` are the header fields in order, as they came; `headers` are the same, decoded."""
 
-    headers: list[tuple[str, str]]
+    raw: list[tuple[str, str]]
+    headers: list[tuple[str, str]] = field(init=False)
     text: str = ""
     html: str = ""
     attachments: list[Part] = field(default_factory=list)
     inline: list[Part] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.headers = [(name, decoded(value)) for name, value in self.raw]
+
     def header(self, name: str) -> str:
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     def people(self, name: str) -> list[Person]:
-        """The addresses in all fields of that name."""
-        found = getaddresses([value for key, value in self.headers if key.lower() == name])
-        return [each for each in found if each[1]]
+        """The addresses in all fields of that name. A decoded name may have commas in it."""
+        values = [value for key, value in self.raw if key.lower() == name]
+        found = [each for value in values for each in read_addresses(value).entries]
+        return [(decoded(each.name), each.address) for each in found if each.address]
 
     @property
     def date(self) -> str:
@@ -136,7 +142,7 @@ def take_apart(octets: bytes) -> Parts:
         return _as_text(octets)
     try:
         message = BytesParser(policy=compat32).parsebytes(octets)
-        parts = Parts(headers=_headers(message))
+        parts = Parts(raw=_headers(message))
         for number, part in _leaves(message):
             _put(parts, number, part)
     except Exception:  # noqa: BLE001 - the standard library fails at some messages in ways of its own
@@ -150,12 +156,12 @@ def _as_text(octets: bytes) -> Parts:
         headers = _headers(BytesHeaderParser(policy=compat32).parsebytes(head[: 64 * 1024]))
     except Exception:  # noqa: BLE001 - as above
         headers = []
-    return Parts(headers=headers, text=rest[:MAX_WORDS].decode("utf-8", "replace"))
+    return Parts(raw=headers, text=rest[:MAX_WORDS].decode("utf-8", "replace"))
 
 
 def _headers(message: Message) -> list[tuple[str, str]]:
     # Not `items`, which has no text of octets beyond ASCII (RFC 6532).
-    return [(name, decoded(value)) for name, value in message.raw_items()]
+    return [(name, str(value)) for name, value in message.raw_items()]
 
 
 def decoded(value: object) -> str:

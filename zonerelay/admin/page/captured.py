@@ -119,7 +119,7 @@ class CapturedPages:
     @_told
     async def release(self, visitor: Visitor) -> web.StreamResponse:
         message_id = visitor.request.match_info["id"]
-        to = visitor.given("to").replace(",", " ").split()
+        to = [text] if (text := visitor.given("to").strip()) else []
         count = await self.mail.release(message_id, to, visitor.caller)
         line = f"Released for {count} {'recipient' if count == 1 else 'recipients'}. It stays captured."
         back, same = f"/captured/{message_id}", ""

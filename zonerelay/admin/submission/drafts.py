@@ -38,6 +38,7 @@ from zonerelay.outbox.compose.drafts import (
 from zonerelay.routing.zones.networks import Networks
 
 address = lru_cache(maxsize=1024)(drafts.address)
+addresses = lru_cache(maxsize=1024)(drafts.addresses)
 """The same come again and again."""
 MAX_TAGS = 10
 MAX_METADATA = 20
@@ -51,7 +52,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 One = str | Person
-"""`a@b.example`, `Name <a@b.example>` or an object."""
+"""`a@b.example`, `Name <a@b.example>` or an object. A text of recipients may hold several, with commas."""
 Some = One | tuple[One, ...]
 
 
@@ -174,10 +175,11 @@ def sending_of(
     """Raises Problem."""
     faults = Faults()
     author = _one(given.from_, "from", faults)
-    shown = {name: _some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc")}
+    named = {name: _some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc")}
+    shown = {name: tuple(each for each, _ in some) for name, some in named.items()}
     headers: list[tuple[str, str | Sequence[Address]]] = []
     if reply_to := _some(given.reply_to, "reply_to", faults):
-        headers.append(("Reply-To", reply_to))
+        headers.append(("Reply-To", [each for each, _ in reply_to]))
     with faults.at("/headers"):
         headers += [
             each for each in checked_headers(given.headers) if each[0].lower() != "reply-to" or not headers
@@ -191,7 +193,7 @@ def sending_of(
     if given.envelope.from_ is not None:
         with faults.at("/envelope/from"):
             sender = address(given.envelope.from_, "from").mailbox if given.envelope.from_ else NULL_SENDER
-    recipients = _recipients(given, shown, faults)
+    recipients = _recipients(given, named, faults)
     if body.spills:
         rest = (given.from_, given.to, given.cc, given.bcc, given.reply_to, given.subject, given.headers)
         if body.refers(msgspec.json.encode((*rest, given.envelope, given.zone, given.metadata, given.tags))):
@@ -205,8 +207,8 @@ def sending_of(
         message_id=message_id,
         created=now,
         author=author,
-        to=tuple(shown["to"]),
-        cc=tuple(shown["cc"]),
+        to=shown["to"],
+        cc=shown["cc"],
         subject=given.subject,
         text=text,
         html=html,
@@ -245,43 +247,55 @@ def key_field(origin: Origin) -> bytes:
     return f"Idempotency-Key: {origin.key}\r\n".encode() if origin.key else b""
 
 
+_Named = tuple[Address, str]
+"""An address and the pointer to the field that names it."""
+
+
 def _one(given: One, name: str, faults: Faults) -> Address | None:
-    with faults.at("/" + name.replace("[", "/").rstrip("]")):
+    with faults.at(f"/{name}"):
         if isinstance(given, str):
             return address(given, name)
-        found = address(given.email, name)
-        if found.name:
-            raise BadRowError(f"{name}.email has a name in it")
-        # Once more, with the name, whose characters are checked there too.
-        quoted = re.sub(r'(["\\])', r"\\\1", given.name)
-        return address(f'"{quoted}" <{given.email}>', name) if given.name else found
+        return _of_person(given, name)
     return None
 
 
-def _some(given: Some, name: str, faults: Faults) -> list[Address]:
-    if not isinstance(given, tuple):
-        found = [_one(given, name, faults)]
-    else:
-        found = [_one(each, f"{name}[{at}]", faults) for at, each in enumerate(given)]
-    return [each for each in found if each is not None]
+def _of_person(given: Person, name: str) -> Address:
+    found = address(given.email, name)
+    if found.name:
+        raise BadRowError(f"{name}.email has a name in it")
+    # Once more, with the name, whose characters are checked there too.
+    quoted = re.sub(r'(["\\])', r"\\\1", given.name)
+    return address(f'"{quoted}" <{found.mailbox}>', name) if given.name else found
 
 
-def _recipients(given: Submission, shown: Mapping[str, list[Address]], faults: Faults) -> dict[Mailbox, str]:
+def _some(given: Some, name: str, faults: Faults) -> list[_Named]:
+    found: list[_Named] = []
+    listed = isinstance(given, tuple)
+    for at, each in enumerate(given if isinstance(given, tuple) else (given,)):
+        pointer, where = (f"/{name}/{at}", f"{name}[{at}]") if listed else (f"/{name}", name)
+        with faults.at(pointer):
+            some = addresses(each, where) if isinstance(each, str) else (_of_person(each, where),)
+            found += [(one, pointer) for one in some]
+    return found
+
+
+def _recipients(
+    given: Submission, named: Mapping[str, Sequence[_Named]], faults: Faults
+) -> dict[Mailbox, str]:
     """Once each, in order."""
-    found: dict[str, tuple[Mailbox, str]] = {}
+    people: list[_Named] = []
     if given.envelope.to:
         for at, text in enumerate(given.envelope.to):
-            with faults.at(f"/envelope/to/{at}"):
-                mailbox = address(text, "to").mailbox
-                found.setdefault(recipient_key(mailbox), (mailbox, f"/envelope/to/{at}"))
+            pointer = f"/envelope/to/{at}"
+            with faults.at(pointer):
+                people += [(each, pointer) for each in addresses(text, "to")]
     else:
-        for name, people in shown.items():
-            single = not isinstance(getattr(given, name), tuple)
-            for at, each in enumerate(people):
-                pointer = f"/{name}" if single else f"/{name}/{at}"
-                found.setdefault(recipient_key(each.mailbox), (each.mailbox, pointer))
+        people = [each for some in named.values() for each in some]
         if not any((given.to, given.cc, given.bcc)):
             faults.add("/to", "there is no recipient in to, cc, bcc or envelope.to")
+    found: dict[str, tuple[Mailbox, str]] = {}
+    for each, pointer in people:
+        found.setdefault(recipient_key(each.mailbox), (each.mailbox, pointer))
     return dict(found.values())
 
 

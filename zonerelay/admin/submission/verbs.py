@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from email.utils import getaddresses
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -45,9 +44,10 @@ from zonerelay.control.messages.requests import Filter, QueueChange
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.message.compose.compose import compose_pieces
 from zonerelay.message.compose.mime import Base64Error
-from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
+from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
-from zonerelay.outbox.compose.drafts import MAX_FILES, BadRowError
+from zonerelay.model.address_list import read_addresses, recipient_fields
+from zonerelay.outbox.compose.drafts import MAX_FILES, BadRowError, mailbox
 from zonerelay.process.threads import BODIES
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24
@@ -401,7 +401,11 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
         raise Problem(413, "too_large", "the header of the message is too large") from None
     header = scanner.finish()
     given: RawQuery = call.parameters
-    sender, recipients = _raw_envelope(header.fields, given)
+    block, most = bytes(scanner.held[: scanner.size]), origin.listener.max_recipients
+    if len(block) > LONG:
+        sender, recipients = await BODIES.run(_raw_envelope, block, given, most)
+    else:
+        sender, recipients = _raw_envelope(block, given, most)
     message_id = next((value.strip() for name, value in header.fields if name.lower() == "message-id"), "")
     front = key_field(origin)
     if not message_id:
@@ -428,7 +432,7 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     return await _hand_over(call, origin, sending, message())
 
 
-_BCC = re.compile(rb"^Bcc[ \t]*:.*\r\n(?:[ \t].*\r\n)*", re.IGNORECASE | re.MULTILINE)
+_BCC = re.compile(rb"^(?:Resent-)?Bcc[ \t]*:.*\r\n(?:[ \t].*\r\n)*", re.IGNORECASE | re.MULTILINE)
 
 
 async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -442,29 +446,41 @@ async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield rest
 
 
-def _raw_envelope(fields: tuple[tuple[str, str], ...], given: RawQuery) -> tuple[Mailbox, dict[Mailbox, str]]:
+def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, dict[Mailbox, str]]:
+    """Of a header section, unless the parameters say otherwise. Raises Problem."""
     faults = Faults()
-
-    def of(*names: str) -> list[str]:
-        values = [value for name, value in fields if name.lower() in names]
-        return [each for _, each in getaddresses(values) if each]
-
-    sender = NULL_SENDER
-    text = next(iter((*of("sender"), *of("from"))), None) if given.from_ is None else given.from_
+    fields = all_fields(block)
     with faults.at("/from"):
-        if text is None:
-            raise BadRowError("there is no address in From, Sender or the parameter from")
-        sender = address(text, "from").mailbox if text else NULL_SENDER
-    named = [each.strip() for each in given.to.split(",") if each.strip()] or of("to", "cc", "bcc")
+        sender = _raw_sender(fields) if given.from_ is None else NULL_SENDER
+        if given.from_:
+            sender = address(given.from_, "from").mailbox
+    named = [("to", given.to)]
+    if not given.to.strip(" ,"):
+        named = [fields[at] for at in recipient_fields([name.lower() for name, _ in fields])]
+    elements = [(name, each) for name, value in named for each in read_addresses(value).entries]
+    if len(elements) > most:
+        raise wrong("/to", f"there are more than {most} recipients")
     found: dict[str, tuple[Mailbox, str]] = {}
-    for at, each in enumerate(named):
+    for at, (name, each) in enumerate(elements):
         with faults.at(f"/to/{at}"):
-            mailbox = address(each, "to").mailbox
-            found.setdefault(recipient_key(mailbox), (mailbox, f"/to/{at}"))
-    if not named:
+            if "@" not in each.address:
+                raise BadRowError(f"{name} has an element that is no address: {each.text[:200]!r}")
+            recipient = mailbox(each.address, name)
+            found.setdefault(recipient_key(recipient), (recipient, f"/to/{at}"))
+    if not elements:
         faults.add("/to", "there is no address in To, Cc, Bcc or the parameter to")
     faults.end()
     return sender, dict(found.values())
+
+
+def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
+    """Raises BadRowError."""
+    for wanted in ("sender", "from"):
+        for name, value in fields:
+            for each in read_addresses(value).entries if name.lower() == wanted else ():
+                if each.address:
+                    return mailbox(each.address, name)
+    raise BadRowError("there is no address in From, Sender or the parameter from")
 
 
 async def _batch(call: Call) -> Answer:

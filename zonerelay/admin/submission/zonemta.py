@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from email.utils import getaddresses
 from typing import Any
 
 import msgspec
 
 from zonerelay.admin.api.problems import wrong
 from zonerelay.admin.submission.body import JsonBody
-from zonerelay.admin.submission.drafts import Submission
+from zonerelay.admin.submission.drafts import Submission, address
 
 _SAME = ("subject", "text", "html")
 _PEOPLE = ("to", "cc", "bcc")
@@ -37,7 +36,7 @@ def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]
         if document.get(name):
             found[name] = _people(document[name], f"/{name}")
     if document.get("replyTo"):
-        found["reply_to"] = _first(document["replyTo"], "/replyTo")
+        found["reply_to"] = _people(document["replyTo"], "/replyTo")
     headers = document.get("headers") or {}
     if isinstance(headers, list):
         headers = {str(each.get("key")): each.get("value") for each in headers if isinstance(each, dict)}
@@ -63,16 +62,21 @@ def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]
 def answer_of(accepted: Any, message: Submission) -> Sent:
     sender = message.envelope.from_
     if sender is None:
-        sender = message.from_ if isinstance(message.from_, str) else message.from_.email
+        sender = (
+            address(message.from_, "from").mailbox if isinstance(message.from_, str) else message.from_.email
+        )
     return Sent(id=accepted.id, from_=sender, to=[each.address for each in accepted.recipients])
 
 
-def _people(given: object, pointer: str) -> list[dict[str, str]]:
+_Person = str | dict[str, str]
+
+
+def _people(given: object, pointer: str) -> list[_Person]:
     """Nodemailer: a text with commas, an object {name, address}, or a list of these."""
-    found = []
+    found: list[_Person] = []
     for each in given if isinstance(given, list) else [given]:
         if isinstance(each, str):
-            found += [{"name": name, "email": address} for name, address in getaddresses([each]) if address]
+            found.append(each)
         elif isinstance(each, dict) and isinstance(each.get("address"), str):
             found.append({"name": str(each.get("name") or ""), "email": each["address"]})
         else:
@@ -80,7 +84,7 @@ def _people(given: object, pointer: str) -> list[dict[str, str]]:
     return found
 
 
-def _first(given: object, pointer: str) -> dict[str, str]:
+def _first(given: object, pointer: str) -> _Person:
     found = _people(given, pointer)
     if len(found) != 1:
         raise wrong(pointer, "one address is needed")

@@ -6,8 +6,8 @@ policy sees, and the addresses that the client may use as its own follow from th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from email.utils import getaddresses
 from functools import lru_cache
 
 from zonerelay.config.credentials.file import User
@@ -18,12 +18,14 @@ from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state.permissions import Grants, GrantTable
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import Origin
 from zonerelay.model.priority import Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.server.xclient import XClient
 
 MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and are not legitimate
+_ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
 
 
 class ClientState:
@@ -129,13 +131,17 @@ class ClientState:
         return self.user is not None and bool(self.user.senders)
 
     def may_write_as(self, authors: Sequence[str]) -> bool:
-        """Check every address in the values of From fields. A value that cannot be parsed is refused."""
+        """Check every address in the values of From fields. A value with an element that cannot be read is
+        refused; where readers may find other addresses, whatever looks like one has to be the user's.
+        """
         if sum(map(len, authors)) > MAX_AUTHORS:
             return False
-        try:
-            addresses = [address for _, address in getaddresses(authors)]
-        except RecursionError:  # comments within comments
-            return False
+        addresses: list[str] = []
+        for author in authors:
+            found = read_addresses(author)
+            addresses += [entry.address for entry in found.entries] or [""]
+            if not found.clear:
+                addresses += _ANY_ADDRESS.findall(author)
         return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
 
     def _came_from(self) -> Origin:

@@ -1,7 +1,8 @@
 """Finds the author's domain in From, as signing needs it. No I/O.
 
-The first address counts. A header with two From fields has no author (RFC 5322 3.6), because readers disagree
-which one to show. A field longer than `MAX_FROM` octets has no author either.
+The first address counts. The name before it may be in any encoding, or lack the end of a quote. A header with
+two From fields has no author (RFC 5322 3.6), because readers disagree which one to show. A field longer than
+`MAX_FROM` octets has no author either.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import re
 
 from zonerelay.message.dkim.signature import relaxed_fields
+from zonerelay.model.address_list import read_addresses
 
 MAX_FROM = 64 * 1024
 
 _FROM = frozenset((b"from",))
-_PLAIN = re.compile(r"""[^"(),:;<>@\\]*+<[^\s"(),:;<>@\\]++@([^\s"(),:;<>@\\\[\]]++)>""")
-_BARE = re.compile(r"""[^\s"(),:;<>@\\]++@([^\s"(),:;<>@\\\[\]]++)""")
-_DOMAIN = re.compile(r"""[^\s"(),:;<>@\\\[\]]++""")
-# A quoted string, a pair outside of one, a parenthesis, or anything else.
-_TOKEN = re.compile(r"""("(?:[^"\\]++|\\.)*"?)|(\\.?)|([()])|[^"\\()]++""", re.DOTALL)
-# What comes before the colon of a group; then a mailbox, in angle brackets or not.
-_MAILBOX = re.compile(r"(?:[^<>,;:@]*+:)?([^<>,;]*+)(?:<([^<>]*+)>?)?[^,;]*+[,;]?")
+_DOMAIN = r"""[^\s"(),:;<>@\\\[\]\ufffd]++"""
+_PLAIN = re.compile(rf"""[^"(),:;<>@\\\x1b\ufffd]*+<[^\s"(),:;<>@\\]++@({_DOMAIN})>""")
+_BARE = re.compile(rf"""[^\s"(),:;<>@\\]++@({_DOMAIN})""")
+# Of an address that is none because of what is before the @.
+_LAST = re.compile(rf"@[ \t]*({_DOMAIN})[ \t]*(?:>[^@]*)?\Z")
 
 
 def author_domain(header: bytes) -> str:
@@ -27,37 +27,12 @@ def author_domain(header: bytes) -> str:
     values = relaxed_fields(header, _FROM).get(b"from", ())
     if len(values) != 1 or len(values[0]) > MAX_FROM:
         return ""
-    try:
-        return _first_domain(values[0].decode("utf-8"))
-    except UnicodeDecodeError:
-        return ""
-
-
-def _first_domain(value: str) -> str:
+    value = values[0].decode("utf-8", "replace")
     plain = _PLAIN.fullmatch(value) or _BARE.fullmatch(value)
     if plain is not None:
         return plain[1]
-    text = _without_comments(value)
-    position = 0
-    while position < len(text):
-        mailbox = _MAILBOX.match(text, position)
-        assert mailbox is not None
-        address = mailbox[1] if mailbox[2] is None else mailbox[2]
-        domain = "".join(address.rpartition("@")[2].split()) if "@" in address else ""
-        if _DOMAIN.fullmatch(domain):
-            return domain
-        position = max(mailbox.end(), position + 1)
+    for entry in read_addresses(value).entries:
+        domain = _LAST.search(f"@{entry.address.rpartition('@')[2]}" if "@" in entry.address else entry.text)
+        if domain is not None:
+            return domain[1]
     return ""
-
-
-def _without_comments(value: str) -> str:
-    """Replaces quoted strings by one letter, comments (nested ones too) by a space."""
-    kept: list[str] = []
-    depth = 0
-    for token in _TOKEN.finditer(value):
-        if token[3]:
-            depth = depth + 1 if token[3] == "(" else max(depth - 1, 0)
-            kept.append(" ")
-        elif not depth:
-            kept.append("q" if token[1] or token[2] else token[0])
-    return "".join(kept)

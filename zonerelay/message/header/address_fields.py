@@ -6,7 +6,8 @@ groups, between comments, with a route, quoted, in UTF-8 (RFC 6532), folded anyw
 and comments between the parts of an address.
 
 Bad syntax stays unchanged: an element of a list that is no address, and a whole field with an unterminated
-quoted string, comment or bracket, or with a control character. Nothing is guessed.
+quoted string, comment or bracket, or with a control character. Nothing is guessed. The tokens are those of
+`model/address_list`.
 
 A fold is added after a comma where longer addresses would make a line longer than RFC 5322 2.1.1 allows. The
 time is linear in the length of the field, for any content.
@@ -18,6 +19,7 @@ import re
 from collections.abc import Callable
 
 from zonerelay.message.header.edits import change_fields
+from zonerelay.model.address_list import JUNK, MAX_ADDRESS, ROUTE, SPEC, Span, tokenize
 
 ADDRESS_FIELDS = frozenset(
     (
@@ -32,30 +34,13 @@ addresses: ten times as many would make other mail wait.
 MAX_ADDRESSES = 4000
 """Addresses of one message: the octets alone could be ten times as many short addresses."""
 
-MAX_ADDRESS = 320  # RFC 5321 4.5.3.1: 64 octets, "@", 255. No address is longer
 MAX_LINE = 998
 
 Change = Callable[[str], str]
 """Returns the address for an address: `local@domain`, quotes included; the same where nothing changes."""
 
-_ATOM = rb"[^\x00-\x20\x7f()<>\[\]:;@\\,.\"]++"
-# In this order: blanks, a comment without others in it, a comment, a word (dots included where they are
-# between its parts), a quoted string, a domain literal, anything that stands for itself.
-_TOKEN = re.compile(
-    rb"([ \t\r\n]++|\([^()\\]*+\))|(\()|(%b(?:\.%b)*)"
-    rb'|("(?:[^"\\]|\\.)*+")|(\[(?:[^\[\]\\]|\\.)*+\])|([<>:;@,.])' % (_ATOM, _ATOM),
-    re.DOTALL,
-)
-_BLANK, _COMMENT, _WORD, _QUOTED, _LITERAL, _SPECIAL = range(1, 7)
-_LETTERS = {_WORD: "w", _QUOTED: "q", _LITERAL: "l"}
-_IN_COMMENT = re.compile(rb"[^()\\]++|\\.|[()]", re.DOTALL)
-
-# A pattern over one letter for each token. An address begins and ends where a list's or group's element does.
-# No group is possessive: Python before 3.11.5, Debian 12's among them, goes on where such a group has failed.
-_SPEC = r"([wq](?:\.[wq])*@(?:w(?:\.w)*|l))"
-_ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<(?:@[wl.,@]*+:)?{_SPEC}>|{_SPEC})(?![^,;:])")
-
-_Token = tuple[str, int, int]
+# An address begins and ends where a list's or group's element does.
+_ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<{ROUTE}({SPEC})>|({SPEC}))(?![^,;:])")
 
 
 def change_addresses(header: bytes, change: Change) -> bytes:
@@ -73,89 +58,60 @@ def change_addresses(header: bytes, change: Change) -> bytes:
 
 def change_field(field: bytes, change: Change) -> bytes:
     """Changes a field, given from its name to its last line end."""
-    start = field.find(b":") + 1
-    if field.find(b"@", start) < 0:
+    if b"@" not in field:
         return field
-    tokens = _tokens(field, start)
-    pieces: list[bytes] = []
+    text = field.decode("utf-8", "surrogateescape")
+    start = text.index(":") + 1
+    letters, spans = _tokens(text, start)
+    pieces: list[str] = []
     taken = 0
-    for element in _ELEMENT.finditer("".join([letter for letter, _, _ in tokens])):
+    for element in _ELEMENT.finditer(letters):
         first, end = element.span(1) if element[1] is not None else element.span(2)
-        for begin, after, text in _changes(field, tokens[first:end], change):
-            pieces += (field[taken:begin], text)
+        at = letters.index("@", first)
+        for begin, after, new in _changes(text, spans[first:at], spans[at + 1 : end], change):
+            pieces += (text[taken:begin], new)
             taken = after
     if not pieces:
         return field
-    pieces.append(field[taken:])
-    return _without_long_lines(b"".join(pieces))
+    pieces.append(text[taken:])
+    return _without_long_lines("".join(pieces))
 
 
-def _changes(field: bytes, tokens: list[_Token], change: Change) -> list[tuple[int, int, bytes]]:
+def _tokens(text: str, start: int) -> tuple[str, list[Span]]:
+    """Returns the tokens from `start` on; none when the field is malformed."""
+    letters, spans = tokenize(text[start:])
+    if JUNK in letters:
+        return "", []
+    return letters, [(begin + start, end + start) for begin, end in spans]
+
+
+def _changes(text: str, local: list[Span], domain: list[Span], change: Change) -> list[tuple[int, int, str]]:
     """Returns the replacements: the parts of an address that differ."""
-    if tokens[-1][2] - tokens[0][1] > MAX_ADDRESS:
+    parts = (local, domain)
+    if domain[-1][1] - local[0][0] > MAX_ADDRESS:
         return []
-    at = next(number for number, token in enumerate(tokens) if token[0] == "@")
-    parts = tokens[:at], tokens[at + 1 :]
-    try:
-        local, domain = (_text(field, part) for part in parts)
-    except UnicodeDecodeError:
+    given = ["".join([text[begin:end] for begin, end in part]).replace("\r\n", "") for part in parts]
+    address = "@".join(given)
+    if not address.isascii() and not address.isprintable():  # octets that are not UTF-8
         return []
-    wanted = change(f"{local}@{domain}").rpartition("@")
+    wanted = change(address).rpartition("@")
     return [
-        (part[0][1], part[-1][2], new.encode())
-        for part, old, new in zip(parts, (local, domain), wanted[::2], strict=True)
+        (part[0][0], part[-1][1], new)
+        for part, old, new in zip(parts, given, wanted[::2], strict=True)
         if new != old
     ]
 
 
-def _text(field: bytes, part: list[_Token]) -> str:
-    """Returns the tokens without folds and without what stands between them."""
-    octets = b"".join([field[begin:end] for _, begin, end in part])
-    return octets.replace(b"\r\n", b"").decode()
-
-
-def _tokens(field: bytes, position: int) -> list[_Token]:
-    """Returns the tokens without blanks and comments; none when the field is malformed."""
-    tokens: list[_Token] = []
-    while position < len(field):
-        match = _TOKEN.match(field, position)
-        if match is None:
-            return []
-        kind, begin, position = match.lastindex, position, match.end()
-        if kind == _COMMENT:
-            position = _behind_comment(field, position)
-            if position < 0:
-                return []
-        elif kind == _SPECIAL:
-            tokens.append((chr(field[begin]), begin, position))
-        elif kind != _BLANK:
-            assert kind is not None
-            tokens.append((_LETTERS[kind], begin, position))
-    return tokens
-
-
-def _behind_comment(field: bytes, position: int) -> int:
-    """Returns the end of the comment that begins before `position`; -1 when it has none."""
-    depth = 1
-    for match in _IN_COMMENT.finditer(field, position):
-        octet = match[0]
-        if octet == b"(":
-            depth += 1
-        elif octet == b")":
-            depth -= 1
-            if not depth:
-                return match.end()
-    return -1
-
-
-def _without_long_lines(field: bytes) -> bytes:
+def _without_long_lines(text: str) -> bytes:
+    field = text.encode("utf-8", "surrogateescape")
     if max(map(len, field.split(b"\r\n"))) <= MAX_LINE:
         return field
-    ends = [end for letter, _, end in _tokens(field, field.find(b":") + 1) if letter == ","]
+    letters, spans = _tokens(text, text.index(":") + 1)
+    ends = [end for letter, (_, end) in zip(letters, spans, strict=True) if letter == ","]
     folded: list[bytes] = []
     column = 0
-    for begin, end in zip([0, *ends], [*ends, len(field)], strict=True):
-        piece = field[begin:end]
+    for begin, end in zip([0, *ends], [*ends, len(text)], strict=True):
+        piece = text[begin:end].encode("utf-8", "surrogateescape")
         if folded and column + len(piece.partition(b"\r\n")[0]) > MAX_LINE:
             piece = b"\r\n " + piece
         folded.append(piece)

@@ -220,6 +220,11 @@ def _parsed(block: bytes) -> tuple[Header, bool]:
     return header, is_whole
 
 
+def all_fields(block: bytes) -> Fields:
+    """Returns the fields of a header section, whatever its size."""
+    return tuple(_FIELD.findall(_unfolded(block, _VISIBLE)))
+
+
 def authors(header: Header, held: bytes) -> list[str]:
     """Returns the value of every From field that any reader could find in `held`, for checks of all authors.
 

@@ -17,6 +17,7 @@ from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.message.header.folding import MAX_WORD
 from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.address_list import read_addresses
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import CommandError, forward_path
 
@@ -44,7 +45,6 @@ _OURS = frozenset(
     )
 )
 _OURS_IN_FRONT = ("content-", "resent-")
-_ONE_ADDRESS = frozenset({"reply-to", "sender"})
 
 
 _SHAPE = '[{"filename": "a.pdf", "content_type": "application/pdf", "content": "base64…"}]'
@@ -109,33 +109,59 @@ def _addresses(row: Mapping[str, object], column: str) -> tuple[Address, ...]:
     values = cast("Sequence[object] | None", row.get(column)) or ()  # text[] of the database
     if not all(value is None or isinstance(value, str) for value in values):
         raise BadRowError(f"{column} is no plain list: it has several dimensions")
-    return tuple(address(value if isinstance(value, str) else "", column) for value in values)
+    texts = (value if isinstance(value, str) else "" for value in values)
+    return tuple(each for text in texts for each in addresses(text, column))
 
 
 def address(text: str, column: str) -> Address:
     """`a@b.example`, or `Name <a@b.example>`. Domains become A-labels. Raises BadRowError."""
+    name, opening, _ = text.rpartition("<")
+    if opening and "@" not in name and re.search("[,;:]", name) and '"' not in name:
+        quoted = name.strip().replace("\\", r"\\")
+        text = f'"{quoted}" <{text[len(name) + 1 :]}'  # a name that should have been in quotes
+    found = addresses(text, column)
+    if len(found) > 1:
+        raise BadRowError(f"{column} has {len(found)} addresses: it takes one")
+    return found[0]
+
+
+def addresses(text: str, column: str) -> tuple[Address, ...]:
+    """At least one of those, with commas or semicolons between them. Raises BadRowError."""
     if _CONTROL.search(text):
         raise BadRowError(f"{column} has a line end or another control character in it")
-    name, opening, rest = text.strip().rpartition("<")
-    if opening and not rest.endswith(">"):
+    entries = read_addresses(text).entries
+    for at, entry in enumerate(entries, 1):
+        if "@" not in entry.address:
+            where = f"{column} has no address" + (
+                f" at place {at} of {len(entries)}" if at > 1 or len(entries) > 1 else ""
+            )
+            raise BadRowError(
+                f'{where}: write a@b.example, Name <a@b.example> or "Name, Title" <a@b.example>'
+            )
+    if not entries:
         raise BadRowError(f"{column} has no address: write a@b.example or Name <a@b.example>")
-    path = f"<{rest}" if opening else f"<{rest}>"
+    return tuple(Address(mailbox(each.address, column), _checked_name(each.name, column)) for each in entries)
+
+
+def mailbox(text: str, column: str) -> Mailbox:
+    """`local@domain` for SMTP, its domain as A-labels. Raises BadRowError."""
     try:
-        mailbox, behind = forward_path(path)
-        if behind or "@" not in mailbox:
+        found, behind = forward_path(f"<{text}>")
+        if behind or "@" not in found:
             raise BadRowError(f"{column} has no address: write a@b.example or Name <a@b.example>")
-        local, _, domain = mailbox.rpartition("@")
+        local, _, domain = found.rpartition("@")
         if not domain.isascii() and not is_literal(domain):
-            mailbox = Mailbox(f"{local}@{ascii_domain(domain)}")
+            found = Mailbox(f"{local}@{ascii_domain(domain)}")
     except (CommandError, ValueError) as error:
         words = error.reply.text if isinstance(error, CommandError) else str(error)
         raise BadRowError(f"{column} has a wrong address: {words}") from None
-    name = name.strip()
-    if len(name) > 1 and name[0] == name[-1] == '"':
-        name = re.sub(r"\\(.)", r"\1", name[1:-1])
+    return found
+
+
+def _checked_name(name: str, column: str) -> str:
     if len(name) > MAX_NAME:
         raise BadRowError(f"{column} has a name of more than {MAX_NAME} characters")
-    return Address(mailbox, name)
+    return name
 
 
 def draft_of(row: int, created: float, people: Recipients, content: Content) -> Draft:
@@ -184,7 +210,11 @@ def checked_headers(found: Mapping[str, str]) -> Iterator[tuple[str, str | Seque
                 raise BadRowError("headers has a Message-ID that is none: write <left@right>")
             yield "Message-ID", value
         else:
-            yield name, [address(value, f"headers: {name}")] if key in _ONE_ADDRESS else value
+            where = f"headers: {name}"
+            if key == "reply-to":
+                yield name, addresses(value, where)
+            else:
+                yield name, [address(value, where)] if key == "sender" else value
 
 
 def _check_header(name: str, key: str, value: str) -> None:
