@@ -29,11 +29,16 @@ class Smarthost:
     """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of answer;
     `messages`: who was logged in for each.
 
-    `auth_reply`: what every AUTH is answered with instead. `closed`: it hangs up at once.
+    `offers`: the lines of EHLO inside TLS, instead of one with `mechanisms`. `prompts`: what LOGIN asks.
+    `plain_prompt`: what PLAIN asks although the response came with AUTH. `auth_reply`: what every AUTH is
+    answered with instead. `closed`: it hangs up at once.
     """
 
     tls: ssl.SSLContext | None = None
     mechanisms: str = "PLAIN LOGIN XOAUTH2"
+    offers: tuple[str, ...] = ()
+    prompts: tuple[str, str] = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")
+    plain_prompt: str | None = None
     users: Mapping[str, str] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
     auth_reply: str = ""
@@ -108,6 +113,8 @@ class _Conversation:
         offered = ["smarthost"]
         if self._host.tls is not None and not self._encrypted:
             offered.append("STARTTLS")
+        elif self._host.offers:
+            offered += self._host.offers
         elif self._host.mechanisms:
             offered.append(f"AUTH {self._host.mechanisms}")
         lines = [f"250-{word}" for word in offered]
@@ -136,9 +143,11 @@ class _Conversation:
     async def _credentials(self, mechanism: str, first: str) -> tuple[str, bool]:
         host = self._host
         if mechanism == "LOGIN":
-            user, password = await self._ask("Username:"), await self._ask("Password:")
+            user, password = [await self._ask_with(prompt) for prompt in host.prompts]
             return user, host.users.get(user) == password
         response = base64.b64decode(first).decode() if first else await self._ask("")
+        if mechanism == "PLAIN" and host.plain_prompt is not None:
+            response = await self._ask_with(host.plain_prompt)
         if mechanism == "PLAIN":
             _, user, password = response.split("\0")
             return user, host.users.get(user) == password
@@ -149,7 +158,10 @@ class _Conversation:
         return user.removeprefix("user="), right
 
     async def _ask(self, challenge: str) -> str:
-        await self._say(f"334 {base64.b64encode(challenge.encode()).decode()}")
+        return await self._ask_with(base64.b64encode(challenge.encode()).decode())
+
+    async def _ask_with(self, prompt: str) -> str:
+        await self._say(f"334 {prompt}".rstrip())
         return base64.b64decode(await self._line()).decode()
 
     def _mail(self, argument: str) -> str:

@@ -34,6 +34,23 @@ def test_keywords_are_case_insensitive_and_trimmed() -> None:
     )
 
 
+def test_of_a_keyword_on_several_lines_nothing_is_lost() -> None:
+    assert parse_ehlo("x\nSIZE 2000\nSIZE 1000\nsize").size == 1000
+    assert parse_ehlo("x\nLIMITS RCPTMAX=7\nlimits MAILMAX=8").limits == PeerLimits(rcptmax=7, mailmax=8)
+    found = parse_ehlo("x\nstarttls\nsize\t9\npipelining\nchunking\n8bitmime\nsmtputf8\ndsn\nrequiretls")
+    assert found == Capabilities(
+        pipelining=True,
+        size_offered=True,
+        size=9,
+        eight_bit_mime=True,
+        smtputf8=True,
+        starttls=True,
+        chunking=True,
+        dsn=True,
+        require_tls=True,
+    )
+
+
 def test_greeting_line_is_not_a_keyword() -> None:
     assert parse_ehlo("PIPELINING at your service") == Capabilities()
     assert parse_ehlo("PIPELINING") == Capabilities()

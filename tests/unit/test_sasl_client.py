@@ -113,7 +113,7 @@ def test_a_235_before_anything_was_shown_is_worth_nothing() -> None:
         ("m=x,r=abcX,s=QSXCR+Q6sek8bf92,i=4096", "extension"),
         ("e=unknown-user", "unknown-user"),
         ("hello", "not SCRAM"),
-        ("", "not SCRAM"),
+        (",", "not SCRAM"),
     ],
 )
 def test_a_first_message_that_is_wrong_or_hostile_ends_the_exchange(challenge: str, words: str) -> None:
@@ -178,10 +178,12 @@ def test_plain_cannot_send_a_nul() -> None:
         talk("PLAIN", SaslIdentity("tim", "a\0b"))
 
 
-def test_plain_does_not_say_it_twice() -> None:
+@pytest.mark.parametrize("challenge", ["", "UGFzc3dvcmQ6", "go on, please"])
+def test_plain_says_it_again_once_to_a_server_that_asks_after_the_initial_response(challenge: str) -> None:
     talking = talk("PLAIN")
-    talking.begin()
-    assert talking.receive(334, "") == b"*"
+    line = talking.begin().split()[-1]
+    assert talking.receive(334, challenge) == line  # golang/go#78749, curl/curl#18588
+    assert talking.receive(334, challenge) == b"*"
     with pytest.raises(SaslError, match="asks again"):
         talking.receive(501, "")
 
@@ -193,6 +195,20 @@ def test_login_says_the_name_and_then_the_password_whatever_the_server_asks() ->
     assert plain(talking.receive(334, b64("Secret, please"))) == "pencil"
     talking.receive(235, "")
     assert talking.done
+
+
+@pytest.mark.parametrize("prompts", [("", ""), ("Username:", "Password:"), ("\ufffd", "="), ("334", "*")])
+def test_the_prompts_of_login_mean_nothing(prompts: tuple[str, str]) -> None:
+    talking = talk("LOGIN")
+    talking.begin()
+    assert [plain(talking.receive(334, prompt)) for prompt in prompts] == ["user", "pencil"]
+
+
+@pytest.mark.parametrize("name", ["XOAUTH2", "SCRAM-SHA-256"])
+def test_a_server_that_overlooks_the_initial_response_gets_it_again(name: str) -> None:
+    talking = talk(name)
+    line = talking.begin().split()[-1]
+    assert talking.receive(334, "") == line
 
 
 def test_xoauth2_is_googles_form() -> None:
@@ -256,7 +272,7 @@ def test_a_challenge_that_our_code_cannot_take_ends_the_exchange_and_nothing_esc
 
     talking = SaslConversation(Broken())
     talking.begin()
-    assert talking.receive(334, "") == b"*"
+    assert talking.receive(334, b64("x")) == b"*"
     with pytest.raises(SaslError, match="RecursionError"):
         talking.receive(501, "cancelled")
 
@@ -296,7 +312,18 @@ def test_the_strongest_mechanism_is_chosen_that_is_offered_and_wanted(
 
 def test_mechanisms_are_read_as_old_servers_write_them() -> None:
     assert parse_ehlo("smarthost\nAUTH=LOGIN plain").auth == {"LOGIN", "PLAIN"}
-    assert parse_ehlo("smarthost\nAUTH PLAIN\nAUTH=LOGIN").auth == {"PLAIN", "LOGIN"}
+    for text in (
+        "AUTH PLAIN\nAUTH=LOGIN",
+        "auth plain\nauth=login",
+        "AUTH PLAIN\nAUTH LOGIN",
+        "Auth=Plain\nAuth=Login",
+        "AUTH LOGIN\nSIZE\nAUTH  PLAIN PLAIN",
+        "AUTH\tPLAIN\tLOGIN",
+        "AUTH PLAIN\nAUTH",
+    ):
+        assert parse_ehlo(f"smarthost\n{text}").auth == {"PLAIN", "LOGIN"} - (
+            set() if "ogin" in text.lower() else {"LOGIN"}
+        )
     assert parse_ehlo("AUTH.example.org\nSIZE").auth == frozenset()
 
 

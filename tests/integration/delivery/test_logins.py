@@ -76,6 +76,44 @@ async def test_a_connection_is_logged_in_before_mail_is_sent_on_it(
     assert bed.events() == []
 
 
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        (("auth plain login",), "PLAIN"),
+        (("Auth=login",), "LOGIN"),
+        (("AUTH LOGIN", "AUTH=PLAIN"), "PLAIN"),
+        (("AUTH PLAIN", "AUTH LOGIN GSSAPI"), "PLAIN"),
+        (("AUTH GSSAPI", "auth login"), "LOGIN"),
+    ],
+)
+async def test_mechanisms_are_the_union_of_the_lines_in_any_case(
+    start_smarthost: StartSmarthost, make_bed: MakeBed, offers: tuple[str, ...], expected: str
+) -> None:
+    host = await start_smarthost(Smarthost(offers=offers, users={"relay": PASSWORD}))
+    assert (await make_bed().send(to(host))).verdict is D
+    assert host.logins == [(expected, "relay", 235)]
+
+
+async def test_odd_prompts_do_not_keep_anybody_from_logging_in(
+    start_smarthost: StartSmarthost, make_bed: MakeBed
+) -> None:
+    for offers, prompts, plain_prompt in (
+        ("LOGIN", ("", ""), None),
+        ("LOGIN", ("Username:", "Password:"), None),
+        ("LOGIN", ("UGFzc3dvcmQ6", "VXNlcm5hbWU6"), None),
+        ("PLAIN", ("", ""), ""),
+        ("PLAIN", ("", ""), "go on"),
+    ):
+        host = Smarthost(
+            mechanisms=offers, prompts=prompts, plain_prompt=plain_prompt, users={"relay": PASSWORD}
+        )
+        await start_smarthost(host)
+        bed = make_bed()
+        assert (await bed.send(to(host))).verdict is D
+        assert host.logins == [(offers, "relay", 235)]
+        assert bed.events() == []
+
+
 async def test_a_mechanism_may_be_prescribed(
     start_smarthost: StartSmarthost, make_bed: MakeBed, tmp_path: Path
 ) -> None:

@@ -55,32 +55,33 @@ class Capabilities:
 
 def parse_ehlo(text: str) -> Capabilities:
     """Parses the reply's text, lines separated by `\\n`; the first line is the greeting, not a keyword."""
-    offered: dict[str, str] = {}
-    for line in text.split("\n")[1:]:
-        keyword, _, parameters = line.strip().partition(" ")
-        offered[keyword.upper()] = parameters.strip()
+    offered: dict[str, list[str]] = {}
+    """The words behind each keyword; those of a keyword on several lines are one list."""
+    for line in text.upper().split("\n")[1:]:
+        for keyword in (words := line.split())[:1]:
+            offered.setdefault(keyword, []).extend(words[1:])
     return Capabilities(
         pipelining="PIPELINING" in offered,
         size_offered="SIZE" in offered,
-        size=_size(offered.get("SIZE", "")),
+        size=min(filter(None, map(_size, offered.get("SIZE", ()))), default=None),
         eight_bit_mime="8BITMIME" in offered,
         smtputf8="SMTPUTF8" in offered,
         starttls="STARTTLS" in offered,
         chunking="CHUNKING" in offered,
         dsn="DSN" in offered,
         require_tls="REQUIRETLS" in offered,
-        limits=_limits(offered["LIMITS"]) if "LIMITS" in offered else NO_LIMITS,
-        auth=_mechanisms(offered) if "AUTH" in text else NO_AUTH,
+        limits=_limits(" ".join(offered["LIMITS"])) if "LIMITS" in offered else NO_LIMITS,
+        auth=_mechanisms(offered),
     )
 
 
-def _mechanisms(offered: dict[str, str]) -> frozenset[str]:
+def _mechanisms(offered: dict[str, list[str]]) -> frozenset[str]:
     """Returns the mechanisms of RFC 4954 3, and of "AUTH=PLAIN LOGIN", the form of older servers."""
-    words = offered.get("AUTH", "").split()
-    for keyword, parameters in offered.items():
+    found = set(offered.get("AUTH", ()))
+    for keyword, words in offered.items():
         if keyword.startswith("AUTH="):
-            words += [keyword.removeprefix("AUTH="), *parameters.split()]
-    return frozenset(word.upper() for word in words)
+            found.update((keyword.removeprefix("AUTH="), *words))
+    return frozenset(found - {""})
 
 
 def _size(parameter: str) -> int | None:
@@ -94,7 +95,7 @@ def _limits(parameters: str) -> PeerLimits:
     if not _LIMITS.fullmatch(parameters):
         return NO_LIMITS
     least: dict[str, int] = {}
-    for word in parameters.upper().split():
+    for word in parameters.split():
         name, _, value = word.partition("=")
         # Of two values the stricter one counts: it does no harm.
         if _LIMIT.fullmatch(value):

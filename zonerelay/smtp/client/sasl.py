@@ -63,6 +63,8 @@ class Mechanism:
     name: str
     first: bytes | None = None
     """The initial response; `None` when the server speaks first."""
+    reads_challenges = True
+    """False when the text of a challenge means nothing."""
     explanation = ""
     """The server's words about a refusal inside the exchange, for the operator."""
 
@@ -107,6 +109,7 @@ class SaslConversation:
         self.mechanism = mechanism
         self.done = False
         self._waiting: bytes | None = None
+        self._sent: bytes | None = None
         self._challenges = 0
         self._giving_up: SaslError | None = None
 
@@ -118,6 +121,7 @@ class SaslConversation:
             return b"AUTH " + name
         line = b"AUTH %s %s" % (name, _encoded(first) or b"=")
         if len(line) + 2 <= MAX_COMMAND:
+            self._sent = first
             return line
         self._waiting = first
         return b"AUTH " + name
@@ -148,10 +152,14 @@ class SaslConversation:
         return b"*"
 
     def _answer(self, text: str) -> bytes:
+        challenge = _decoded(text) if self.mechanism.reads_challenges else b""
+        again, self._sent = self._sent, None
         if self._waiting is not None:
             response, self._waiting = self._waiting, None
+        elif again is not None and not challenge:
+            response = again  # some servers overlook the initial response
         else:
-            response = self.mechanism.respond(_decoded(text))
+            response = self.mechanism.respond(challenge)
         line = _encoded(response)
         if len(line) + 2 > MAX_LINE:
             raise SaslError(f"the user name and the password or token are longer than {MAX_LINE} octets")
@@ -160,6 +168,7 @@ class SaslConversation:
 
 class Plain(Mechanism):
     name = "PLAIN"
+    reads_challenges = False
 
     def __init__(self, identity: SaslIdentity) -> None:
         user, secret = identity.user.encode(), identity.secret.encode()
@@ -172,6 +181,7 @@ class LoginMechanism(Mechanism):
     """The first challenge asks for the name, the second for the password; servers differ in their words."""
 
     name = "LOGIN"
+    reads_challenges = False
 
     def __init__(self, identity: SaslIdentity) -> None:
         self._answers = [identity.secret.encode(), identity.user.encode()]
