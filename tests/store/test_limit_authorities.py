@@ -52,7 +52,7 @@ async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIter
         to = Server(RedisSettings(url=shared_server().url, prefix=f"{name}:"))
         yield lambda holder: SharedAuthority(RedisShelf(to), holder, lease=lease)
     else:
-        access = Access(shared_postgres().url, "", f"limits_{name}", "limits", 60.0)
+        access = Access(shared_postgres().url, str, f"limits_{name}", "limits", 60.0)
         link = await Link.open(access)
         await migrate(link, access.schema)
         await link.close()

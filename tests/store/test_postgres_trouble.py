@@ -53,7 +53,7 @@ async def reopened(spool: Spool) -> AsyncIterator[tuple[Store, Fetch]]:
     """With what was changed, and a transaction of somebody else who stands in the way."""
     assert spool.postgres is not None
     store = await spool.reopen()
-    other = await Link.open(Access(spool.postgres.url, "", spool.postgres.schema, "other", 60.0))
+    other = await Link.open(Access(spool.postgres.url, str, spool.postgres.schema, "other", 60.0))
     try:
         async with other.transaction() as fetch:
             yield store, fetch

@@ -42,7 +42,7 @@ class Database:
         with self._patch.context() as patch:
             patch.setattr(postgres_schema, "MIGRATIONS", steps)
             patch.setattr(postgres_schema, "VERSION", len(steps))
-            link = await Link.open(Access(self.settings.url, "", self.settings.schema, "tomorrow", 60.0))
+            link = await Link.open(Access(self.settings.url, str, self.settings.schema, "tomorrow", 60.0))
             try:
                 await postgres_schema.migrate(link, self.settings.schema)
             finally:
@@ -117,7 +117,7 @@ async def test_table_that_somebody_reads_for_long_holds_up_the_newer_relay_and_n
     store = database.spool.store
     await store_message(store, 1)
     settings = database.settings
-    reader = await Link.open(Access(settings.url, "", settings.schema, "reader", 60.0), reads=True)
+    reader = await Link.open(Access(settings.url, str, settings.schema, "reader", 60.0), reads=True)
     async with reader.transaction(one_moment=True) as fetch:
         await fetch("SELECT count(*) FROM delivery")
         upgrading = asyncio.create_task(database.upgrade(oldest=1))

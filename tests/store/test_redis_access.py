@@ -160,7 +160,9 @@ async def test_a_server_that_does_not_say_goodbye_keeps_no_socket(
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     monkeypatch.setattr("zonerelay.store.redis.connection.GOODBYE", 0.02)
     before = len(list(FILES.iterdir()))
-    at = Server(RedisSettings(url=server.url, user="zonerelay", ca_file=tmp_path / "ca.pem"), PASSWORD)
+    at = Server(
+        RedisSettings(url=server.url, user="zonerelay", ca_file=tmp_path / "ca.pem"), lambda: PASSWORD
+    )
     wire = await open_wire(at, pytest.fail)
     server.signal(signal.SIGSTOP)
     try:
@@ -185,7 +187,7 @@ async def test_limits_need_no_more_rights(server: RedisServer, authority: trustm
     ca = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(ca)
     settings = RedisSettings(url=server.url, ca_file=ca, prefix=PREFIX, user="zonerelay")
-    shelf, heard = RedisShelf(Server(settings, PASSWORD)), asyncio.Queue[str]()
+    shelf, heard = RedisShelf(Server(settings, lambda: PASSWORD)), asyncio.Queue[str]()
     await shelf.open(heard.put_nowait)
     page = await shelf.read("default")
     assert await shelf.replace("default", page, b"data", keep=60.0, words=["a word"])

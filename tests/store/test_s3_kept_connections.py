@@ -48,7 +48,7 @@ async def service() -> AsyncIterator[Ending]:
 
 @pytest.fixture
 async def bucket(service: Ending) -> AsyncIterator[Bucket]:
-    bucket = Bucket(s3_settings(f"http://{LOOPBACK}:{service.port}"), "secret")
+    bucket = Bucket(s3_settings(f"http://{LOOPBACK}:{service.port}"), lambda: "secret")
     await bucket.open()
     await bucket.put("a", b"1")  # the connection is kept
     service.requests.clear()

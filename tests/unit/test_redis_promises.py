@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.config.settings import RedisSettings
-from zonerelay.store.redis.connection import Confirmation, Reply, Server
+from zonerelay.store.redis.connection import Confirmation, Reply
 from zonerelay.store.redis.durability import ServerFacts
 
 
@@ -34,7 +33,3 @@ def test_confirmation_counts(least: tuple[int, ...], reply: Reply, enough: bool)
 def test_free_memory_is_what_is_left_below_the_limit() -> None:
     assert facts((7, 0)).free_memory is None
     assert facts((7, 0), max_memory=150).free_memory == 50
-
-
-def test_password_is_in_no_text() -> None:
-    assert "geheim" not in repr(Server(RedisSettings(url="unix:///x"), password="geheim"))

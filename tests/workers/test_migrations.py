@@ -23,7 +23,7 @@ def names(bed: OutboxBed) -> Names:
 
 @pytest.fixture
 async def link(bed: OutboxBed) -> AsyncIterator[Link]:
-    link = await Link.open(Access(bed.server.url, "", bed.schema, "test", 60.0))
+    link = await Link.open(Access(bed.server.url, str, bed.schema, "test", 60.0))
     yield link
     await link.close()
 

@@ -27,7 +27,7 @@ async def test_select_for_update_skip_locked(bed: OutboxBed, sink: Sink) -> None
     later = bed.insert(next_retry_at="tomorrow")
     past = bed.insert(next_retry_at="yesterday")
     statement = Statements(Names(bed.schema, "outbound_messages", "mailboxes"))
-    access = Access(bed.server.url, "", bed.schema, "test", 60.0)
+    access = Access(bed.server.url, str, bed.schema, "test", 60.0)
     links = [await Link.open(access) for _ in range(3)]
     sessions = [
         (await link.fetch(statement.register, f"worker {n}", 60.0))[0][0] for n, link in enumerate(links)
@@ -77,7 +77,7 @@ async def test_two_relays_share_the_rows_and_send_each_once(
 
 async def test_an_insert_is_heard_of_at_its_commit_and_not_before(bed: OutboxBed, sink: Sink) -> None:
     async with bed.relay(to_sink(sink.port)) as running:  # it looks by itself once a minute
-        link = await Link.open(Access(bed.server.url, "", bed.schema, "test", 60.0))
+        link = await Link.open(Access(bed.server.url, str, bed.schema, "test", 60.0))
         async with link.transaction() as fetch:
             await fetch(
                 "INSERT INTO outbound_messages (from_address, to_addresses)"

@@ -83,7 +83,6 @@ class _HeldName:
 
 
 def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> Access:
-    """Raises StoreOpenError."""
     password = secret_of("outbox.password", outbox.password, environment)
     return Access(outbox.url, password, outbox.schema, "zonerelay outbox", outbox.lease)
 

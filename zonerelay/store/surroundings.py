@@ -61,12 +61,20 @@ class Surroundings:
     siblings: Siblings | None = None
 
 
-def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> str:
-    """The secret that an option names, "" when it names none. Raises StoreOpenError."""
-    try:
-        return read_secret(reference, environment) if reference else ""
-    except SecretError as error:
-        raise StoreOpenError(f"{option}: {error}") from error
+ReadSecret = Callable[[], str]
+"""Reads a secret, which may have been replaced since the last connection. Blocks. Raises StoreOpenError."""
+
+
+def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> ReadSecret:
+    """Returns what reads the secret that an option names at each connection, "" when it names none."""
+
+    def read() -> str:
+        try:
+            return read_secret(reference, environment) if reference else ""
+        except SecretError as error:
+            raise StoreOpenError(f"{option}: {error}") from error
+
+    return read
 
 
 @contextlib.contextmanager

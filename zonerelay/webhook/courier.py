@@ -106,7 +106,7 @@ class WebhookCourier:
     ) -> None:
         self.settings = settings
         self.keys = keys
-        self.endpoint = Endpoint(settings, keys, clock, read_keys)
+        self.endpoint = Endpoint(settings, clock, read_keys)
         self.queued = 0
         self.problem = ""
         self.is_disabled = False

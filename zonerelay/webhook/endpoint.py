@@ -36,36 +36,33 @@ class Answer:
 
 
 class Endpoint:
-    """One per webhook. `keys` sign, the newest first; none: they could not be read, and `read_keys` is asked
-    before each post. It raises ValueError.
+    """One per webhook. `read_keys` is asked before each post for what signs, the newest first: a secret may
+    have been replaced. It blocks, and raises ValueError.
     """
 
     def __init__(
         self,
         settings: WebhookSettings,
-        keys: Sequence[str],
         clock: Clock,
         read_keys: Callable[[], Sequence[str]],
     ) -> None:
         self._read_keys = read_keys
         self._private = settings.private
-        self._keys = keys
         self._clock = clock
         self._poster = Poster(settings.url, timeout=settings.timeout, resolve=self._resolve)
         self.close = self._poster.close
 
     async def post(self, event_id: str, body: bytes) -> Answer:
-        if not self._keys:
-            try:
-                self._keys = await FILES.run(self._read_keys)
-            except ValueError as error:
-                return Answer(ok=False, text=str(error), down=True)
+        try:
+            keys = await FILES.run(self._read_keys)
+        except ValueError as error:
+            return Answer(ok=False, text=str(error), down=True)
         timestamp = int(self._clock.now())
         headers = {
             "Content-Type": "application/json",
             "webhook-id": event_id,
             "webhook-timestamp": str(timestamp),
-            "webhook-signature": signatures(self._keys, event_id, timestamp, body),
+            "webhook-signature": signatures(keys, event_id, timestamp, body),
         }
         try:
             response = await self._poster.post(body, headers)

@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from zonerelay.process.threads import FILES
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.surroundings import ReadSecret
 
 if TYPE_CHECKING:
     import asyncpg
@@ -84,10 +86,10 @@ class BusyError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address of the database, the log-in and the lease. Its repr hides the password."""
+    """The address of the database, the log-in and the lease. `read_password` is called at each connection."""
 
     url: str
-    password: str
+    read_password: ReadSecret
     schema: str
     name: str
     lease: float
@@ -150,10 +152,11 @@ class Link:
     @classmethod
     async def _open(cls, access: Access, *, reads: bool) -> Link:
         driver = load_driver()
-        with translated(driver, access.password):
+        password = await FILES.run(access.read_password)
+        with translated(driver, password):
             connection = await driver.connect(
                 access.url,
-                password=access.password or None,
+                password=password or None,
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=COMMAND_TIMEOUT,
                 server_settings={"application_name": access.name},

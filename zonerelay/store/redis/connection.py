@@ -20,7 +20,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
@@ -38,9 +38,11 @@ from redis.exceptions import (
 )
 
 from zonerelay.config.settings import RedisSettings
+from zonerelay.process.threads import FILES
 from zonerelay.store.common.write.replies import refuse
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis.scripts import DIGESTS, SOURCES
+from zonerelay.store.surroundings import ReadSecret
 
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
 Argument = bytes | str | int
@@ -86,13 +88,14 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server that the settings name, and the password, which they only point at."""
+    """The server that the settings name, and what reads the password, which they only point at."""
 
     settings: RedisSettings
-    password: str = field(default="", repr=False)
+    read_password: ReadSecret = str
 
-    def connection(self) -> AbstractConnection:
+    async def connection(self) -> AbstractConnection:
         settings = self.settings
+        password = await FILES.run(self.read_password)
         try:
             known = dict(parse_url(settings.url))
         except ValueError as error:
@@ -104,8 +107,8 @@ class Server:
             socket_connect_timeout=settings.timeout,
             retry=Retry(NoBackoff(), 0),
         )
-        if self.password:
-            known["password"] = self.password
+        if password:
+            known["password"] = password
         if settings.user:
             known["username"] = settings.user
         if settings.ca_file:
@@ -304,7 +307,7 @@ async def _hang_up(connection: AbstractConnection) -> None:
 @contextlib.asynccontextmanager
 async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
     """A new connection, which ends when the block fails. Raises StoreError."""
-    connection = server.connection()
+    connection = await server.connection()
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
         yield connection

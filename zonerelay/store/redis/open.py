@@ -29,5 +29,4 @@ async def open_redis(
 
 
 def server_of(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
-    """Raises StoreOpenError."""
     return Server(settings, secret_of("redis.password", settings.password, environment))

@@ -25,12 +25,16 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from zonerelay.config.settings import Addressing, S3Settings
-from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError
+from zonerelay.process.threads import FILES
+from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.surroundings import ReadSecret
 
 ATTEMPTS = 3
 """How often something is asked for that the service says it has not done."""
 PAUSE = 0.1
 PAGE_KEYS = 1000
+READ_AGAIN = 10.0
+"""Seconds between two looks for credentials where the tools of AWS have theirs, while requests are denied."""
 WINDOW = 16 * CHUNK_SIZE
 """Octets of a body that are read together."""
 SLOWEST = 256 * 1024
@@ -41,6 +45,8 @@ _BUSY = frozenset(
 )
 _NOT_DONE = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 _QUESTIONS = frozenset({"get_object", "list_objects_v2", "list_multipart_uploads"})
+_DENIED = frozenset({400, 401, 403})
+"""Answers to a key that is not, or no longer, known; the codes differ between services."""
 _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 
@@ -101,17 +107,23 @@ class Bucket:
     where the tools of AWS do.
     """
 
-    def __init__(self, settings: S3Settings, secret_key: str) -> None:
+    def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
         self.trouble: Callable[[StoreError], None] = lambda _: None
         self._settings = settings
-        self._secret_key = secret_key
+        self._read_secret_key = read_secret_key
+        self._secret_key = ""
+        self._may_be_old = False
+        self._opened_at = 0.0
+        self._opening = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
         self._client: Any = None  # Any: a client's methods are made when it is
         self._queue: Any = None  # Any: as above
         self._slots = asyncio.Semaphore(settings.max_requests)
 
     async def open(self) -> None:
-        """Makes no request. Raises RefusedError."""
+        """Makes no request. Raises RefusedError, or StoreOpenError."""
+        self._secret_key = await FILES.run(self._read_secret_key)
+        self._opened_at = asyncio.get_running_loop().time()
         try:
             self._client = await self._stack.enter_async_context(
                 self._make("s3", self._settings.endpoint_url)
@@ -154,6 +166,27 @@ class Bucket:
 
     async def close(self) -> None:
         await self._stack.aclose()
+
+    async def _open_again(self) -> None:
+        """Makes new clients when the service has denied a request and other credentials may be there since.
+
+        The old ones end with the bucket: requests of theirs may be under way.
+        """
+        async with self._opening:
+            if not self._may_be_old:
+                return
+            self._may_be_old = False
+            if self._settings.access_key:
+                try:
+                    if await FILES.run(self._read_secret_key) == self._secret_key:
+                        return
+                except StoreOpenError:
+                    return  # a file that is being replaced: the next denial asks for it again
+            elif asyncio.get_running_loop().time() < self._opened_at + READ_AGAIN:
+                return
+            else:
+                _session.cache_clear()  # it remembers what it has found
+            await self.open()
 
     # --- objects
 
@@ -235,6 +268,8 @@ class Bucket:
         octets = WINDOW if verb == "get_object" else len(body) if isinstance(body, bytes) else 0
         # The client's own limits are on single reads and do not count while it waits to write.
         seconds = self._settings.timeout + octets / SLOWEST
+        if self._may_be_old:
+            await self._open_again()
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)
@@ -265,6 +300,8 @@ class Bucket:
             yield
         except ClientError as error:
             found: StoreError = _explain(error.response, error.operation_name, asks=asks)
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            self._may_be_old = self._may_be_old or status in _DENIED
             if isinstance(found, _NotDoneError) and last:
                 found = UnsureError(str(found))
         except ConnectionClosedError as error:
