@@ -109,6 +109,8 @@ DIALOGS = [
     (PIPELINING, 3, [OK, OK, "452 many", "452 many", GO, TAKEN], "D--", "too many recipients"),
     (PIPELINING, 3, [OK, OK, "552 many", OK, GO, TAKEN], "D-D", "552 at RCPT means 452"),
     (PIPELINING, 2, [OK, OK, "452/5.3 many", GO, TAKEN], "D-", "too many, with its enhanced code"),
+    (PIPELINING, 2, [OK, OK, "451/5.3 many", GO, TAKEN], "D-", "too many, with another code"),
+    (PIPELINING, 2, [OK, OK, "550/5.3 many", GO, TAKEN], "D-", "too many, with a permanent code"),
     (PIPELINING, 2, [OK, OK, "452/2.2 full", GO, TAKEN], "DF", "452 for a full mailbox is no overflow"),
     (PIPELINING, 2, [OK, OK, "552/2.2 full", GO, TAKEN], "DB", "552 for a full mailbox is what it says"),
     (PIPELINING, 1, [OK, "552 many", "503 no", OK], "F", "552 without anybody accepted: later"),

@@ -28,13 +28,15 @@ class Host:
     """A server. `per_session`: it answers `verb` with `told` after so many messages on a connection.
 
     `at_once`: so many connections may have a MAIL; the others are told `too_many` there. `answers`: replies
-    to RCPT by the local part, and to MAIL by the sender's. `slow`: what a message waits for after its dot.
+    to RCPT by the local part, and to MAIL by the sender's. `greeted`: more connections than these are refused
+    with `told`. `slow`: what a message waits for after its dot.
     """
 
     per_session: int | None = None
     verb: str = "DATA"
     told: str = "452 4.4.5 Maximum number of messages per session exceeded"
     at_once: int | None = None
+    greeted: int | None = None
     too_many: str = "432 4.3.2 Concurrent connections limit exceeded"
     answers: dict[str, Callable[[], str]] = field(default_factory=dict)
     extensions: tuple[str, ...] = ("PIPELINING",)
@@ -64,6 +66,9 @@ class Host:
             await writer.drain()
             return not text.startswith("421")
 
+        if self.greeted is not None and self.connections > self.greeted:
+            await say(self.told)
+            return
         await say("220 host ESMTP")
         while line := (await reader.readline()).decode().rstrip():
             self.commands.append(line)
@@ -442,3 +447,22 @@ async def test_both_limits_at_one_host(start_peer: StartPeer, start_courier: Sta
     assert {each.verdict for each in outcomes} <= {D, F}
     assert not any(each.counts for each in outcomes if each.verdict is F)
     assert sum(each.verdict is D for each in outcomes) >= 30
+
+
+@pytest.mark.parametrize("told", ["421 4.3.2 too many connections", "554 too many connections"])
+async def test_a_connection_too_many_that_is_not_greeted_costs_no_attempt(
+    start_peer: StartPeer, start_courier: StartCourier, told: str
+) -> None:
+    host = Host(greeted=1, told=told, slow=asyncio.Event())
+    port = await start_peer(host.serve)
+    courier = start_courier()
+    first = asyncio.create_task(send(courier, port, "a"))
+    await host.arrived.wait()
+    [outcome] = await send(courier, port, "b")
+    assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, False)
+    assert host.slow is not None
+    host.slow.set()
+    assert [each.verdict for each in await first] == [D]
+    await courier.close()
+    [outcome] = await send(courier, port, "b")
+    assert (outcome.verdict, outcome.counts) == (F, True)

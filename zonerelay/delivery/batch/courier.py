@@ -288,7 +288,7 @@ class SmtpCourier:
         return self._transcripts.outbound(names, state.batch.message.id, peer, before)
 
     def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, state: BatchState) -> None:
-        is_too_many = _is_not_now(trouble) and self._pool.open_at(state.terms) > 1
+        is_too_many = trouble.said is not None and self._pool.open_at(state.terms) > 1
         state.progress.host_failed(host.name, trouble, counts=not is_too_many)
         if state.terms.key.verify and isinstance(trouble, TlsTrouble):
             state.unverified = host.name, trouble

@@ -14,7 +14,8 @@ Policies:
 - 421 at any time ends the session (RFC 5321 3.8). At MAIL no recipient has been asked yet, so the transaction
   is `unanswered` and may be tried on another connection; later it is a deferral.
 - 452 or 552 at RCPT means too many recipients (RFC 5321 4.5.3.1.10) unless the enhanced code names another
-  reason. If a recipient was accepted before, the rest is `overflow`, for a next transaction.
+  reason; so does any refusal there with X.5.3. If a recipient was accepted before, the rest is `overflow`,
+  for a next transaction.
 - A refusal of MAIL or DATA concerns every recipient of the transaction; a recipient refused at RCPT keeps
   that reply.
 - After the final dot only the peer's reply says whether the peer is responsible: without a reply the outcome
@@ -222,7 +223,7 @@ class Transaction:
         return b"" if self._pipelining else DATA
 
     def _not_accepted(self, index: int, reply: Reply) -> None:
-        if reply.code in (452, 552) and reply.detail in ("", TOO_MANY_RECIPIENTS):
+        if reply.detail == TOO_MANY_RECIPIENTS or (reply.code in (452, 552) and not reply.detail):
             if self._accepted:
                 self.overflow.append(index)
             else:
