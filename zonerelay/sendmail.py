@@ -525,10 +525,19 @@ def _connect(address: str) -> socket.socket:
 
 
 def submit(
-    address: str, sender: str, recipients: Sequence[str], message: bytes | None, wishes: Mapping[str, str]
+    address: str,
+    sender: str,
+    recipients: Sequence[str],
+    message: bytes | None,
+    wishes: Mapping[str, str],
+    *,
+    timeout: float = REPLY_TIMEOUT,
 ) -> None:
-    """One transaction; without a message it ends after the recipients. Raises SendmailError."""
+    """One transaction; without a message it ends after the recipients. `timeout` is for each reply. Raises
+    SendmailError.
+    """
     with _connect(address) as connection, connection.makefile("rb") as replies:
+        connection.settimeout(timeout)
 
         def ask(command: bytes, what: str, refused: int = UNAVAILABLE) -> str:
             try:
@@ -561,6 +570,8 @@ def submit(
         if message is not None:
             ask(b"DATA\r\n", "the message")
             stuffed = re.sub(rb"(?m)^\.", b"..", message).replace(b"\n", b"\r\n")
+            if not stuffed.endswith(b"\r\n"):
+                stuffed += b"\r\n"  # behind half a line the dot would end nothing
             ask(stuffed + b".\r\n", "the message", DATAERR)
         with contextlib.suppress(OSError):
             connection.sendall(b"QUIT\r\n")

@@ -8,6 +8,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -409,3 +410,40 @@ def test_little_is_imported() -> None:
 
 def test_the_configuration_has_the_paths_that_sendmail_has_without_one() -> None:
     assert (of_settings.DROP, of_settings.ALIASES) == (DROP, ALIASES)
+
+
+async def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobody(
+    tmp_path: Path, sink: Sink
+) -> None:
+    """It once kept the listener waiting for the end of the data: 306 s in each pass, for everybody's mail."""
+    drop = drop_directory(tmp_path / "drop")
+    relay = RelayProcess(
+        tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables={"sendmail": {"drop": str(drop)}}
+    )
+    head = b"zonerelay drop 1\nSa@b.example\nRann@d.example\n\n"
+    endings = (
+        b"Subject: x\n\nhalf a line",
+        b"Subject: x\n\n.",
+        b"Subject: x",
+        b"\n",
+        b"",
+        b"x\r",
+        b"a\n\nb\0",
+    )
+    for number, message in enumerate(endings):
+        (drop / "new" / f"{number}").write_bytes(head + message)
+
+    def story() -> None:
+        relay.wait_for(lambda: not any((drop / "new").iterdir()), what="all are taken", timeout=60)
+
+    try:
+        await asyncio.to_thread(relay.start)
+        began = time.monotonic()
+        await asyncio.to_thread(story)
+        assert time.monotonic() - began < 60
+        async with asyncio.timeout(30):
+            while len(sink.messages) < len(endings):
+                await asyncio.sleep(0.02)
+        assert not relay.events("drop-delayed")
+    finally:
+        relay.kill()

@@ -129,6 +129,7 @@ FAULTS: dict[str, Fault] = {
     "the drop directory is a file": Fault(
         breaks=lambda home: plain_file(home / "drop" / "new"),
         tables=lambda home: {"sendmail": {"drop": str(home / "drop")}},
+        named="drop/new",
     ),
     "the note of SRS is a directory": Fault(breaks=lambda home: directory(home / "srs-form")),
     "quotas damaged": Fault(breaks=lambda home: plain_file(home / "usage" / "usage.db")),

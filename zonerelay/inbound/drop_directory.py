@@ -6,9 +6,11 @@ rules and promises hold; then it is removed. After a crash between the two it is
 same idempotency key, which is its name and its owner: where the store keeps keys it is stored once.
 
 Its owner is who has sent it: a file is opened without following a link, and is taken only when it is a
-regular file with one name. Of one owner `SHARE` files are taken in one pass, so that a flood delays its own
-mail only. What the listener refuses for good, and what is no message of sendmail(1), stays in the directory
-under another name, and `zonerelay status` names it. Temporary trouble costs time.
+regular file with one name. Of one owner `SHARE` files are tried in one pass, for `BUDGET` seconds, so that a
+flood, or files that cannot be taken, delay the owner's own mail only. What the listener refuses for good, and
+what is no message of sendmail(1), stays in the directory under another name. What cannot be handed over now
+is tried again after `FIRST_PAUSE`, and after twice as long each time. The log names either once, and
+`zonerelay status` until it is gone.
 """
 
 from __future__ import annotations
@@ -19,24 +21,65 @@ import os
 import pwd
 import re
 import stat
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, thread_time
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import DROP
 from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import printable
 
 INTERVAL = 10.0
+IDLE_FOR_CPU = 20.0
+"""As many times the CPU time of a pass goes by until the next one: a million names cost 5 % of a core."""
 SHARE = 100
 """Files of one owner in one pass."""
+BUDGET = 5.0
+"""Seconds of one owner in one pass, after which it has no further file in it."""
+FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
+MAX_WAITING = 10_000
+"""Files whose pauses are known; others are tried in each pass, within the share of their owner."""
+HAND_OVER_TIMEOUT = 60.0
+"""Seconds for each reply of the listener."""
 REFUSED = ".refused"
+LONGEST_NAME = 200
+"""Octets of a file's name that stay when it is set aside."""
 _KEYED = re.compile(rb"(?im)^Idempotency-Key[ \t]*:")
+
+
+class NoListenerError(Exception):
+    """No listener takes mail now, whatever the message."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A file that could not be handed over, or not be removed after it was (`is_done`)."""
+
+    again: float
+    pause: float
+    why: str
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass has seen. `refused` and `delayed`: name, owner and reason, each file once."""
+
+    refused: list[tuple[str, int, str]] = field(default_factory=list)
+    delayed: list[tuple[str, int, str]] = field(default_factory=list)
+    set_aside: int = 0
+    is_whole: bool = True
+    taken: Counter[int] = field(default_factory=Counter)
+    spent: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
 
 Submit = Callable[[str, Sequence[str], bytes, dict[str, str]], str]
 """`submit(sender, recipients, message, wishes)` blocks; returns "" when the relay has the message, and else
-why it never will. Raises OSError when it may have it later.
+why it never will. Raises OSError when it may have it later, and NoListenerError when it takes nothing now.
 """
 
 
@@ -63,6 +106,7 @@ class DropDirectory:
         self._events = events
         self._refused = 0
         self._problem = ""
+        self._waiting: dict[str, _Waiting] = {}
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -72,66 +116,123 @@ class DropDirectory:
         await self._tasks.cancel()
 
     def problems(self) -> tuple[str, ...]:
-        refused = f"{self._refused} messages of sendmail were refused: {self._new}/*{REFUSED}"
-        return (*([self._problem] if self._problem else []), *([refused] if self._refused else []))
+        found = [self._problem] if self._problem else []
+        if waiting := next(iter(self._waiting.items()), None):
+            name, first = waiting
+            found.append(
+                f"{len(self._waiting)} messages of sendmail wait in {self._new}, "
+                f"such as {_shown(name)}: {first.why}"
+            )
+        if self._refused:
+            found.append(f"{self._refused} messages of sendmail were refused: {self._new}/*{REFUSED}")
+        return tuple(found)
 
     async def _watch(self) -> None:
         seen = -1
         while True:
+            pause = INTERVAL
             try:
                 changed = _changed(self._new)  # not in a thread: most machines have no such directory
                 if changed != seen:
-                    refused: list[tuple[str, int, str]] = []
-                    whole = await DROP.run(self._pass, refused)
-                    seen = changed if whole else -1
-                    for each in refused:
+                    found, cpu = await DROP.run(self._timed_pass)
+                    pause = max(INTERVAL, IDLE_FOR_CPU * cpu)
+                    seen = changed if found.is_whole else -1
+                    for each in found.refused:
                         self._events.drop_refused(*each)
+                    for each in found.delayed:
+                        self._events.drop_delayed(*each)
             except Exception as error:  # noqa: BLE001 - what it has not taken is there in the next pass
                 self._events.trouble("drop-directory", error)
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(pause)
 
-    def _pass(self, refused: list[tuple[str, int, str]]) -> bool:
-        """Blocks. Adds name, owner and reason of each refusal; returns whether no file has to wait."""
-        taken, count, whole = Counter[int](), 0, True
+    def _timed_pass(self) -> tuple[_Pass, float]:
+        began = thread_time()
+        return self._pass(), thread_time() - began
+
+    def _pass(self) -> _Pass:
+        """Blocks. First come files that were not tried before."""
+        found = _Pass()
         self._problem = self._not_ours()
         if self._problem:
-            return False
-        for name in _names(self._new):
-            if name.endswith(REFUSED):
-                count += 1
-                continue
-            path = self._new / name
-            try:
-                if taken[path.lstat().st_uid] >= SHARE:
-                    whole = False
-                    continue
-                owner, why = self._take(path)
-                taken[owner] += 1
-                if why:
-                    refused.append((name, owner, why))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self._problem = f"{path}: {error.strerror or error}; it is tried again"
-                whole = False
-        self._refused = count + len(refused)
-        return whole
+            found.is_whole = False
+            return found
+        before, self._waiting = self._waiting, {}
+        due: list[str] = []
+        try:
+            for name in _names(self._new):
+                if name.endswith(REFUSED):
+                    found.set_aside += 1
+                elif name not in before:
+                    self._try(name, None, found)
+                elif monotonic() < before[name].again:
+                    self._waiting[name] = before[name]
+                else:
+                    due.append(name)
+            for name in due:
+                self._try(name, before[name], found)
+        except NoListenerError as error:
+            self._problem = f"{self._new}: {error}; it is tried again"
+            self._waiting = before | self._waiting
+            found.is_whole = False
+        found.is_whole &= not self._waiting
+        self._refused = found.set_aside + len(found.refused)
+        return found
+
+    def _try(self, name: str, before: _Waiting | None, found: _Pass) -> None:
+        """Take one file, if its owner has a share left. Raises NoListenerError."""
+        path = self._new / name
+        try:
+            facts = path.lstat()
+        except FileNotFoundError:
+            return
+        owner, began = facts.st_uid, monotonic()
+        if found.taken[owner] >= SHARE or found.spent[owner] >= BUDGET:
+            found.is_whole = False
+            if before is not None:
+                self._waiting[name] = before
+            return
+        found.taken[owner] += 1
+        waiting = before or _Waiting(0.0, FIRST_PAUSE / 2, "")
+        try:
+            if not waiting.is_done and (refusal := self._take(path, facts, waiting)):
+                found.refused.append((_shown(name), owner, refusal))
+            else:
+                path.unlink(missing_ok=True)
+        except NoListenerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, it delays no other one
+            why = error.strerror or str(error) if isinstance(error, OSError) else ""
+            waiting.why = why or f"unexpected {type(error).__name__}"
+            waiting.pause = min(waiting.pause * 2, LONGEST_PAUSE)
+            waiting.again = monotonic() + waiting.pause
+            if before is None:
+                found.delayed.append((_shown(name), owner, waiting.why))
+            found.is_whole = False
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting[name] = waiting
+        finally:
+            found.spent[owner] += monotonic() - began
 
     def _not_ours(self) -> str:
         """What the relay could not remove it would hand over again and again."""
         try:
-            owner = self._new.stat().st_uid
+            facts = self._new.stat()
         except FileNotFoundError:
             return ""
-        if os.geteuid() in (0, owner):
+        except OSError as error:
+            return f"{self._new} cannot be read: {error.strerror}"
+        if not stat.S_ISDIR(facts.st_mode):
+            return f"{self._new} is no directory: remove it, and make one that belongs to the relay's user"
+        if os.geteuid() in (0, facts.st_uid):
             return ""
+        owner = facts.st_uid
         return f"{self._new} belongs to user {owner}: it has to be the relay's, which removes what it takes"
 
-    def _take(self, path: Path) -> tuple[int, str]:
-        """Returns the owner, and the reason of a refusal."""
+    def _take(self, path: Path, facts: os.stat_result, waiting: _Waiting) -> str:
+        """Hand the file over, or set it aside. Returns the reason of a refusal; raises what is temporary."""
         from zonerelay.sendmail import MAX_ENVELOPE, parse_dropped  # noqa: PLC0415 - only with such mail
 
-        facts, most = path.lstat(), self._max_size + MAX_ENVELOPE
+        most = self._max_size + MAX_ENVELOPE
         owner, content = _read(path, most) if stat.S_ISREG(facts.st_mode) else (facts.st_uid, None)
         if content is None:
             why = f"no regular file with one name, or more than {most} octets"
@@ -143,11 +244,10 @@ class DropDirectory:
             else:
                 own = self._received(owner) + self._key(path.name, owner, message)
                 why = self._submit(sender, recipients, own + message, wishes)
+                waiting.is_done = not why
         if why:
-            path.rename(path.with_name(f"{path.name}{REFUSED}"))
-        else:
-            path.unlink()
-        return owner, why
+            _set_aside(path, facts)
+        return why
 
     def _key(self, name: str, owner: int, message: bytes) -> bytes:
         """The field that names the key (docs/idempotency.md), if the message has none of its own."""
@@ -174,7 +274,14 @@ def hand_over(
     wishes: dict[str, str],
 ) -> str:
     """Satisfies `Submit`, with a session at the listener that sendmail(1) would have used."""
-    from zonerelay.sendmail import CONFIG, TEMPFAIL, SendmailError, listener_of, submit  # noqa: PLC0415
+    from zonerelay.sendmail import (  # noqa: PLC0415 - only with such mail
+        CONFIG,
+        TEMPFAIL,
+        AwayError,
+        SendmailError,
+        listener_of,
+        submit,
+    )
 
     given = [
         {
@@ -187,12 +294,29 @@ def hand_over(
         for each in listeners
     ]
     try:
-        submit(listener_of({"listener": given}), sender, recipients, message, wishes)
+        address = listener_of({"listener": given})
+        submit(address, sender, recipients, message, wishes, timeout=HAND_OVER_TIMEOUT)
     except SendmailError as error:
-        if error.status in (TEMPFAIL, CONFIG):
+        if isinstance(error, AwayError) or error.status == CONFIG:
+            raise NoListenerError(str(error)) from error
+        if error.status == TEMPFAIL:
             raise OSError(str(error)) from error
         return str(error)
     return ""
+
+
+def _set_aside(path: Path, facts: os.stat_result) -> None:
+    """Give the file another name, which no other file has. Raises OSError."""
+    target = path.with_name(f"{path.name}{REFUSED}")
+    name = os.fsencode(path.name)
+    if len(name) > LONGEST_NAME or os.path.lexists(target):
+        target = path.with_name(f"{os.fsdecode(name[:LONGEST_NAME])}.{facts.st_ino}{REFUSED}")
+    path.rename(target)
+
+
+def _shown(name: str) -> str:
+    """A stranger chooses it: it may be no text."""
+    return printable(os.fsencode(name).decode("utf-8", "replace"))
 
 
 def _changed(directory: Path) -> int:

@@ -379,6 +379,10 @@ class Events:
         """A message that sendmail(1) has dropped is not taken; its file stays."""
         self._emit("error", "drop-refused", {"file": name, "owner": owner, "why": self._redact.text(why)})
 
+    def drop_delayed(self, name: str, owner: int, why: str) -> None:
+        """A message that sendmail(1) has dropped cannot be taken now; it is tried again."""
+        self._emit("warning", "drop-delayed", {"file": name, "owner": owner, "why": self._redact.text(why)})
+
     def store_health(self, reason: str | None) -> None:
         """The store takes no mail, for this reason; `None`: it takes mail again."""
         if reason is None:
