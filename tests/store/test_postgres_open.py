@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -115,3 +116,32 @@ async def test_it_works_over_the_unix_socket(tmp_path: Path) -> None:
     async with Spool(tmp_path, backend=Backend.POSTGRES, postgres=settings) as spool:
         await store_message(spool.store, 1)
         assert len(await spool.store.claim("default", 1, now=spool.clock.now())) == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("REVOKE DELETE ON delivery FROM {role}", "DELETE on delivery"),
+        ("REVOKE UPDATE ON delivery FROM {role}", "UPDATE on delivery"),
+        ("REVOKE INSERT ON chunk FROM {role}", "INSERT on chunk"),
+        ("REVOKE SELECT ON message FROM {role}", "SELECT on message"),
+        ("REVOKE USAGE, UPDATE ON SEQUENCE node_session FROM {role}", "USAGE on node_session"),
+        (
+            "ALTER TABLE delivery ENABLE ROW LEVEL SECURITY; ALTER TABLE delivery FORCE ROW LEVEL SECURITY",
+            "rows without a policy on delivery",
+        ),
+        ("ALTER ROLE {role} SET default_transaction_read_only = on", "read-only transaction"),
+    ],
+)
+async def test_a_right_that_is_missing_is_named_and_keeps_the_relay_from_starting(
+    statement: str, named: str
+) -> None:
+    server = shared_postgres()
+    role = f"lacking_{uuid.uuid4().hex[:8]}"
+    server.psql(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA {role} AUTHORIZATION {role}")
+    settings = PostgresSettings(url=server.url.replace("//mail@", f"//{role}@"), schema=role, lease=60.0)
+    store = await opened(settings)
+    await store.close()
+    server.psql(f"SET search_path = {role}; {statement.format(role=role)}")
+    assert named in await refusal(settings)
+    server.psql(f"DROP SCHEMA {role} CASCADE; DROP ROLE {role}")

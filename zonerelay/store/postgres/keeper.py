@@ -27,7 +27,7 @@ from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.batch import Submission, Target, TransactionWriter
 from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.rows import unword
-from zonerelay.store.postgres.schema import check_schema, migrate
+from zonerelay.store.postgres.schema import check_rights, check_schema, migrate
 from zonerelay.store.postgres.session import UNREACHABLE, DatabaseSession
 from zonerelay.store.surroundings import Surroundings
 
@@ -186,6 +186,7 @@ class PostgresKeeper(DatabaseSession):
 
         await self._mark.check(await read())
         await migrate(control, self.access.schema)
+        await check_rights(control.fetch, self.access.schema)
         await self._mark.recognise(read, lambda mark: control.fetch(sql.SET_MARK, mark), self._clock)
 
     # --- the lease

@@ -174,6 +174,34 @@ async def check_schema(fetch: Fetch, name: str) -> None:
     await _read_version(fetch, name)
 
 
+_MISSING = """
+SELECT right_, c.relname
+FROM pg_class c, unnest(CASE c.relkind WHEN 'S' THEN ARRAY['USAGE']
+    ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END) right_
+WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p', 'S')
+    AND NOT CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, right_)
+        ELSE has_table_privilege(c.oid, right_) END
+UNION ALL
+SELECT 'rows without a policy', c.relname
+FROM pg_class c
+WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p')
+    AND row_security_active(c.oid)
+ORDER BY 2, 1
+"""
+
+
+async def check_rights(fetch: Fetch, name: str) -> None:
+    """Raises StoreOpenError when the role may not do to a table what the queue needs, because mail would be
+    taken and could not be settled.
+    """
+    missing = [f"{right} on {table}" for right, table in await fetch(_MISSING, name)]
+    if missing:
+        raise StoreOpenError(
+            f"the role of [postgres] url lacks rights in schema {name}: {', '.join(missing)}. Grant them, or"
+            " make the role the owner of the tables (docs/postgres.md)"
+        )
+
+
 async def _read_version(fetch: Fetch, name: str) -> tuple[int, int]:
     """The version, and the oldest that can work with it. Raises StoreOpenError."""
     ((version, oldest),) = await fetch(_SCHEMA)
