@@ -128,6 +128,24 @@ async def test_after_a_while_edns_is_tried_again(monkeypatch: pytest.MonkeyPatch
         assert server.options == [True, False, True]
 
 
+async def test_a_lost_packet_costs_no_room_for_long() -> None:
+    """Without EDNS an answer has 512 octets: before TCP, which may be closed, EDNS is tried once more."""
+    async with FakeDns(ZONES, edns=Edns.SILENCE) as server, asking(server.address) as servers:
+        assert await ask(servers) == FOUND
+        server.edns = Edns.TAKEN
+        server.troubles["mx.example.com"] = TRUNCATED
+        assert await ask(servers) is NotPlain.TRUNCATED
+        server.troubles.clear()
+        assert await ask(servers) == FOUND
+        assert server.options == [True, False, False, True, True]
+        # Of a server that refuses it, it is asked once each time.
+        server.edns = Edns.FORMERR
+        assert await ask(servers) == FOUND
+        server.troubles["mx.example.com"] = TRUNCATED
+        assert await ask(servers) is NotPlain.TRUNCATED
+        assert server.options[5:] == [True, False, False, True, False]
+
+
 async def test_a_name_that_fails_with_and_without_edns_says_nothing_about_it() -> None:
     async with FakeDns(ZONES, {"mx.example.com": SERVFAIL}) as server, asking(server.address) as servers:
         for _ in range(2):

@@ -49,6 +49,7 @@ class NameServerWatch:
             f"no name server is of use ({self.servers}): {self._reason}. New mail is accepted, and mail"
             " whose domain has to be looked up waits in the queue. See that they run and can be reached from"
             " here, or set [dns] servers to others"
+            + ("; with [dns] trust_ad they have to understand EDNS" if self._reason == FAILING else "")
         )
 
     def state(self) -> str:

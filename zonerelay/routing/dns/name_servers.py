@@ -104,21 +104,21 @@ class NameServers:
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
-        plain: set[_Server] = set()
+        with_edns: dict[_Server, bool] = {}  # what this question has learned
         while turns:
             left = ends - clock()
             if left <= 0:
                 raise TimeoutError
             server = turns[0]
-            edns = self._wants_dnssec or not (server in plain or clock() < server.plain_until)
-            again = edns and not self._wants_dnssec
+            edns = self._wants_dnssec or with_edns.get(server, clock() >= server.plain_until)
             packet = await server.ask(
                 name, kind.code, min(TRY_TIMEOUT, left), dnssec=self._wants_dnssec, edns=edns
             )
+            may_do_without = edns and not self._wants_dnssec
             if packet is None:
                 self._silent()
-                if again:
-                    plain.add(server)
+                if may_do_without:
+                    with_edns[server] = False
                 turns.rotate(-1)
                 continue
             if packet == _UNREACHABLE:
@@ -128,11 +128,15 @@ class NameServers:
             reading = read_answer(packet, name, kind)
             truncated = reading is None and is_truncated(packet)
             is_answer = truncated or (reading is not None and reading.status.is_definite)
-            if again and not is_answer:
-                plain.add(server)
+            if may_do_without and not is_answer:
+                with_edns[server] = False
                 continue
-            if is_answer and server in plain:
-                server.plain_until = clock() + EDNS_PAUSE
+            if truncated and not edns and server not in with_edns:
+                # A lost packet may have looked like a refusal, and with EDNS there is more room.
+                with_edns[server] = True
+                continue
+            if is_answer and server in with_edns:
+                server.plain_until = 0.0 if edns else clock() + EDNS_PAUSE
             if reading is None:
                 return NotPlain.TRUNCATED if truncated else NotPlain.OTHER
             turns.popleft()
