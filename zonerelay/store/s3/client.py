@@ -25,6 +25,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from zonerelay.config.settings import Addressing, S3Settings
+from zonerelay.process.file_state import FileState, file_state
 from zonerelay.process.threads import FILES
 from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.surroundings import ReadSecret
@@ -94,9 +95,18 @@ def _session() -> AioSession:
 
 
 class _AskingOnce(AIOHTTPSession):
-    """The way to the service, without aiohttp's own second attempt at a PUT or a DELETE."""
+    """The way to the service, without aiohttp's own second attempt at a PUT or a DELETE.
+
+    `ca_file` is read again when it has changed.
+    """
+
+    _authorities: FileState = ()
 
     async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
+        if isinstance(self._verify, str) and (state := file_state(self._verify)) != self._authorities:
+            self._authorities = state
+            # Requests that use the sessions from before go on; they are closed with the client.
+            self._sessions.clear()
         session = await super()._get_session(proxy_url)
         session._retry_connection = False
         return session
