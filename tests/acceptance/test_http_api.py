@@ -10,6 +10,7 @@ import json
 import smtplib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.support.process import RelayProcess
 from zonerelay.admin.access import MAX_FAILURES
 from zonerelay.admin.http_server import MAX_OPERATORS
 from zonerelay.admin.operators import MAX_OF_TOKEN, MAX_STREAMS
+from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
 
 MESSAGE = b"From: app@example.org\r\nSubject: order\r\n\r\nhello\r\n"
 RECIPIENTS = 1000
@@ -91,6 +93,14 @@ def add_token(relay: RelayProcess, name: str, scope: str, *more: str) -> str:
     return made.stdout.strip()
 
 
+def token_without_user(relay: RelayProcess, name: str, user: str = "") -> str:
+    """Return a token of scope submit whose user has gone, or that an older release made without one."""
+    text = make_token()
+    made = token_of(text, name, "submit", created=time.time(), expires=0.0, user=user)
+    add(identities_file(relay.directory), made)
+    return text
+
+
 def send(relay: RelayProcess, recipients: list[str]) -> None:
     with smtplib.SMTP(relay.host, relay.smtp_port, timeout=30) as client:
         client.sendmail("app@example.org", recipients, MESSAGE)
@@ -143,7 +153,7 @@ def test_without_a_token_there_is_the_description_and_nothing_else(relay: RelayP
 
 
 def test_what_a_token_may_follows_its_scope(relay: RelayProcess, reader: Api, operator: Api) -> None:
-    submitter = Api(relay, add_token(relay, "sue", "submit", "--user", "app"))
+    submitter = Api(relay, token_without_user(relay, "sue"))
     for path in ("/v1/status", "/v1/queue", "/v1/config"):
         assert operator("GET", path).status == reader("GET", path).status == 200
         assert submitter("GET", path).code == (403, "forbidden")

@@ -30,6 +30,7 @@ from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.families import Family
 
 if TYPE_CHECKING:
+    from zonerelay.history.writer import History
     from zonerelay.webhook.webhooks import Webhooks  # most relays have none
 
 MAX_RESOLVED = 100
@@ -60,7 +61,9 @@ class ControlHandler:
         acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
         webhooks: Callable[[], Webhooks | None] = lambda: None,
+        history: History | None = None,
     ) -> None:
+        self._history = history
         self._webhooks = webhooks
         self._acknowledge = acknowledge
         self._part = part
@@ -77,6 +80,7 @@ class ControlHandler:
         try:
             return await self._handle(request, answer)
         except MessageNotFoundError as error:
+            await self._history_written()
             raise NotFoundError(str(error)) from error
         except StoreError as error:
             raise ControlError(f"the spool: {error}") from error
@@ -133,6 +137,11 @@ class ControlHandler:
                 await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
         return answers.End()
 
+    async def _history_written(self) -> None:
+        """Wait until what is no longer in the queue is in the history, where the client looks next."""
+        if self._history is not None:
+            await self._history.written()
+
     async def _webhook(
         self, request: requests.WebhookList | requests.WebhookTest | requests.WebhookReplay, answer: Answer
     ) -> None:
@@ -180,6 +189,8 @@ class ControlHandler:
     async def _show(self, request: requests.QueueShow, answer: Answer) -> None:
         message, rows = await self._rows_of(request.message_id)
         detail = message_detail(message, rows)
+        if len(rows) < detail.recipients_accepted:
+            await self._history_written()
         await answer.send(msgspec.structs.replace(detail, orders=self._orders.named_in(rows)))
 
     def _row(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:

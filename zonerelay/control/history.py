@@ -7,6 +7,7 @@ All of it blocks but `ask`, and raises RedactKeyError when the key of the pseudo
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Annotated, Literal, TypeVar
@@ -167,6 +168,17 @@ def entries(
         return [
             each for each in found if each.outcome != "refused" and (own is None or own.matches(each.user))
         ]
+
+
+def became(settings: Settings, message_id: str, now: float, *, longest: float | None = None) -> str:
+    """Return what became of a message that is no longer in the queue, in a sentence, "" if it is not known.
+    Raises SearchError, and TooLongError after `longest` seconds.
+    """
+    outcomes = Counter(each.outcome for each in entries(settings, message_id, None, now, longest=longest))
+    if not outcomes:
+        return ""
+    told = ", ".join(f"{'' if count == 1 else f'{count} '}{outcome}" for outcome, count in outcomes.items())
+    return f"message {message_id} has left the queue: {told}"
 
 
 def whole_line(

@@ -10,6 +10,7 @@ not written while the disk is near the bound of `[spool] min_free_space`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -44,6 +45,8 @@ TRIMMED = 3600.0
 """Seconds after which old events are looked for; the size is looked at with every part."""
 AT_THE_END = 3.0
 """Seconds for which a relay that stops waits for the last events."""
+PATIENCE = 3.0
+"""Seconds for which a question waits for the last events."""
 MARGIN = 1.25
 
 CRASHED = "the relay ended without stopping: up to a second before that may be missing"
@@ -87,6 +90,9 @@ class History:
         self._lost: Lost | None = None
         self._lock = threading.Lock()  # of what was lost
         self._armed = False
+        self._hurry = threading.Event()
+        """Asks the thread to write at once."""
+        self._asking: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._database: sqlite3.Connection | None = None
@@ -124,9 +130,24 @@ class History:
                 self._thread.start()
             self._wake.set()
 
+    async def written(self) -> None:
+        """Return when the events so far are in the file, at once when it cannot be written, or after
+        `PATIENCE` seconds.
+        """
+        if not self._queue or self.problem or self._stop.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._asking.append((loop, waiter))
+        self._hurry.set()
+        self._wake.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(waiter, PATIENCE)
+
     def close(self) -> None:
         """Blocks until the rest is written, for `AT_THE_END` seconds at most. Call in a thread."""
         self._stop.set()
+        self._hurry.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join(AT_THE_END)
@@ -138,10 +159,15 @@ class History:
             if self.problem:
                 self._stop.wait(AGAIN)
             elif self._wake.wait(TRIMMED):
-                self._stop.wait(INTERVAL)
+                self._hurry.wait(INTERVAL)
+            self._hurry.clear()
             self._wake.clear()
             self._armed = False
+            asking, self._asking = self._asking, []
             self._write()
+            for loop, waiter in asking:
+                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                    loop.call_soon_threadsafe(_answer, waiter)
         if self._queue:  # what came while the last was written
             self._write()
         if self._database is not None:
@@ -262,6 +288,11 @@ class History:
             else:
                 first, last, count = self._lost
                 self._lost = (min(first, more[0]), max(last, more[1]), count + more[2])
+
+
+def _answer(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _nothing(_: object) -> None:

@@ -20,6 +20,7 @@ from zonerelay.control.handler import ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.control.streams import Streams
+from zonerelay.history.writer import History
 from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.model.clock import Clock
 from zonerelay.queue.operator.journal import DIRECTORY, Journal
@@ -95,6 +96,7 @@ def build_handler(
     board: StatusBoard,
     *,
     answers: PartAnswers,
+    history: History | None,
 ) -> ControlHandler:
     orders = OrderAnswers(
         parts.orders,
@@ -119,6 +121,7 @@ def build_handler(
         acknowledge=parts.queue.acknowledge,
         part=answers,
         webhooks=lambda: parts.telling.webhooks,
+        history=history,
     )
 
 

@@ -387,7 +387,15 @@ class Worker:
         operations.orders_in_force = parts.orders.ids
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
         acts = OperatorActs(operations, journal, parts.zones, self.clock)
-        handler = build_handler(lambda: self.settings, parts, operations, acts, board, answers=endpoints.part)
+        handler = build_handler(
+            lambda: self.settings,
+            parts,
+            operations,
+            acts,
+            board,
+            answers=endpoints.part,
+            history=self.history,
+        )
         listeners = parts.listeners
 
         def door() -> Sequence[Place]:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -22,8 +22,9 @@ from zonerelay.admin.operators import Operators
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
-from zonerelay.control.history import Found, TimeLine, Wanted, ask, search, time_line
+from zonerelay.control.history import Found, TimeLine, Wanted, ask, became, search, time_line
 from zonerelay.control.messages import answers, requests
+from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
@@ -334,7 +335,14 @@ async def _summary(call: Call) -> Answer:
 
 
 async def _show(call: Call) -> Answer:
-    return await call.one(requests.QueueShow(message_id=call.path["message_id"]), answers.MessageDetail)
+    message_id = call.path["message_id"]
+    try:
+        return await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
+    except NotFoundError:
+        settings, now = call.operators.settings(), call.operators.clock.now()
+        if told := await ask(became, settings, message_id, now):
+            raise NotFoundError(f"{told}; GET /v1/history/{message_id} has its time line") from None
+        raise
 
 
 async def _body(call: Call) -> Answer:
@@ -455,8 +463,12 @@ async def _find(call: Call) -> Answer:
 
 
 async def _time_line(call: Call) -> Answer:
-    now = call.operators.clock.now()
-    return await ask(time_line, call.operators.settings(), call.path["message_id"], now)
+    message_id, now = call.path["message_id"], call.operators.clock.now()
+    with suppress(
+        ControlError
+    ):  # the relay writes the last events down before it says that it has no such mail
+        await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
+    return await ask(time_line, call.operators.settings(), message_id, now)
 
 
 async def _config(call: Call) -> Answer:
@@ -486,12 +498,12 @@ async def _follow(call: Call, request: requests.Tail | requests.Transcript) -> A
     if call.request.method == "HEAD":
         return web.Response(headers=fields)
     response = web.StreamResponse(headers=fields)
-    response.force_close()
     operators = call.operators
     async with operators.streams.one_more(call.token, lambda: operators.is_valid(call.token)):
         frames = operators.asking.frames(request, call.caller, beat=BEAT)
         async with aclosing(frames):
             await _stream(call, response, frames)
+    response.force_close()
     return response
 
 

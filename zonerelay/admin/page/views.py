@@ -214,7 +214,6 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
     session = visitor.session
     assert session is not None
     response = web.StreamResponse(headers=fields)
-    response.force_close()
     try:
         async with visitor.operators.streams.one_more(session.token, lambda: visitor.is_open):
             await response.prepare(visitor.request)
@@ -229,6 +228,7 @@ async def tail_events(visitor: Visitor) -> web.StreamResponse:
         raise PageError(503, "Busy", str(error)) from error
     except ConnectionError:
         pass
+    response.force_close()
     return response
 
 

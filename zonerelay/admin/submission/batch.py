@@ -3,12 +3,14 @@
 Values are texts and numbers, true and false, no lists and no objects: so a section is a condition, and what
 comes out is bounded. There are no partials, which are files, and no other delimiters. A name that has no
 value is an error: a letter with a gap is worse than none. In HTML values are escaped, elsewhere they are not.
+What it costs is bounded before anything is filled in: `MAX_TAGS` names in all templates of a message, and
+`MAX_OUTPUT` characters in what can come of all of them.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ from zonerelay.admin.api.problems import wrong
 from zonerelay.admin.submission.body import LONG, JsonBody
 
 MAX_OUTPUT = 1024 * 1024
+MAX_TAGS = 1000
 _TEXTS = ("subject", "text", "html")
 
 
@@ -38,14 +41,19 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
     if body.refers(msgspec.json.encode(values)):
         raise wrong("/substitutions", f"a value has more than {LONG} octets")
     longest = max((len(str(each)) for each in values.values()), default=0)
+    tags = size = 0
+    for pointer, text in _templates(found):
+        if body.long(text):
+            raise wrong(pointer, f"a template has {LONG} octets at most")
+        tags += text.count("{{")
+        size += len(text)
+        if "{{=" in text or tags > MAX_TAGS or (tags and size + tags * longest * 6 > MAX_OUTPUT):
+            told = f"more than {MAX_TAGS} names or {MAX_OUTPUT} characters in all templates of a message"
+            raise wrong(pointer, f"other delimiters, or {told}")
 
     def filled(text: object, pointer: str, *, escapes: bool = False) -> object:
-        if isinstance(text, str) and body.long(text):
-            raise wrong(pointer, f"a template has {LONG} octets at most")
         if not isinstance(text, str) or "{{" not in text:
             return text
-        if "{{=" in text or len(text) + text.count("{{") * longest * 6 > MAX_OUTPUT:
-            raise wrong(pointer, f"other delimiters, or more than {MAX_OUTPUT} characters")
         renderer = Renderer(escape=html.escape if escapes else str, missing_tags="strict", partials={})
         try:
             return renderer.render(text, values)
@@ -61,3 +69,12 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
     if isinstance(headers, dict):
         found["headers"] = {name: filled(text, f"/headers/{name}") for name, text in headers.items()}
     return found
+
+
+def _templates(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each text that is a template, with a JSON pointer to it."""
+    headers = fields.get("headers")
+    named = [(f"/{name}", fields.get(name)) for name in _TEXTS]
+    if isinstance(headers, dict):
+        named += [(f"/headers/{name}", text) for name, text in headers.items()]
+    return ((pointer, text) for pointer, text in named if isinstance(text, str))

@@ -55,6 +55,8 @@ SILENCE = 30.0
 """Seconds that a client may take for its next octets."""
 MAX_BATCH = 500
 SLACK = 1024 * 1024
+SMALL = 8 * 1024
+"""Bytes of JSON or of a header that the event loop reads, in a few milliseconds. A thread reads more."""
 
 _JSON, _MESSAGE, _FORM = "application/json", "message/rfc822", "multipart/form-data"
 T = TypeVar("T")
@@ -294,8 +296,11 @@ async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _decoded(data: bytes, of: type[Any]) -> Any:
+async def _decoded(data: bytes, of: type[Any]) -> Any:
+    """Raises Problem."""
     try:
+        if len(data) > SMALL:
+            return await BODIES.run(msgspec.json.decode, data, type=of)
         return msgspec.json.decode(data, type=of)
     except msgspec.ValidationError as error:
         raise invalid(error, "body") from error
@@ -316,9 +321,11 @@ async def _submit(call: Call) -> Answer:
             return _accepted(await _take_raw(call, origin))
         if media_type(call.request) == _FORM:
             async with _form(call, origin) as (body, data, uploads):
-                return _accepted(await _take(call, origin, _decoded(data, Submission), body, uploads))
+                given = await _decoded(data, Submission)
+                return _accepted(await _take(call, origin, given, body, uploads))
         async with _json(call, origin) as (body, data):
-            return _accepted(await _take(call, origin, _decoded(data, Submission), body))
+            given = await _decoded(data, Submission)
+            return _accepted(await _take(call, origin, given, body, size=len(data)))
 
 
 def _accepted(accepted: Accepted) -> web.Response:
@@ -328,22 +335,29 @@ def _accepted(accepted: Accepted) -> web.Response:
 
 
 async def _take(
-    call: Call, origin: Origin, given: Submission, body: JsonBody, uploads: Sequence[Upload] = ()
+    call: Call,
+    origin: Origin,
+    given: Submission,
+    body: JsonBody,
+    uploads: Sequence[Upload] = (),
+    *,
+    size: int = SMALL + 1,
 ) -> Accepted:
+    """`size` is that of the JSON: what is not small is checked and composed in a thread."""
     now = call.operators.clock.now()
-    if body.spills:
+    large = size > SMALL or body.spills or bool(uploads)
+    if large:
         sending = await BODIES.run(sending_of, given, body, origin, now, uploads)
     else:
         sending = sending_of(given, body, origin, now, uploads)
-    return await _hand_over(call, origin, sending, _composed(sending))
+    return await _hand_over(call, origin, sending, _composed(sending, large=large))
 
 
-async def _composed(sending: Sending) -> AsyncIterator[bytes]:
-    """A large file is decoded and encoded in a thread, a piece at a time."""
+async def _composed(sending: Sending, *, large: bool) -> AsyncIterator[bytes]:
+    """A large message is composed in a thread, a piece at a time."""
     assert sending.draft is not None
     yield sending.front
-    draft, pieces = sending.draft, compose_pieces(sending.draft)
-    large = bool(draft.files) or len(draft.text or "") + len(draft.html or "") > LONG
+    pieces = compose_pieces(sending.draft)
     while True:
         try:
             piece = await BODIES.run(next, pieces, None) if large else next(pieces, None)
@@ -402,7 +416,7 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     header = scanner.finish()
     given: RawQuery = call.parameters
     block, most = bytes(scanner.held[: scanner.size]), origin.listener.max_recipients
-    if len(block) > LONG:
+    if len(block) > SMALL:
         sender, recipients = await BODIES.run(_raw_envelope, block, given, most)
     else:
         sender, recipients = _raw_envelope(block, given, most)
@@ -483,16 +497,21 @@ def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
     raise BadRowError("there is no address in From, Sender or the parameter from")
 
 
-async def _batch(call: Call) -> Answer:
+def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -> Submission:
+    """Raises Problem."""
     from zonerelay.admin.submission.batch import substituted  # noqa: PLC0415 - the template library
 
+    return _converted(substituted({**template, **message}, body))
+
+
+async def _batch(call: Call) -> Answer:
     answers: list[BatchAnswer] = []
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
-            given: Batch = _decoded(data, Batch)
+            given: Batch = await _decoded(data, Batch)
             for at, each in enumerate(given.messages):
                 try:
-                    message = _converted(substituted({**given.template, **each}, body))
+                    message = await BODIES.run(_filled, given.template, each, body)
                     key = origin.key and f"{origin.key}.{at}"
                     accepted = await _take(call, replace(origin, key=key), message, body)
                     answers.append(BatchAnswer(status=202, accepted=accepted))
@@ -519,11 +538,16 @@ async def _withdraw(call: Call) -> Answer:
     return Withdrawn(withdrawn=changed.changed, in_flight=changed.busy)
 
 
+def _of_zonemta(document: dict[str, Any], body: JsonBody) -> Submission:
+    """Raises Problem."""
+    return _converted(zonemta.submission_of(document, body))
+
+
 async def _zonemta_send(call: Call) -> Answer:
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
-            message = _converted(zonemta.submission_of(_decoded(data, dict[str, Any]), body))
-            return zonemta.answer_of(await _take(call, origin, message, body), message)
+            message = await BODIES.run(_of_zonemta, await _decoded(data, dict[str, Any]), body)
+            return zonemta.answer_of(await _take(call, origin, message, body, size=len(data)), message)
 
 
 async def _zonemta_send_raw(call: Call) -> Answer:

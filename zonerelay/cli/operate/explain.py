@@ -36,9 +36,12 @@ def explain(arguments: Namespace) -> int:
     """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
     settings = load_settings(arguments.config)
     request = given(arguments, Explain, headers=tuple(arguments.header))
+    from zonerelay.cli.operate.log import left_queue
+
     try:
-        frames = client_of(settings).stream(request)
-        answers = [frame for frame in frames if isinstance(frame, Explanation)]
+        with left_queue(arguments.config, request.message_id):
+            frames = client_of(settings).stream(request)
+            answers = [frame for frame in frames if isinstance(frame, Explanation)]
     except NotRunningError:
         if request.message_id:
             raise

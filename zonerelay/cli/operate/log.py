@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
@@ -21,6 +21,7 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.control import history
 from zonerelay.control.messages.answers import TraceStep
+from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import Entry, Gap
 from zonerelay.history.writer import DIRECTORY
@@ -89,6 +90,18 @@ def show(arguments: Namespace) -> int:
         _tell_nothing(settings, told.workers)
     _tell_gaps(told.gaps, len(told.workers) > 1)
     return OK if told.steps else FAILED
+
+
+@contextlib.contextmanager
+def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
+    """Say what became of a message that the queue does not have, and what shows more. Raises ControlError."""
+    try:
+        yield
+    except NotFoundError:
+        with contextlib.suppress(CliError, RedactKeyError, SearchError):
+            if told := history.became(load_settings(config), message_id, time.time()):
+                raise NotFoundError(f"{told}. zonerelay log show {message_id} has its time line") from None
+        raise
 
 
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:

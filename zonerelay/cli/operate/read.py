@@ -141,7 +141,10 @@ def _held_back(row: DeliveryRow, now: float) -> str:
 
 
 def show(arguments: Namespace) -> int:
-    detail = connect(arguments.config).ask(QueueShow(message_id=arguments.message_id), MessageDetail)
+    from zonerelay.cli.operate.log import left_queue
+
+    with left_queue(arguments.config, arguments.message_id):
+        detail = connect(arguments.config).ask(QueueShow(message_id=arguments.message_id), MessageDetail)
     if arguments.json:
         output.print_document(detail)
         return OK

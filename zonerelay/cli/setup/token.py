@@ -14,8 +14,11 @@ from rich.text import Text
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import identities
-from zonerelay.config.credentials.identities import IdentitiesError, Token
+from zonerelay.config.credentials.file import CredentialsError
+from zonerelay.config.credentials.identities import IdentitiesError, Scope, Token
+from zonerelay.config.settings import Settings
 
 
 def token(arguments: Namespace) -> int:
@@ -25,6 +28,7 @@ def token(arguments: Namespace) -> int:
     try:
         match arguments.verb:
             case "add":
+                _check_user(settings, arguments.name, arguments.scope, arguments.user)
                 made = identities.make_token()
                 now = time.time()
                 expires = now + arguments.lifetime if arguments.lifetime else 0.0
@@ -43,6 +47,24 @@ def token(arguments: Namespace) -> int:
     except IdentitiesError as error:
         raise CliError(str(error)) from error
     return OK
+
+
+def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
+    """Refuse a user who could not hand mail in. Raises CliError."""
+    path = settings.auth.credentials
+    if not user:
+        if scope == "submit":
+            raise CliError(
+                "a token of scope submit hands mail in as a user, whose limits count: "
+                f"zonerelay token add {name} --scope submit --user USER"
+            )
+        return
+    try:
+        found = credentials.read(path)
+    except CredentialsError as error:
+        raise CliError(f"{error}. A token needs its user there: zonerelay user add {user}") from error
+    if user not in found:
+        raise CliError(f"there is no user {user} in {path}: zonerelay user add {user}")
 
 
 def _list(tokens: tuple[Token, ...], *, as_json: bool) -> None:
