@@ -605,7 +605,10 @@ def test_a_token_that_could_hand_nothing_in_is_refused_when_it_is_made(tmp_path:
 
 def test_a_large_request_keeps_others_waiting_for_moments_alone(relay: RelayProcess, app: Api) -> None:
     """The event loop stood for 35 s with this batch, and for 1.2 s with 2 MB of recipients."""
-    template = {"from": "a@example.org", **dict.fromkeys(("subject", "text", "html"), "{{a}}" * 13_000)}
+    template: dict[str, Any] = {
+        "from": "a@example.org",
+        **dict.fromkeys(("subject", "text", "html"), "{{a}}" * 13_000),
+    }
     template["headers"] = {f"X-{each}": template["text"] for each in range(4)}
     messages = [{"to": "b@example.net", "substitutions": {"a": "x"}} for _ in range(150)]
     many = [f"user{each}@example.net" for each in range(60_000)]
