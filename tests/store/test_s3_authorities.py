@@ -22,7 +22,7 @@ async def test_a_replaced_authority_needs_no_restart(tmp_path: Path) -> None:
         settings = replace(
             s3_settings(f"https://localhost:{server.port}"), bucket="mail", ca_file=bundle, timeout=5.0
         )
-        bucket = Bucket(settings, "secret")
+        bucket = Bucket(settings, lambda: "secret")
         await bucket.open()
         try:
             for authorities, is_trusted in ((trusted, True), (another, False), (trusted + another, True)):
