@@ -227,3 +227,38 @@ def test_a_restore_keeps_the_orders_that_are_in_force(tmp_path: Path) -> None:
 async def filled_again(config: Path) -> None:
     async with queue(config) as store:
         await store_message(store, 256, "to@example.net")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_held"),
+    [
+        ({"zone": "default"}, True),
+        ({"domain": "example.net"}, True),
+        ({"sender": "from@*"}, True),
+        ({"recipient": "to-1@*"}, True),
+        ({"destination": "mx.example.net"}, True),
+        ({"everything": True}, True),
+        ({"zone": "other"}, False),
+        ({"domain": "example.org"}, False),
+        ({"everything": True, "until": 1.0}, False),
+        ({"everything": True, "ended": 2.0}, False),
+    ],
+    ids=str,
+)
+def test_suspended_mail_is_held_where_it_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], is_held: bool
+) -> None:
+    """The relay there has no such order. At MX hosts every destination may be the one that is meant."""
+    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    give(tmp_path / "old", order(**fields))
+
+    async def fill() -> None:
+        async with queue(source) as store:
+            await store_message(store, 256, "to-1@example.net")
+
+    asyncio.run(fill())
+    assert main(["spool", "export", str(tmp_path / "mail"), "--config", str(source)]) == 0
+    assert ("suspended by orders" in capsys.readouterr().out) is is_held
+    assert main(["spool", "import", str(tmp_path / "mail"), "--config", str(target)]) == 0
+    (row,) = asyncio.run(contents(target)).values()
+    assert (row[1].held, row[1].act) == ((True, ORDER) if is_held else (False, ""))

@@ -219,5 +219,10 @@ def test_an_export_without_a_damaged_message_exits_with_1(
     for target in ("mail", "mail.tar"):
         assert spool(source, "export", str(tmp_path / target), "--json") == 1
         told = capsys.readouterr()
-        assert json.loads(told.out) == {"messages": MESSAGES - 1, "deliveries": MESSAGES - 1, "unusable": 1}
+        assert json.loads(told.out) == {
+            "messages": MESSAGES - 1,
+            "deliveries": MESSAGES - 1,
+            "suspended": 0,
+            "unusable": 1,
+        }
         assert f"{message_id(2 * 256)}: not taken: " in told.err

@@ -63,8 +63,10 @@ async def export(
     target: Target,
     *,
     saw: Callable[[int, Unusable | None], None],
+    change: Callable[[Message, Delivery], Delivery] = lambda _, delivery: delivery,
 ) -> None:
-    """`saw` hears how many deliveries of each message were written, or what is wrong with it.
+    """`saw` hears how many deliveries of each message were written, or what is wrong with it. `change`
+    returns a delivery as it is to be written.
 
     Raises OSError.
     """
@@ -80,7 +82,9 @@ async def export(
                 if deliveries:
                     # The store leaves out what it cannot read, and says why when it is asked for one.
                     message = messages.get(identity) or await store.read_message(identity)
-                    await target.add(_stored(store, message, deliveries))
+                    await target.add(
+                        _stored(store, message, tuple(change(message, each) for each in deliveries))
+                    )
                 saw(len(deliveries), None)
             except MessageNotFoundError:
                 saw(0, None)

@@ -73,7 +73,7 @@ class BackupSheet(msgspec.Struct, kw_only=True):
     messages: int = 0
     deliveries: int = 0
     unusable: int = 0
-    missing: list[str] = []
+    missing: list[str] | msgspec.UnsetType = msgspec.UNSET
     files: dict[str, str] = {}
 
 
@@ -129,7 +129,8 @@ async def _backup(settings: Settings, draft: Path) -> BackupSheet:
                     await _export(store, sheet, target)
     carried = home_files.save(settings, draft / _HOME)
     carried.tell()
-    sheet.missing = carried.lost
+    if carried.lost:
+        sheet.missing = carried.lost
     sheet.files = {str(path.relative_to(draft)): _checksum(path) for path in _files(draft)}
     durable.write(draft / _SHEET, msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n")
     return sheet

@@ -11,7 +11,8 @@ import contextlib
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,11 @@ from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.acts import queue_filter
 from zonerelay.control.messages.answers import Progress
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
 from zonerelay.queue.operator.filters import Matcher
+from zonerelay.queue.orders.order import Order, OrderTable, Subject
+from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 from zonerelay.store.spool_paths import is_shared
@@ -34,12 +39,15 @@ from zonerelay.transfer.loader import Loaded, Loader
 from zonerelay.transfer.register import Register
 from zonerelay.transfer.stored import Source, TransferError, Unusable
 
+_BRACKETS = str.maketrans("", "", "[] ")
+
 
 class Exported(msgspec.Struct):
-    """What `spool export --json` prints."""
+    """What `spool export --json` prints. `suspended` counts deliveries that were exported as held."""
 
     messages: int = 0
     deliveries: int = 0
+    suspended: int = 0
     unusable: int = 0
 
 
@@ -51,6 +59,11 @@ def export_to(arguments: Namespace) -> int:
     with stopped(settings), _translated("nothing was written"), files.writing(target) as target_files:
         done = asyncio.run(_export(settings, matcher, now, target_files, target.parent))
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."
+    if done.suspended:
+        words += (
+            f"\n{text.deliveries(done.suspended)} of it are suspended by orders, and held where they are"
+            " imported: zonerelay queue release sends them."
+        )
     output.print_answer(done, words, as_json=arguments.json)
     return FAILED if done.unusable else OK
 
@@ -59,10 +72,22 @@ async def _export(
     settings: Settings, matcher: Matcher, now: float, target: files.Target, place: Path
 ) -> Exported:
     done = Exported()
+    octets = 0
+    for worker in spools(settings.spool):
+        async with opened(settings, worker) as store:
+            octets += (await export.survey(store, matcher, now)).octets
+    check_room(octets, place, 0)
+    suspending = _suspending(settings, now)
+
+    def held(message: Message, delivery: Delivery) -> Delivery:
+        if delivery.held or (order := suspending(message, delivery)) is None:
+            return delivery
+        done.suspended += 1
+        return replace(delivery, held=True, act=order.id)
+
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
             meant = await export.survey(store, matcher, now)
-            check_room(meant.octets, place, 0)
             with ProgressBar("Exporting") as bar:
 
                 def saw(deliveries: int, trouble: Unusable | None, bar: ProgressBar = bar) -> None:
@@ -73,8 +98,32 @@ async def _export(
                         _tell(trouble)
                     bar.saw(Progress(done=done.messages, total=len(meant.ids)))  # noqa: B023 - used in this round
 
-                await export.export(store, meant, matcher, now, target, saw=saw)
+                await export.export(store, meant, matcher, now, target, saw=saw, change=held)
     return done
+
+
+def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery], Order | None]:
+    """Which order keeps mail from being sent. The relay that imports the mail may have none of them, and the
+    hosts of a domain are not known here: at MX hosts every destination may be the one that is meant.
+    """
+    orders = OrdersFile(settings.spool.path.parent).read()
+    at_hops = OrderTable(orders, now)
+    at_mx = OrderTable([msgspec.structs.replace(each, destination=None) for each in orders], now)
+    hops = {zone.name: zone.next_hop.translate(_BRACKETS) for zone in settings.zone}
+
+    def suspending(message: Message, delivery: Delivery) -> Order | None:
+        envelope, hop = message.envelope, hops.get(delivery.zone, "")
+        mail = Subject(
+            delivery.zone,
+            delivery.recipient,
+            envelope.sender,
+            envelope.origin.user,
+            hop or delivery.domain,
+            hop,
+        )
+        return (at_hops if hop else at_mx).holding(mail, delivery.act)
+
+    return suspending
 
 
 def import_from(arguments: Namespace) -> int:
@@ -153,7 +202,7 @@ def _translated(consequence: str) -> Iterator[None]:
     """Raises CliError."""
     try:
         yield
-    except TransferError as error:
+    except (TransferError, OrdersError) as error:
         raise CliError(str(error), USAGE) from error
     except (StoreError, OSError) as error:
         raise CliError(f"{error}; {consequence}") from error

@@ -179,7 +179,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def _merge(name: str, path: Path, target: Path, carried: Carried) -> None:
     if name == ORDERS:
-        changed = OrdersFile(target.parent).merge(OrdersFile(path.parent).read(), time.time()) > 0
+        changed = OrdersFile(target.parent).merge(OrdersFile(path.parent).read(), time.time())
     else:
         changed = merge_registers(path, target)
     if changed:

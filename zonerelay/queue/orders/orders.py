@@ -91,33 +91,32 @@ class OrdersFile:
                 durable.write(self.path, msgspec.json.encode(kept))
             return kept
 
-    def merge(self, others: Sequence[Order], now: float) -> int:
-        """Take over the orders of another relay whose mail comes here. Returns how many are new or changed.
-        An order that is over on either side is over, and one in force ends at the later of its ends. Raises
-        OrdersError, also when there would be too many, and OSError.
+    def merge(self, others: Sequence[Order], now: float) -> bool:
+        """Take over the orders of another relay whose mail comes here, those too that are over: what they
+        have held is still to be released. Returns whether any is new or changed. An order that is over on
+        either side is over, and one in force ends at the later of its ends. Raises OrdersError, also when
+        there would be too many, and OSError.
         """
-        taken = 0
-
-        def change(orders: list[Order]) -> list[Order]:
-            nonlocal taken
+        if not others:
+            return False
+        with locked_directory(self.path.parent):
+            orders = self.read()
             merged = {order.id: order for order in orders}
             for other in others:
-                mine = merged.get(other.id)
-                if mine is not None and (mine.selectors, mine.effect) != (other.selectors, other.effect):
+                mine = merged.get(other.id, other)
+                if (mine.selectors, mine.effect) != (other.selectors, other.effect):
                     raise OrdersError(
                         f"{self.path} has another order {other.id}: resume one of the two first"
                     )
-                merged[other.id] = other if mine is None else _later(mine, other)
-                taken += merged[other.id] != mine
+                merged[other.id] = _later(mine, other)
             if sum(each.is_in_force(now) for each in merged.values()) > MAX_ORDERS:
                 raise OrdersError(
                     f"{self.path} would have more than {MAX_ORDERS:,} orders in force: resume some first"
                 )
-            return sorted(merged.values(), key=lambda each: each.since)
-
-        if others:
-            self.change(change, now)
-        return taken
+            changed = sorted(merged.values(), key=lambda each: each.since)
+            if changed != orders:
+                durable.write(self.path, msgspec.json.encode(changed))
+            return changed != orders
 
 
 def _later(mine: Order, other: Order) -> Order:
