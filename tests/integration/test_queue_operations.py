@@ -91,13 +91,13 @@ async def test_mail_that_waits_in_memory_can_be_held(relay: Relay, operations: O
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
     for n in range(20):
         relay.accept(f"u{n:02}@example.com")
-    await relay.until(lambda: relay.scheduler.snapshot()[0].waiting == 10)
-    assert await operations.hold(ALL) == Result(matched=20, changed=10, busy=10)
+    await relay.until(lambda: relay.scheduler.snapshot()[0].waiting == 19)
+    assert await operations.hold(ALL) == Result(matched=20, changed=19, busy=1)
     relay.courier.gate.set()
-    await relay.until(lambda: len(relay.sink.named("delivered")) == 10)
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 1)
     await asyncio.sleep(0.02)
     assert [(d.recipient, d.held) for d in await relay.stored()] == [
-        (f"u{n:02}@example.com", True) for n in range(10, 20)
+        (f"u{n:02}@example.com", True) for n in range(1, 20)
     ]
     await operations.release(ALL)
     await relay.until_empty()

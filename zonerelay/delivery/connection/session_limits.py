@@ -118,7 +118,9 @@ class SessionLimits:
         if self._is_about_mail(session.peer.address, phase, reply):
             return None
         # A limit that is told at RCPT may count recipients.
-        messages = session.delivered if phase is Phase.RCPT else session.transactions - 1
+        messages = session.transactions - 1
+        if phase is Phase.RCPT:
+            messages = max(messages, session.delivered)
         return Suspect(session, phase, reply, messages, others)
 
     def still_suspect(
