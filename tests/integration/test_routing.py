@@ -287,7 +287,10 @@ async def test_a_server_that_drops_edns_is_enough_for_mail(monkeypatch: pytest.M
 
 async def test_a_truncated_answer_without_tcp_never_bounces_mail() -> None:
     async with bed({"example.com": TRUNCATED}, tcp=False) as it:
-        assert (await it.no("example.com")).verdict is Verdict.DEFERRED
+        outcome = await it.no("example.com")
+        assert outcome.verdict is Verdict.DEFERRED
+        assert "too long for UDP" in outcome.reply.text
+        assert it.resolver.problem() is None
 
 
 async def test_the_number_of_records_is_bounded_and_the_best_are_kept() -> None:

@@ -51,7 +51,7 @@ class SenderDomains:
                 return NULL_MX if all(not record.host for record in answer.records) else None
             case DnsStatus.NODATA | DnsStatus.NXDOMAIN:
                 return await self._by_address(name, answer.status)
-            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.BAD:
+            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.NO_TCP | DnsStatus.BAD:
                 return UNKNOWN
 
     async def _by_address(self, name: str, denial: DnsStatus) -> Reply | None:

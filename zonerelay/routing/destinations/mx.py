@@ -176,7 +176,7 @@ class MxRouter:
                 return await self._from_records(zone, name, answer, port, ttl)
             case DnsStatus.NODATA | DnsStatus.NXDOMAIN:
                 return await self._implicit(zone, name, answer, port, ttl)
-            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.BAD as status:
+            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.NO_TCP | DnsStatus.BAD as status:
                 outcome = _deferred("4.3", f"MX of {name}: {status}")
         return self._no(zone, name, outcome, ttl)
 

@@ -26,6 +26,7 @@ class DnsStatus(enum.StrEnum):
     NODATA = "no record of this type"
     SERVFAIL = "the name server failed"
     TIMEOUT = "no name server answered in time"
+    NO_TCP = "the answer is too long for UDP, and no name server answered over TCP (port 53)"
     BAD = "the name server's answer made no sense"
 
     @property

@@ -67,7 +67,7 @@ class NameServerWatch:
 
     def ended(self, name: str, status: DnsStatus) -> None:
         """Notes the result of a question."""
-        if status.is_definite:
+        if status.is_definite or status is DnsStatus.NO_TCP:
             self._answered()
         elif status is DnsStatus.TIMEOUT:
             self.silent()

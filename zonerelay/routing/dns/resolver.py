@@ -216,7 +216,10 @@ class Resolver:
         if self._thorough is None:
             self._thorough = _thorough(self._settings)
         truncated = found is NotPlain.TRUNCATED
-        return await self._thorough.ask(name, kind, lifetime=left, tcp=truncated, search=search)
+        reading = await self._thorough.ask(name, kind, lifetime=left, tcp=truncated, search=search)
+        if truncated and reading.status is DnsStatus.TIMEOUT:
+            return Reading(DnsStatus.NO_TCP, (), 0.0)
+        return reading
 
     def _is_secure(self, reading: Reading[Raw]) -> bool:
         # An answer over a path that can be tampered with may have any bit set: only the operator knows.

@@ -94,7 +94,7 @@ class StsCounters(Instruments):
         )
 
 
-DNS_RESULTS = ("ok", "nxdomain", "nodata", "servfail", "timeout", "bad")
+DNS_RESULTS = ("ok", "nxdomain", "nodata", "servfail", "timeout", "no_tcp", "bad")
 
 
 class NameServerMetrics(Instruments):
