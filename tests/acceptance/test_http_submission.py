@@ -629,3 +629,31 @@ def test_a_large_request_keeps_others_waiting_for_moments_alone(relay: RelayProc
         assert posted.result().status in (202, 207, 422)
         assert worst < 5, f"{path} {list(body)}"  # of a busy machine; a quiet one answers in milliseconds
         print(f"{path}: {worst:.3f} s")
+
+
+def test_a_text_that_is_none_is_pointed_at(relay: RelayProcess, app: Api) -> None:
+    """A NUL went on into the message, and a long text that is not UTF-8 was answered 500."""
+    given = {"from": "a@example.org", "to": "b@example.net"}
+    for text in ("a\0b", "\0", "x" * 100_000 + "\0"):
+        for name in ("text", "html"):
+            reply = app("POST", "/v1/messages", {**given, name: text})
+            assert (reply.code, pointers(reply)) == ((422, "invalid"), [f"/{name}"])
+    for octets in (b"\xff", b"\xff" * 100_000, b"\\ud800", b"\\ud800" * 20_000):
+        body = b'{"from": "a@example.org", "to": "b@example.net", "text": "' + octets + b'"}'
+        assert app("POST", "/v1/messages", body).status in (400, 422)
+        form = b'--b\r\nContent-Disposition: form-data; name="message"\r\n\r\n' + body + b"\r\n--b--\r\n"
+        assert app("POST", "/v1/messages", form, Content_Type="multipart/form-data; boundary=b").status in (
+            400,
+            422,
+        )
+    for name in (b"nonsense''x", b"punycode''x", b"idna''x", b"zlib''x"):
+        form = (
+            b"--b\r\nContent-Disposition: form-data; name=attachment; filename*="
+            + name
+            + b"\r\n\r\nx\r\n--b--\r\n"
+        )
+        assert app("POST", "/v1/messages", form, Content_Type="multipart/form-data; boundary=b").status in (
+            400,
+            422,
+        )
+    assert not relay.events("trouble")

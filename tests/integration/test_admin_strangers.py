@@ -391,3 +391,36 @@ async def test_all_fields_of_a_proxy_are_read_from_the_right(name: str) -> None:
 class FromHere(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else default
+
+
+CONTROLS = ("\x00", "\x01", "\x1b[31m", "\r\nX: y", "\x7f", "\x85")
+ASKED = {
+    "/v1/queue/hold": '{"filter": {"domain": "aC"}, "reason": "x"}',
+    "/v1/queue/drop": '{"filter": {"header": ["aC"]}}',
+    "/v1/suspend": '{"about": {"sender": "aC"}}',
+    "/v1/explain": '{"address": "aC@example.org"}',
+    "/v1/spool/acknowledge": '{"loss": "aC"}',
+}
+
+
+@pytest.mark.parametrize("text", CONTROLS, ids=ascii)
+async def test_a_control_character_in_a_request_is_refused(site: Site, text: str) -> None:
+    token = site.token()
+    bearer, kind = f"Bearer {token}", "application/json"
+    for path, body in ASKED.items():
+        octets = body.replace("C", json.dumps(text)[1:-1]).encode()
+        status, _, answer = await site.ask(f"POST {path}", octets, Authorization=bearer, Content_Type=kind)
+        assert (status, json.loads(answer)["code"]) == (422, "invalid"), path
+    for path in (
+        "/v1/queue?domain=a",
+        "/v1/history?about=a",
+        "/v1/tail?address=a",
+        "/v1/resolve?pseudonym=u-",
+    ):
+        status, _, answer = await site.ask(f"GET {path}{quote(text)}", Authorization=bearer)
+        assert (status, json.loads(answer)["code"]) == (422, "invalid"), path
+    status, found, _ = await site.log_in(f"token={token}".encode())
+    cookie = found["set-cookie"].partition(";")[0]
+    for path in ("/queue?q=a", "/history?value=a", "/captured?q=a"):
+        assert (await site.ask(f"GET {path}{quote(text)}b", Cookie=cookie))[0] in (400, 404), path
+    assert site.troubles == []

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.problems import Problem, invalid
+from zonerelay.admin.api.problems import Problem, invalid, wrong
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
 from zonerelay.admin.operators import BusyError, Operators
 from zonerelay.admin.requests import media_type
@@ -34,6 +34,7 @@ BODY_TIMEOUT = 30.0
 DESCRIPTION = "/v1/openapi.json"
 JSON = "application/json"
 
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
@@ -186,6 +187,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
         if name in given and name != "to":
             raise Problem(422, "invalid", f"the parameter {name} is given twice")
         given[name] = f"{given[name]},{value}" if name in given else value
+    _no_controls(given, "")
     try:
         return msgspec.convert(given, verb.parameters, strict=False)
     except msgspec.ValidationError as error:
@@ -208,8 +210,25 @@ async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struc
     except TimeoutError:
         raise Problem(408, "too_slow", f"the body did not come within {BODY_TIMEOUT:.0f} seconds") from None
     try:
-        return msgspec.json.decode(octets, type=of)
+        body = msgspec.json.decode(octets, type=of)
     except msgspec.ValidationError as error:
         raise invalid(error, "the body") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "malformed", f"the body is not JSON: {error}") from error
+    _no_controls(msgspec.to_builtins(body), "")
+    return body
+
+
+def _no_controls(value: object, pointer: str) -> None:
+    """Raise Problem if a text has a control character. None means anything in a request of an operator, and a
+    NUL is none that stores and databases take.
+    """
+    match value:
+        case str() if _CONTROL.search(value):
+            raise wrong(pointer, "there is a control character in it")
+        case dict():
+            for name, each in value.items():
+                _no_controls(each, f"{pointer}/{name}")
+        case list() | tuple():
+            for at, each in enumerate(value):
+                _no_controls(each, f"{pointer}/{at}")

@@ -33,6 +33,7 @@ FIELDS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 MAX_VALUE = 1000
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 class PageError(Exception):
@@ -69,6 +70,8 @@ class Visitor:
         value = self._given.get(name, "").strip()
         if len(value) > MAX_VALUE:
             raise PageError(400, "Too long", f"{name} has at most {MAX_VALUE} characters")
+        if _CONTROL.search(value):
+            raise PageError(400, "Not taken", f"{name} has a control character in it")
         return value
 
     @property

@@ -34,6 +34,7 @@ from zonerelay.outbox.compose.drafts import (
     checked_file,
     checked_headers,
     checked_subject,
+    checked_text,
 )
 from zonerelay.routing.zones.networks import Networks
 
@@ -157,7 +158,7 @@ class Faults:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, BadRowError | msgspec.DecodeError):
+        if not isinstance(error, BadRowError | msgspec.DecodeError | UnicodeDecodeError):
             return False
         self.add(self._at, str(error))
         return True
@@ -301,11 +302,9 @@ def _recipients(
 
 def _text(given: str | None, body: JsonBody, pointer: str, faults: Faults) -> str | None:
     long = None if given is None else body.long(given)
-    if long is None:
-        return given
     try:
         with faults.at(pointer):
-            return long.text()
+            return checked_text(given if long is None else long.text(), pointer[1:])
     except TooLargeError as error:
         raise Problem(
             413, "too_large", str(error), errors=[FieldError(pointer=pointer, detail=str(error))]

@@ -177,8 +177,8 @@ def draft_of(row: int, created: float, people: Recipients, content: Content) -> 
         to=people.to,
         cc=people.cc,
         subject=subject,
-        text=content.text,
-        html=content.html,
+        text=checked_text(content.text, "text"),
+        html=checked_text(content.html, "html"),
         headers=tuple(headers.items()),
         files=tuple(_files(content.attachments)),
     )
@@ -265,6 +265,13 @@ def checked_subject(subject: str) -> str:
     if len(subject) > MAX_SUBJECT:
         raise BadRowError(f"subject has more than {MAX_SUBJECT} characters")
     return subject
+
+
+def checked_text(text: str | None, column: str) -> str | None:
+    """Raises BadRowError. A message has no NUL (RFC 5322 4), and receivers refuse one that has."""
+    if text is not None and "\0" in text:
+        raise BadRowError(f"{column} has a NUL in it, which no message may have")
+    return text
 
 
 def _text_of(json: msgspec.Raw) -> bytes | memoryview:
