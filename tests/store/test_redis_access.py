@@ -199,8 +199,8 @@ async def test_limits_need_no_more_rights(server: RedisServer, authority: trustm
     ("rule", "named"),
     [
         ("resetchannels &PREFIXnews", "PUBLISH mail:limits"),
-        ("resetchannels &PREFIXlimits", "PUBLISH mail:news"),
-        ("-publish", "PUBLISH mail:news"),
+        ("resetchannels &PREFIXlimits", "access one of the channels"),
+        ("-publish", "PUBLISH mail:limits"),
         ("-subscribe", "subscribe"),
         ("-@hash", "HSET mail:message:rights"),
         ("-@sortedset", "ZADD mail:queue:rights"),

@@ -278,7 +278,7 @@ class RedisKeeper:
         with contextlib.suppress(StoreError):
             while True:
                 teller, _, zone = (await channel.next()).partition(b" ")
-                if zone and teller != self.lease.token:  # without one it tries a right (rights.lua)
+                if teller != self.lease.token:
                     self.hooks.busy(zone)
 
     # --- the lease

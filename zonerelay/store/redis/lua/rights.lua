@@ -54,8 +54,8 @@ for _, name in ipairs({'fence', 'mark', 'last-id', 'format', 'probe'}) do
   try('PERSIST', P .. name)
   try('GET', P .. name)
 end
--- Relays that listen find neither a zone nor a limit in these.
-for _, channel in ipairs({'news', 'limits'}) do try('PUBLISH', P .. channel, '') end
+-- Relays that listen find no limit in it. The right to the channel of news shows when it is listened to.
+try('PUBLISH', P .. 'limits', '')
 try('SCAN', 0, 'COUNT', 1)
 try('TIME')
 return missing
