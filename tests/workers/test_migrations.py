@@ -121,3 +121,37 @@ async def test_a_priority_of_the_applications_own_is_left_as_it_is(
     await check(link, names)
     assert not await has_priority(link.fetch, names)
     bed.insert(priority=7)
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("REVOKE UPDATE ON outbound_messages FROM {role}", "UPDATE on {schema}.outbound_messages"),
+        (
+            "REVOKE UPDATE ON outbound_messages FROM {role};"
+            " GRANT UPDATE (status, claimed_by, claim_token) ON outbound_messages TO {role}",
+            "UPDATE on {schema}.outbound_messages",
+        ),
+        ("REVOKE SELECT ON mailboxes FROM {role}", "SELECT on {schema}.mailboxes"),
+        (
+            "REVOKE DELETE ON outbound_messages_relays FROM {role}",
+            "DELETE on {schema}.outbound_messages_relays",
+        ),
+    ],
+)
+async def test_a_right_that_is_missing_is_named(
+    bed: OutboxBed, names: Names, link: Link, statement: str, named: str
+) -> None:
+    await migrate(link, names)
+    role = f"lacking_{bed.schema}"
+    bed.server.psql(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {bed.schema} TO {role}")
+    printed = tables.script(names).partition("The relay's role")[2]
+    for line in printed.splitlines()[1:]:
+        bed.server.psql(line.removeprefix("-- ").replace("TO relay;", f"TO {role};"))
+    url = bed.server.url.replace("//mail@", f"//{role}@")
+    lacking = await Link.open(Access(url, str, bed.schema, "test", 60.0))
+    await check(lacking, names)
+    bed.psql(statement.format(role=role))
+    with pytest.raises(StoreOpenError, match=named.format(schema=bed.schema)):
+        await check(lacking, names)
+    await lacking.close()

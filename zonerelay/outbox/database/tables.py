@@ -85,6 +85,8 @@ _MAILBOXES = {
 }
 _RELAYS = {"session": "uuid", "name": "text", "expires": "timestamp with time zone"}
 WRITTEN_BY_APPLICATIONS = tuple(_MESSAGES)[1:14]
+_WRITTEN = tuple(_MESSAGES)[15:]
+"""The columns that a relay writes."""
 _OPTIONAL = "priority"
 """Tables without it, or with something else under its name, are served as if it were empty."""
 _ALIKE = {"character varying": "text", "integer": "bigint"}
@@ -228,6 +230,35 @@ async def _check_columns(fetch: Fetch, names: Names) -> None:
         )
 
 
+_RIGHTS = """
+SELECT r.right_, r.table_
+FROM unnest($2::text[], $3::text[]) r (right_, table_)
+WHERE EXISTS (
+    SELECT FROM pg_attribute a
+    WHERE a.attrelid = format('%I.%I', $1::text, r.table_)::regclass AND a.attnum > 0 AND NOT a.attisdropped
+        AND (r.right_ <> 'UPDATE' OR a.attname = ANY($4::text[]))
+        AND NOT CASE r.right_ WHEN 'DELETE' THEN has_table_privilege(a.attrelid, 'DELETE')
+            ELSE has_column_privilege(a.attrelid, a.attnum, r.right_) END
+)
+"""
+
+
+async def _check_rights(fetch: Fetch, names: Names) -> None:
+    """Raises StoreOpenError when the role may not do what the relay does, because a row could be claimed and
+    sent, and what became of it could not be stored.
+    """
+    wanted = [("SELECT", names.messages), ("UPDATE", names.messages), ("SELECT", names.mailboxes)]
+    wanted += [(right, names.relays) for right in ("SELECT", "INSERT", "UPDATE", "DELETE")]
+    rights, tables = zip(*wanted, strict=True)
+    found = await fetch(_RIGHTS, names.schema, rights, tables, [*_WRITTEN, "expires"])
+    if found:
+        missing = ", ".join(f"{right} on {names.schema}.{table}" for right, table in found)
+        raise StoreOpenError(
+            f"[outbox]: the role of the relay lacks rights: {missing}. zonerelay outbox schema prints what"
+            " grants them"
+        )
+
+
 async def _problems(fetch: Fetch, names: Names) -> list[str]:
     ((encoding,),) = await fetch("SELECT current_setting('server_encoding')")
     wrong = [] if encoding == "UTF8" else [f"the database's encoding is {encoding}, not UTF8"]
@@ -284,6 +315,7 @@ async def check(link: Link, names: Names) -> None:
     """Raises StoreOpenError for tables that this relay cannot work with."""
     await _recorded_version(link.fetch, names)
     await _check_columns(link.fetch, names)
+    await _check_rights(link.fetch, names)
 
 
 async def _migrate(fetch: Fetch, names: Names) -> None:

@@ -302,6 +302,7 @@ async def _hang_up(connection: AbstractConnection) -> None:
     except (TimeoutError, RedisError, OSError):
         if writer is not None:
             writer.transport.abort()
+            await asyncio.sleep(0)  # the loop lets go of the socket one turn later
 
 
 @contextlib.asynccontextmanager
