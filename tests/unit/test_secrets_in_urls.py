@@ -16,6 +16,7 @@ from zonerelay.config.load import ConfigError, load_text, read
 from zonerelay.config.options.options import options_of
 from zonerelay.config.settings import REPEATED, TABLES
 from zonerelay.config.wording import masked, quoted
+from zonerelay.transfer.others.databases import _shown
 
 SECRET = "hunter2hunter2xyz"
 URLS = [
@@ -119,6 +120,11 @@ def test_no_option_that_takes_no_url_repeats_the_secret_of_one(key: str, way: st
 )
 def test_what_is_masked_and_what_is_not(text: str, shown: str) -> None:
     assert masked(text) == shown
+
+
+def test_the_source_of_an_import_is_shown_without_its_password() -> None:
+    assert _shown("redis://u:p@host:6379/2?prefix=x:") == "redis://host:6379/2?prefix=x:"
+    assert _shown("redis://host/2?prefix=x:&password=p") == "redis://host/2?prefix=x:&password=***"
 
 
 def test_an_address_is_quoted_as_it_is() -> None:

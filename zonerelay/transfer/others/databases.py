@@ -12,6 +12,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from zonerelay.config.settings import RedisSettings
+from zonerelay.config.wording import masked
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import Argument, Reply, Server, Wire, as_list, open_wire
 from zonerelay.transfer.stored import TransferError
@@ -92,6 +93,6 @@ class Databases:
 
 
 def _shown(url: str) -> str:
-    """Without user and password."""
+    """Without user and password, wherever they stand."""
     scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+    return masked(f"{scheme}{mark}{rest.rpartition('@')[2]}")
