@@ -30,6 +30,7 @@ from zonerelay.queue.orders.order import SUSPEND, Order
 
 pytestmark = needs_a_disk
 MESSAGES = 5
+OWNER = 12345
 ORDER = Order(id="2620552a", effect=SUSPEND, reason="ticket 42", who="ann", since=1.0, everything=True)
 
 
@@ -108,6 +109,29 @@ def test_backup_and_restore(tmp_path: Path, disk: Disk) -> None:
     with disk.cut():
         check_moved(target)
         assert not list(target.parent.glob("restore-*"))
+
+
+@pytest.mark.parametrize("verb", ["migrate", "restore"])
+def test_what_root_has_made_is_the_relay_s_own(tmp_path: Path, disk: Disk, verb: str) -> None:
+    """A relay of another user could not read it, and would not start."""
+    source = relay_home(tmp_path / "old")
+    target = configured(disk.place / "new", "leveldb")
+    os.chown(target.parent, OWNER, OWNER)
+    assert spool(source, "backup", str(tmp_path / "backup")) == 0
+    os.sync()
+    if verb == "migrate":
+        assert spool(source, verb, "--to", str(target)) == 0
+    else:
+        assert spool(target, verb, str(tmp_path / "backup")) == 0
+    with disk.cut():
+        check_moved(target)
+        places = [target.parent / name for name in ("orders", "acts", "mta-sts", "refresh-tokens", "history")]
+        made = [
+            target.parent / "redact.key",
+            *places,
+            *(each for place in places for each in place.iterdir()),
+        ]
+        assert {str(each): each.stat().st_uid for each in made} == {str(each): OWNER for each in made}
 
 
 def test_export_and_import(tmp_path: Path, disk: Disk) -> None:

@@ -154,6 +154,22 @@ def test_a_damaged_database_is_named_and_makes_the_status_1(
     assert spool(source, "migrate", "--to", str(target)) == 0
 
 
+@pytest.mark.parametrize("name", ["orders/orders.json", "identities.json"])
+def test_a_damaged_file_is_left_out_of_a_backup_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A backup with it could not be restored, or would let no token in."""
+    source, target = source_of(tmp_path / "old"), configured(tmp_path / "new", "disk")
+    (source.parent / name).parent.mkdir(exist_ok=True)
+    (source.parent / name).write_bytes(b"")
+    (source.parent / name).chmod(0o600)
+    assert spool(source, "check") == 1
+    assert spool(source, "backup", str(tmp_path / "backup")) == 1
+    assert str(source.parent / name) in capsys.readouterr().err
+    assert spool(target, "restore", str(tmp_path / "backup")) == 0
+    assert not (target.parent / name).exists()
+
+
 def test_an_empty_directory_of_the_target_is_not_its_own_captured_mail(tmp_path: Path) -> None:
     source, target = source_of(tmp_path / "old"), configured(tmp_path / "new", "leveldb")
     (target.parent / "captured").mkdir()

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, thread_time
 
+from zonerelay import durable
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import DROP
@@ -197,7 +198,7 @@ class DropDirectory:
             if not waiting.is_done and (refusal := self._take(path, facts, waiting)):
                 found.refused.append((_shown(name), owner, refusal))
             else:
-                path.unlink(missing_ok=True)
+                durable.unlink(path)  # or it would come back after a power cut, and be sent again
         except NoListenerError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, it delays no other one

@@ -262,7 +262,8 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
                 USAGE,
             )
         durable.make_directory(under_way)
-        home_files.restore(settings, source / _HOME).tell()
+        carried = home_files.restore(settings, source / _HOME)
+        carried.tell()
         register = Register(under_way)
         try:
             loaded = await _load(settings, source, sheet, store, register)
@@ -270,7 +271,7 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
             register.close()
     shutil.rmtree(under_way)
     durable.sync_directory(home)  # it would let a later restore of the same backup go on, not begin anew
-    return loaded.messages, loaded.deliveries, loaded.unusable
+    return loaded.messages, loaded.deliveries, loaded.unusable + len(carried.lost)
 
 
 async def _left_over(settings: Settings, store: Store) -> str:

@@ -35,11 +35,13 @@ from zonerelay.store.check import Fault, Findings
 from zonerelay.transfer.register import FILE as REGISTER
 from zonerelay.transfer.register import merge_registers
 
+_POLICIES = "mta-sts"
+_REFRESH_TOKENS = "refresh-tokens"
 _DATABASES = frozenset({HISTORY, USAGE, CAPTURED})
 _MERGED = frozenset({ORDERS, REGISTER})
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _BLOCK = 4096
-DIRECTORIES = (HISTORY, USAGE, CAPTURED, ACTS, ORDERS)
+DIRECTORIES = (HISTORY, USAGE, CAPTURED, ACTS, ORDERS, _POLICIES, _REFRESH_TOKENS)
 """In the home, whose files a command that root has run gives to the relay's user."""
 
 _SET_ASIDE = ": a relay sets a history that it cannot use aside, and begins another"
@@ -51,8 +53,8 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield REDACT_KEY, redact_key_of(settings)
     yield NOTE, home / NOTE
     yield REGISTER, home / REGISTER
-    yield "mta-sts", policy_directory(settings)
-    yield "refresh-tokens", token_directory(settings)
+    yield _POLICIES, policy_directory(settings)
+    yield _REFRESH_TOKENS, token_directory(settings)
     yield FILE_NAME, identities_file(home)
     yield HISTORY, home / HISTORY
     yield USAGE, home / USAGE
@@ -201,6 +203,8 @@ def _union(
             kept = kept or not _is_same(file, place)
             continue
         try:
+            if file.suffix != ".db" and (problem := _problem_in(file)):
+                raise DamagedError(problem)
             (copy or (_copy_database if file.suffix == ".db" else durable.copy))(file, place)
             copied = True
         except FileNotFoundError:

@@ -162,16 +162,22 @@ def _give_back(spool: SpoolSettings) -> None:
 
 def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
     """A spool with files of root could not be opened by the relay's own user. Raises OSError."""
-    if os.geteuid() != 0 or not spool.path.exists():
+    if os.geteuid() != 0:
         return
-    home = spool.path.parent
-    owner = next((found for each in (spool.path, home) if (found := each.stat()).st_uid), None)
+    found = [each.stat() for each in (spool.path, spool.path.parent) if each.exists()]
+    owner = next((each for each in found if each.st_uid), None)
     if owner is not None:
-        for place in {each for each in places if each.exists()}:
-            for path in (place, *place.rglob("*")):
-                _give(path, owner)
+        given = [
+            _give(path, owner)
+            for place in {each for each in places if each.exists()}
+            for path in (place, *place.rglob("*"))
+        ]
+        if any(given):
+            os.sync()  # an owner is lost in a power cut as a name is
 
 
-def _give(path: Path, owner: os.stat_result) -> None:
-    if path.lstat().st_uid == 0:
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+def _give(path: Path, owner: os.stat_result) -> bool:
+    if path.lstat().st_uid != 0:
+        return False
+    os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    return True

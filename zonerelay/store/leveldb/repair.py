@@ -92,6 +92,7 @@ def repair(spool: Path, home: Path, salvage: Salvage, tell: Tell, *, carry_out: 
                 if not carry_out or not done.kept:
                     return msgspec.structs.replace(done, kept="")
                 done = msgspec.structs.replace(done, kept=str(_keep(spool, home, work)))
+                durable.sync_tree(work)  # the exchange removes what it was made of
                 durable.write(work / READY_NAME, msgspec.json.encode(done))
             finally:
                 if not (work / READY_NAME).exists():
