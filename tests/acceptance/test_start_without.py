@@ -208,3 +208,36 @@ def test_a_listeners_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
         pytest.raises(RelayFailed, match=r"exited with 1 while starting[\s\S]*in use"),
     ):
         relay.start(statuses=WITHOUT_HTTP)
+
+
+async def test_commands_find_a_relay_whose_file_has_changed(sink: Sink, tmp_path: Path) -> None:
+    """Where the file names another place since, the process itself says where it listens."""
+
+    def scene() -> None:
+        relay = RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}")
+        try:
+            relay.start()
+            before = relay.config.read_text()
+            for text in (
+                before.replace(str(relay.spool), str(tmp_path / "elsewhere" / "spool")),
+                before.replace("[spool]", "[spol]"),
+                before.replace(f'path = "{relay.spool}"', "path = 5"),
+                before.replace("[spool]", "[spool"),
+                "",
+                "\0",
+            ):
+                relay.config.write_text(text)
+                for words in (
+                    ("status",),
+                    ("queue", "list"),
+                    ("suspend", "--zone", "default", "--reason", "x"),
+                ):
+                    ran = run(relay, *words)
+                    assert ran.returncode == 0, (text, ran.stderr)
+                assert run(relay, "status", "--socket", str(tmp_path / "none.sock")).returncode == 1
+            assert relay.terminate() == 0
+            assert run(relay, "status").returncode == 2
+        finally:
+            relay.kill()
+
+    await asyncio.to_thread(scene)

@@ -508,23 +508,51 @@ async def test_no_relay_is_said_in_words(shell: Shell) -> None:
     assert "Traceback" not in ran.err
 
 
-async def test_a_wrong_config_is_status_2(shell: Shell) -> None:
+async def test_a_wrong_config_of_no_relay_is_status_2(shell: Shell) -> None:
     shell.relay.config.write_text("[spol]\n")
     ran = await shell.run("queue", "list")
     assert ran.status == 2
-    assert "spol" in ran.err
-
-
-async def test_a_config_that_is_wrong_elsewhere_still_says_where_the_relay_is(shell: Shell) -> None:
-    with shell.relay.config.open("a") as file:
-        file.write("\n[[listener]]\ntls = 'ssl'\n[retry]\nbackof = 5\n")
-    ran = await shell.run("status")
-    assert (ran.status, ran.err) == (0, "")
-    with shell.relay.config.open("a") as file:
-        file.write("[spol]\n")
-    ran = await shell.run("status")
-    assert ran.status == 2
     assert "spol: unknown key; did you mean spool?" in ran.err
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "\n[[listener]]\ntls = 'ssl'\n[retry]\nbackof = 5\n",
+        "\n[spol]\n",
+        "\nthis is no TOML\n",
+        '\n[[listener]]\naddress = "127.0.0.1:25\n',
+        "\n[retry\nmax_age = 5d\n",
+        "\n# \udce9\n",
+        "\n[[[[",
+        "\n[admin]\n",
+    ],
+    ids=range(8),
+)
+async def test_a_config_that_is_wrong_still_says_where_the_relay_is(shell: Shell, fault: str) -> None:
+    with shell.relay.config.open("ab") as file:
+        file.write(fault.encode("utf-8", "surrogateescape"))
+    for words in (("status",), ("queue", "list"), ("status", "--json")):
+        ran = await shell.run(*words)
+        assert ran.status == 0, ran.err
+        assert ran.err.count("zonerelay: warning: ") == 1
+        assert "zonerelay check-config" in ran.err
+        assert "Traceback" not in ran.err
+    ran = await shell.run("queue", "show", "f" * 16)
+    assert ran.status == 1  # its own
+
+
+async def test_the_socket_can_be_named_whatever_the_config_is(shell: Shell) -> None:
+    socket = shell.relay.directory / "control.sock"
+    shell.relay.config.write_bytes(b"\xff[")
+    assert (await shell.run("status")).status == 2
+    ran = await shell.run("status", "--socket", str(socket))
+    assert (ran.status, ran.err) == (0, "")
+    shell.relay.config.unlink()
+    assert (await shell.run("queue", "list", "--socket", str(socket))).status == 0
+    ran = await shell.run("status")
+    assert ran.status == 2  # no other relay of this machine is asked
+    assert "cannot be read" in ran.err
 
 
 async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:

@@ -417,3 +417,19 @@ def test_no_command_writes_guard_rails_that_the_relay_cannot_read(
         assert "Nothing was changed" in ran.err
         assert (beside.read_bytes(), shell.file.read_bytes()) == before
     assert shell.user("set", "app", "recipients_per_hour=").status == 0
+
+
+def test_a_mistake_elsewhere_in_the_configuration_stops_no_change_of_users(
+    shell: Shell, tmp_path: Path
+) -> None:
+    config = tmp_path / "zonerelay.toml"
+    where = ("--config", str(config))
+    config.write_text(toml_document({}, {"auth": {"credentials": str(shell.file)}, "retry": {"backof": 5}}))
+    ran = shell.user("add", "app", "--generate", where=where)
+    assert ran.status == 0
+    assert "retry.backof: unknown key" in ran.err
+    assert list(credentials.read(shell.file)) == ["app"]
+    config.write_text(toml_document({}, {"auth": {"credential": str(shell.file)}}))  # which file is meant?
+    ran = shell.user("add", "shop", "--generate", where=where)
+    assert ran.status == 2
+    assert "did you mean credentials?" in ran.err

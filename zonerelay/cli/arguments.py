@@ -41,6 +41,11 @@ _CONFIG_HELP = (
     "configuration file; without it $ZONERELAY_CONFIG, /etc/zonerelay/zonerelay.toml "
     "or ./config/zonerelay.toml, the first that there is"
 )
+_ASKING = (
+    "status", "queue", "acts", "undo", "suspend", "resume", "tail", "transcript", "explain", "resolve",
+    "webhook", "spool acknowledge",
+)  # fmt: skip
+"""Commands that ask a running relay."""
 _FILTER_HELP = "Everything given must match; * stands for any text. Quote it from the shell."
 _AT_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"
 _EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or configuration."
@@ -153,6 +158,10 @@ def _command(commands: Commands, name: str, help_text: str) -> argparse.Argument
         name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", allow_abbrev=False
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
+    if parser.prog.partition(" ")[2].startswith(_ASKING):
+        parser.add_argument(
+            "--socket", type=Path, metavar="PATH", help="control socket of the relay, whatever the file says"
+        )
     return parser
 
 

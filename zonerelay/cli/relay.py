@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.control.socket.errors import ControlError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from zonerelay.config.load import Whereabouts
+    from zonerelay.config.problems import Problem
     from zonerelay.config.settings import Settings
     from zonerelay.control.socket.client import ControlClient
 
@@ -49,6 +55,32 @@ def load_settings(option: Path | None) -> Settings:
         raise CliError(str(error), USAGE) from error
 
 
+def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
+    """Return what can be read of the file, for commands that change nothing; tell what is wrong with it."""
+    from zonerelay.config.load import load_whereabouts
+
+    path = config_path(option)
+    found = load_whereabouts(path)
+    if not found.is_sure:
+        return load_settings(option)
+    if not quietly:
+        _warn(path, found.problems)
+    return found.settings
+
+
+def load_needed(option: Path | None, table: str) -> Settings:
+    """Return settings for a command that goes by one table. Raises CliError when that one may be wrong."""
+    from zonerelay.config.load import load_whereabouts
+    from zonerelay.config.settings import TABLES
+
+    path = config_path(option)
+    found = load_whereabouts(path)
+    if found.wrong is None or not found.wrong <= TABLES.keys() - {table}:  # an unknown one may be mistyped
+        return load_settings(option)
+    _warn(path, found.problems)
+    return found.settings
+
+
 def client_of(settings: Settings) -> ControlClient:
     from zonerelay.control.socket.client import ControlClient
     from zonerelay.control.socket.socket_file import control_socket_path
@@ -56,30 +88,73 @@ def client_of(settings: Settings) -> ControlClient:
     return ControlClient(control_socket_path(settings))
 
 
-def connect(option: Path | None) -> ControlClient:
-    """Raises CliError only when the file does not say where the relay is."""
-    return find_relay(option)[0]
+def connect(arguments: Namespace) -> ControlClient:
+    """Raises CliError only when nothing says where the relay is."""
+    return find_relay(arguments)[0]
 
 
-def find_relay(option: Path | None) -> tuple[ControlClient, Path | None]:
-    """Returns a client and the relay's configuration file. Where no file is named and the usual one's relay
-    does not run, it is the sandbox of this user, if one runs; the person is told.
+def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
+    """Returns a client and the relay's configuration file.
+
+    The socket is that of `--socket`; else the one that the file names, whatever else is wrong in it; else the
+    one on which a process listens that was started with this file, which has changed since. Where no file is
+    named and the usual one's relay does not run, it is the sandbox of this user, if one runs; the person is
+    told.
     """
-    from zonerelay.config.load import ConfigError, load_whereabouts
+    from zonerelay.config.load import load_whereabouts
     from zonerelay.control.socket.client import ControlClient
-    from zonerelay.control.socket.socket_file import answers, control_socket_path
+    from zonerelay.control.socket.socket_file import answers
 
-    is_named = option is not None or bool(os.environ.get(ENVIRONMENT))
+    if arguments.socket is not None:
+        return ControlClient(arguments.socket), None
+    is_named = arguments.config is not None or bool(os.environ.get(ENVIRONMENT))
     try:
-        config = config_path(option)
-        path = control_socket_path(load_whereabouts(config))
-    except (CliError, ConfigError) as error:
-        if isinstance(error, CliError) and (sandbox := _sandbox()):
+        config = config_path(arguments.config)
+    except CliError:
+        if sandbox := _sandbox():
             return ControlClient(sandbox), None
-        raise CliError(str(error), USAGE) from error
-    if not is_named and not answers(path) and (sandbox := _sandbox()):
-        return ControlClient(sandbox), None
+        raise
+    found = load_whereabouts(config)
+    path = _socket_of(found)
+    if path is None or not answers(path):
+        from zonerelay.cli.running import control_socket_of
+
+        if running := control_socket_of(config):
+            print(f"zonerelay: {config} has changed: its relay answers at {running}", file=sys.stderr)
+            path = running
+        elif not is_named and (sandbox := _sandbox()):
+            return ControlClient(sandbox), None
+        elif path is None or found.problems:
+            wrong = "\n".join(map(str, found.problems))
+            raise CliError(f"{wrong}\nno relay that runs was started with {config}", USAGE)
+    _warn(config, found.problems)
     return ControlClient(path), config
+
+
+def _socket_of(found: Whereabouts) -> Path | None:
+    """`None`: the file does not say, or names a path that no socket can have."""
+    from zonerelay.control.socket.socket_file import control_socket_path
+
+    try:
+        return control_socket_path(found.settings) if found.is_sure else None
+    except ControlError:
+        return None
+
+
+def _warn(config: Path, problems: Sequence[Problem]) -> None:
+    """Tell what is wrong with a file that was read all the same."""
+    if not problems:
+        return
+    from zonerelay.cli.terminal.text import clean_lines
+
+    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+    print(
+        clean_lines(
+            f"zonerelay: warning: {problems[0]}{more}. A start with {config} would be refused: "
+            f"zonerelay check-config --config {config}"
+        ),
+        file=sys.stderr,
+    )
 
 
 def _sandbox() -> Path | None:

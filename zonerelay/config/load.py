@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,17 +44,56 @@ def read(path: Path) -> tuple[Settings, Report]:
     return settings, report
 
 
-def load_whereabouts(path: Path) -> Settings:
-    """Returns settings for commands that only need the place of the running relay: its spool and its socket.
-
-    They are needed most while the file is being corrected, so what is wrong elsewhere is no matter here.
-    Raises ConfigError when the file does not say it.
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What could be read of a file that may be wrong. `wrong` are the tables and keys at its top that are;
+    `None`: the file is no TOML, and `settings` have only the places in it. `is_sure`: the control socket that
+    follows is the one that the file means, and no default in the place of a value that cannot be read.
     """
-    settings, report = _checked(_text(path), str(path))
+
+    settings: Settings
+    problems: tuple[Problem, ...]
+    wrong: frozenset[str] | None
+    is_sure: bool
+
+
+def load_whereabouts(path: Path) -> Whereabouts:
+    """Returns what commands need that ask a running relay, or read what it has written. They are needed most
+    while the file is being corrected, so whatever is wrong in it stops none.
+    """
+    try:
+        settings, report = _checked(_text(path), str(path))
+    except ConfigError as error:
+        places = _scanned(path)
+        return Whereabouts(settings_in(dict(places), Report({})), error.problems, None, bool(places))
+    wrong = frozenset(str(each[0]) for each in report.wrong)
     known = {*TABLES, *options_of(Settings)} - {"spool", "admin"}
-    if not all(wrong[0] in known for wrong in report.wrong):  # an unknown table may be a mistyped one
-        report.raise_problems()
-    return settings
+    given = ("admin", "socket") if settings.admin.socket else ("spool", "path")
+    is_sure = wrong <= known or (report.given(*given) and report.sound(*given))
+    return Whereabouts(settings, report.problems, wrong, is_sure)
+
+
+_PLACES = {"spool": ("path",), "admin": ("socket",), "log": ("redact_key_file",), "history": ("addresses",)}
+_HEADER = re.compile(r"\s*\[+\s*([\w-]+)")
+_PLACE = re.compile(r"""\s*(?:(\w+)\s*\.\s*)?(\w+)\s*=\s*(?:"([^"\\]*)"|'([^']*)')""")
+
+
+def _scanned(path: Path) -> dict[str, dict[str, object]]:
+    """Read the places that a file names, line by line, whatever else is in it."""
+    document: dict[str, dict[str, object]] = {}
+    try:
+        lines = path.read_bytes().decode("utf-8-sig", "replace").splitlines()
+    except OSError:
+        return document
+    table = ""
+    for line in lines:
+        if header := _HEADER.match(line):
+            table = header[1]
+        elif found := _PLACE.match(line):
+            name, key = found[1] or table, found[2]
+            if key in _PLACES.get(name, ()):
+                document.setdefault(name, {})[key] = found[3] if found[3] is not None else found[4]
+    return document
 
 
 def load_text(text: str, source: str = "configuration") -> Settings:

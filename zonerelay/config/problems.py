@@ -65,11 +65,14 @@ class Report:
         """Whether nothing is wrong with this value; checks between values skip unsound ones."""
         return not any(wrong[: len(path)] == path or path[: len(wrong)] == wrong for wrong in self._problems)
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """In the order of the file."""
+        return tuple(sorted(self._problems.values(), key=lambda problem: (problem.line, problem.path)))
+
     def raise_problems(self) -> None:
         if self._problems:
-            raise ConfigError(
-                sorted(self._problems.values(), key=lambda problem: (problem.line, problem.path))
-            )
+            raise ConfigError(self.problems)
 
     def _line(self, path: KeyPath) -> int:
         """The line of the key; of the nearest table above it when the key itself is not in the file."""

@@ -17,7 +17,7 @@ from zonerelay.control.messages.requests import Acts, Undo
 
 
 def acts(arguments: Namespace) -> int:
-    rows, end = connect(arguments.config).all(Acts(limit=arguments.limit), ActRow)
+    rows, end = connect(arguments).all(Acts(limit=arguments.limit), ActRow)
     nothing = "No operator has changed the queue in the last 24 hours."
     output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
@@ -49,7 +49,7 @@ def undo(arguments: Namespace) -> int:
             USAGE,
         )
     request = Undo(undoes=arguments.act, reason=arguments.reason)
-    changed = changed_by(connect(arguments.config), request, arguments)
+    changed = changed_by(connect(arguments), request, arguments)
     if arguments.json:
         output.print_document(changed)
     else:

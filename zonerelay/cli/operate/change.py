@@ -42,7 +42,7 @@ def change(arguments: Namespace) -> int:
     if in_bulk:
         filters = [filter_of(arguments)]
         _check_bulk(arguments, filters[0])
-    client = connect(arguments.config)
+    client = connect(arguments)
     if arguments.dry_run:
         return _dry_run(client, arguments, filters)
     if in_bulk and not arguments.yes and not _confirmed(client, arguments.verb, filters[0]):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from zonerelay.cli.arguments import given
 from zonerelay.cli.operate.orders import order_line
-from zonerelay.cli.relay import client_of, load_settings
+from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.config.endpoints import CAPTURE
@@ -34,13 +34,12 @@ MAX_ROUTES = 20  # of those that were asked, in the table
 
 def explain(arguments: Namespace) -> int:
     """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
-    settings = load_settings(arguments.config)
     request = given(arguments, Explain, headers=tuple(arguments.header))
     from zonerelay.cli.operate.log import left_queue
 
     try:
         with left_queue(arguments.config, request.message_id):
-            frames = client_of(settings).stream(request)
+            frames = connect(arguments).stream(request)
             answers = [frame for frame in frames if isinstance(frame, Explanation)]
     except NotRunningError:
         if request.message_id:
@@ -48,7 +47,7 @@ def explain(arguments: Namespace) -> int:
         # Apart: asking a running relay needs none of the parts that would carry mail.
         from zonerelay.cli.operate.explain_offline import offline
 
-        answers = [asyncio.run(offline(settings, request))]
+        answers = [asyncio.run(offline(load_settings(arguments.config), request))]
     console = output.console()
     for number, found in enumerate(answers):
         if arguments.json:

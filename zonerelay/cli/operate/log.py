@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.text import Text
 
 from zonerelay.cli.arguments import given
-from zonerelay.cli.relay import load_settings
+from zonerelay.cli.relay import load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.control import history
@@ -43,7 +43,7 @@ FORGOTTEN = "forgotten"
 
 
 def find(arguments: Namespace) -> int:
-    settings = load_settings(arguments.config)
+    settings = load_for_reading(arguments.config)
     now = time.time()
     wanted = given(
         arguments,
@@ -83,7 +83,7 @@ def find(arguments: Namespace) -> int:
 
 
 def show(arguments: Namespace) -> int:
-    settings = load_settings(arguments.config)
+    settings = load_for_reading(arguments.config)
     told = _told(lambda: history.time_line(settings, arguments.message_id, time.time()))
     print_steps(told.steps, as_json=arguments.json)
     if not told.steps:
@@ -99,7 +99,7 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
         yield
     except NotFoundError:
         with contextlib.suppress(CliError, RedactKeyError, SearchError):
-            if told := history.became(load_settings(config), message_id, time.time()):
+            if told := history.became(load_for_reading(config, quietly=True), message_id, time.time()):
                 raise NotFoundError(f"{told}. zonerelay log show {message_id} has its time line") from None
         raise
 
@@ -108,7 +108,9 @@ def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]
     """The time line of a message; what its queue still says comes behind."""
     known = [each.recipient for each in queued]
     with contextlib.suppress(CliError, RedactKeyError):
-        return history.whole_line(load_settings(config), message_id, queued, known, time.time())[0]
+        return history.whole_line(
+            load_for_reading(config, quietly=True), message_id, queued, known, time.time()
+        )[0]
     return list(queued)
 
 

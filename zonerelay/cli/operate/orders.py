@@ -127,5 +127,5 @@ def _about(arguments: Namespace) -> Selectors:
 
 
 def _ask(arguments: Namespace, request: Request, answer: type[_Answer]) -> tuple[_Answer, int]:
-    found, end = connect(arguments.config).answered(request, answer)
+    found, end = connect(arguments).answered(request, answer)
     return found, output.completeness(end)

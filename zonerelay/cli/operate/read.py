@@ -16,7 +16,7 @@ from rich.text import Text
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
 from zonerelay.cli.operate.explain import zone_of
 from zonerelay.cli.operate.orders import order_line
-from zonerelay.cli.relay import connect, load_settings
+from zonerelay.cli.relay import connect, load_for_reading
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.cli.terminal.progress_bar import ProgressBar
@@ -53,7 +53,7 @@ def list_deliveries(arguments: Namespace) -> int:
     limit = arguments.limit
     if limit is None:
         limit = 0 if arguments.json else DEFAULT_ROWS
-    frames = connect(arguments.config).stream(QueueList(filter=filter_of(arguments), limit=limit))
+    frames = connect(arguments).stream(QueueList(filter=filter_of(arguments), limit=limit))
     if arguments.json:
         return _list_json(frames)
     return _list_tables(frames, limit)
@@ -144,7 +144,7 @@ def show(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import left_queue
 
     with left_queue(arguments.config, arguments.message_id):
-        detail = connect(arguments.config).ask(QueueShow(message_id=arguments.message_id), MessageDetail)
+        detail = connect(arguments).ask(QueueShow(message_id=arguments.message_id), MessageDetail)
     if arguments.json:
         output.print_document(detail)
         return OK
@@ -216,7 +216,7 @@ def trace(arguments: Namespace) -> int:
     steps: list[TraceStep] = []
     missing: ControlError | None = None
     try:
-        frames = connect(arguments.config).stream(QueueTrace(message_id=arguments.message_id))
+        frames = connect(arguments).stream(QueueTrace(message_id=arguments.message_id))
         steps += [frame for frame in frames if isinstance(frame, TraceStep)]
     except ControlError as error:  # not in the queue, or the relay does not run: the history may know
         missing = error
@@ -250,7 +250,7 @@ def resolve(arguments: Namespace) -> int:
         return _resolve_address(arguments)
     with ProgressBar("Looking through the queue") as bar:
         request = Resolve(pseudonym=arguments.pseudonym)
-        found, end = connect(arguments.config).all(request, Address, bar.saw)
+        found, end = connect(arguments).all(request, Address, bar.saw)
     if arguments.json:
         for address in found:
             output.print_line(address)
@@ -267,7 +267,7 @@ def resolve(arguments: Namespace) -> int:
 def summary(arguments: Namespace) -> int:
     request = QueueSummary(by=arguments.by, filter=filter_of(arguments), exact=arguments.exact)
     with ProgressBar("Looking through the queue") as bar:
-        found, end = connect(arguments.config).answered(request, Summary, bar.saw)
+        found, end = connect(arguments).answered(request, Summary, bar.saw)
     if arguments.json:
         output.print_document(found)
         return output.completeness(end)
@@ -304,7 +304,7 @@ def summary_table(found: Summary, limit: int) -> Table:
 def _resolve_address(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import pseudonym_of  # SQLite
 
-    pseudonym = pseudonym_of(load_settings(arguments.config), arguments.pseudonym)
+    pseudonym = pseudonym_of(load_for_reading(arguments.config), arguments.pseudonym)
     answer = Pseudonym(address=arguments.pseudonym, pseudonym=pseudonym)
     output.print_answer(answer, pseudonym, as_json=arguments.json)
     return OK

@@ -6,7 +6,7 @@ import socket
 import time
 from argparse import Namespace
 
-from zonerelay.cli.relay import load_settings
+from zonerelay.cli.relay import load_for_reading
 from zonerelay.cli.terminal import text
 from zonerelay.cli.terminal.exits import OK
 from zonerelay.config.hostname import resolve_hostname
@@ -14,7 +14,7 @@ from zonerelay.control.report import report
 
 
 def show(arguments: Namespace) -> int:
-    settings = load_settings(arguments.config)
+    settings = load_for_reading(arguments.config)
     now = time.time()
     print(
         text.clean_lines(

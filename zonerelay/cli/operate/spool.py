@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from zonerelay.cli.relay import client_of, load_settings
+from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.control.messages.answers import Acknowledged
@@ -19,10 +19,10 @@ from zonerelay.store.offline import acknowledge_loss, forget_queue, place_of_que
 
 
 def acknowledge(arguments: Namespace) -> int:
-    settings = load_settings(arguments.config)
     try:
-        done = client_of(settings).ask(SpoolAcknowledge(loss=arguments.loss), Acknowledged)
+        done = connect(arguments).ask(SpoolAcknowledge(loss=arguments.loss), Acknowledged)
     except NotRunningError:
+        settings = load_settings(arguments.config)
         try:
             if not acknowledge_loss(settings.spool, arguments.loss):
                 raise CliError(

@@ -36,7 +36,7 @@ MAX_SHOWN = 20
 
 
 def status(arguments: Namespace) -> int:
-    client, config = find_relay(arguments.config)
+    client, config = find_relay(arguments)
     if arguments.watch:
         if arguments.json:
             raise CliError("--watch is for a terminal, --json for scripts: leave one of the two out", USAGE)

@@ -45,7 +45,7 @@ def tail(arguments: Namespace) -> int:
     console = output.console()
     wide = console.width >= output.WIDE
     with contextlib.suppress(KeyboardInterrupt):
-        for frame in connect(arguments.config).stream(request):
+        for frame in connect(arguments).stream(request):
             if not isinstance(frame, MailEvent | Missed):
                 continue
             if arguments.json:
@@ -78,7 +78,7 @@ def event_line(event: MailEvent, *, wide: bool) -> Text:
 def transcript(arguments: Namespace) -> int:
     request = given(arguments, Transcript)
     with _opened(arguments) as (console, stream), contextlib.suppress(KeyboardInterrupt):
-        for frame in connect(arguments.config).stream(request):
+        for frame in connect(arguments).stream(request):
             if not isinstance(frame, TranscriptLine | Missed):
                 continue
             if isinstance(frame, Missed) and not arguments.json and not frame.count:

@@ -19,7 +19,7 @@ _STYLES = {"ok": "green", "failing": "yellow"}
 
 
 def list_webhooks(arguments: Namespace) -> int:
-    rows, end = connect(arguments.config).all(WebhookList(), WebhookRow)
+    rows, end = connect(arguments).all(WebhookList(), WebhookRow)
     nothing = "The configuration has no [[webhook]]."
     output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
@@ -44,7 +44,7 @@ def _table(rows: Sequence[WebhookRow]) -> Table:
 
 
 def test(arguments: Namespace) -> int:
-    answer = connect(arguments.config).ask(WebhookTest(name=arguments.name), WebhookTested)
+    answer = connect(arguments).ask(WebhookTest(name=arguments.name), WebhookTested)
     words = f"{arguments.name}: {'taken' if answer.ok else 'not taken'}: {text.clean(answer.text)}"
     output.print_answer(answer, words, as_json=arguments.json)
     return OK if answer.ok else FAILED
@@ -52,7 +52,7 @@ def test(arguments: Namespace) -> int:
 
 def replay(arguments: Namespace) -> int:
     since = None if arguments.since is None else time.time() - arguments.since
-    answer = connect(arguments.config).ask(WebhookReplay(name=arguments.name, since=since), WebhookReplayed)
+    answer = connect(arguments).ask(WebhookReplay(name=arguments.name, since=since), WebhookReplayed)
     words = f"{arguments.name}: {text.plural(answer.queued, 'event')} on the way"
     output.print_answer(answer, words, as_json=arguments.json)
     return OK

@@ -11,7 +11,7 @@ from argparse import Namespace
 
 from rich.text import Text
 
-from zonerelay.cli.relay import load_settings
+from zonerelay.cli.relay import load_needed
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
 from zonerelay.config.credentials import file as credentials
@@ -22,7 +22,7 @@ from zonerelay.config.settings import Settings
 
 
 def token(arguments: Namespace) -> int:
-    settings = load_settings(arguments.config)
+    settings = load_needed(arguments.config, "spool")
     path = identities.identities_file(settings.spool.path.parent)
     say = output.chatter().print
     try:

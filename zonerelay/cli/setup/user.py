@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.cli.relay import load_settings
+from zonerelay.cli.relay import load_needed, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.passwords import ask, read_line
@@ -70,7 +70,7 @@ _IN_THE_LINE = ("senders", "priority")
 
 
 def user(arguments: Namespace) -> int:
-    path = arguments.file or load_settings(arguments.config).auth.credentials
+    path = arguments.file or load_needed(arguments.config, "auth").auth.credentials
     try:
         status = _VERBS[arguments.verb](arguments, path)
     except CredentialsError as error:

@@ -24,7 +24,7 @@ def cat(arguments: Namespace) -> int:
     request = QueueCat(message_id=arguments.message_id, as_sent=arguments.as_sent, zone=arguments.zone or "")
     show = output.print_line if arguments.json else _Octets().show
     try:
-        for frame in connect(arguments.config).stream(request):
+        for frame in connect(arguments).stream(request):
             if isinstance(frame, MessageBody | BodyPiece):
                 show(frame)
     except NotRunningError:

@@ -1,0 +1,60 @@
+"""Finds the control socket of a relay that runs, by what the system knows of its process.
+
+A file that was changed since the start, or cannot be read any more, may name another socket than the one on
+which the relay listens. Only root and the relay's own user see that of a process; they are who may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from zonerelay.control.messages.requests import Ping
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import ControlError
+
+TIMEOUT = 2.0
+_LISTENS = "00010000"
+"""The flag __SO_ACCEPTCON in /proc/net/unix."""
+
+
+def control_socket_of(config: Path) -> Path | None:
+    """Return the control socket of a process that serves with this configuration file."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if _serves_with(process, config):
+                for path in _listening(process):
+                    if _is_control(path):
+                        return path
+        except OSError:
+            continue  # it has ended, or is another user's
+    return None
+
+
+def _serves_with(process: Path, config: Path) -> bool:
+    words = (process / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    if "serve" not in words:
+        return False
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            given = value if equals else words[at + 1]
+            place = process / "cwd" / given
+            return place.exists() and config.exists() and place.samefile(config)
+    return False
+
+
+def _listening(process: Path) -> Iterator[Path]:
+    own = {str(each.readlink()) for each in (process / "fd").iterdir()}
+    for line in (process / "net" / "unix").read_text(errors="surrogateescape").splitlines()[1:]:
+        columns = line.split(maxsplit=7)
+        if len(columns) == 8 and columns[3] == _LISTENS and f"socket:[{columns[6]}]" in own:
+            yield Path(columns[7])
+
+
+def _is_control(path: Path) -> bool:
+    try:
+        list(ControlClient(path, timeout=TIMEOUT).stream(Ping()))
+    except ControlError:
+        return False
+    return True
