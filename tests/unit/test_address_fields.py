@@ -64,6 +64,12 @@ CHANGED = [
     (b"a . b@old.example", b"a . b@" + NEW, "blanks in the local part"),
     (b"<@r.example,@s.example:a@old.example>", b"<@r.example,@s.example:a@" + NEW + b">", "behind a route"),
     (b"A <a@old.example> (new)", b"A <a@" + NEW + b"> (new)", "a comment behind the brackets"),
+    (b"J\xfcrgen <j@old.example>", b"J\xfcrgen <j@" + NEW + b">", "a name in Latin-1"),
+    (b'"\x95\x5c" <a@old.example>', b'"\x95\x5c" <a@' + NEW + b">", "in Shift JIS, with a backslash"),
+    (b"\x81\x40 <a@old.example>", b"\x81\x40 <a@" + NEW + b">", "in GBK, with an octet like @"),
+    (b'\x1b$B"(\x1b(B <a@old.example>', b'\x1b$B"(\x1b(B <a@' + NEW + b">", "in ISO-2022-JP"),
+    (b"Shop [Sales] <a@old.example>", b"Shop [Sales] <a@" + NEW + b">", "brackets in a name"),
+    (b"=?utf-8?q?a,_b?= <a@old.example>", b"=?utf-8?q?a,_b?= <a@" + NEW + b">", "a comma in an encoded word"),
 ]
 
 LEFT_ALONE = [
