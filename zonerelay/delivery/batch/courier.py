@@ -434,7 +434,7 @@ class SmtpCourier:
 
         Learns from a transaction that was asked again on another connection.
         """
-        others = self._pool.open_at(state.terms) - 1
+        others = 0 if transaction.delivered else self._pool.open_at(state.terms) - 1
         before, state.suspect = state.suspect, None
         if before is not None and before.session.peer.address == session.peer.address:
             state.suspect = self._limits.still_suspect(before, session, transaction, others=others)
