@@ -144,6 +144,10 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
     return 0
 
 
+PACKET = 4096
+"""Bytes of a packet from the supervisor at most."""
+
+
 class _Lifecycle:
     """From ready to stopped: what signals, and the end of a supervisor, do to a worker."""
 
@@ -169,7 +173,8 @@ class _Lifecycle:
         else:
             # A terminal interrupts the whole group; the supervisor decides what that means.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            loop.add_reader(self._channel, self._supervisor_gone, loop)
+            loop.add_reader(self._channel, self._hear, loop)
+            self._worker.share_failure = lambda text: self._notifier.tell(f"FAILED={text}")
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
         allow_reload()
@@ -200,9 +205,20 @@ class _Lifecycle:
             each.cancel()
         return emptied
 
-    def _supervisor_gone(self, loop: asyncio.AbstractEventLoop) -> None:
-        """It has died: finish what is in flight, so that its successor finds the spool free."""
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A failed log-in at another worker, or the end of the supervisor: finish what is in flight then, so
+        that its successor finds the spool free.
+        """
         assert self._channel is not None
+        try:
+            packet = self._channel.recv(PACKET)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if packet:
+            self._worker.failed_elsewhere(packet.decode().removeprefix("FAILED="))
+            return
         loop.remove_reader(self._channel)
         self._worker.events.lifecycle("supervisor-gone")
         self._stop.set()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
+import smtplib
 import socket
 import sys
 from collections import Counter
@@ -14,6 +16,7 @@ import pytest
 
 from tests.support.crew import (
     AT_ONCE,
+    QUICK,
     client_of,
     edit,
     pid_of,
@@ -27,6 +30,7 @@ from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
+from tests.support.toml import Table
 from zonerelay.control.messages.answers import Changed, DeliveryRow, MessageDetail
 from zonerelay.control.messages.requests import ChangeVerb, QueueChange, QueueList, QueueShow
 from zonerelay.sandbox.sink import Sink
@@ -256,3 +260,28 @@ async def test_all_workers_accept_from_a_socket_of_the_service_manager(tmp_path:
         assert (await AT_ONCE(notify.recv, 4096)).startswith(b"READY=1")
         assert await AT_ONCE(relay.terminate) == 0
         assert await AT_ONCE(notify.recv, 4096) == b"STOPPING=1"
+
+
+async def test_a_client_has_its_guesses_once_and_not_once_at_each_worker(tmp_path: Path, sink: Sink) -> None:
+    """With N workers a client had N times as many guesses at passwords."""
+    most = 3
+    listener = {"auth": "required", "cleartext_auth": "I understand that passwords can be read on the way"}
+    tables: dict[str, Table] = {
+        **QUICK,
+        "auth": {"credentials": str(tmp_path / "users"), "max_client_failures": most},
+    }
+    (tmp_path / "users").touch(mode=0o600)
+    relay = relay_of(tmp_path, sink.port, workers=3, listener=listener, tables=tables)
+    made = await AT_ONCE(run, relay, "user", "add", "app", "--generate")
+    assert made.returncode == 0, made.stderr
+    with relay:
+        replies = await AT_ONCE(lambda: [_guess(relay, f"guess-{each}") for each in range(4 * most)])
+    assert Counter(replies) == {535: most, 454: 3 * most}
+    assert {event["worker"] for event in relay.events("login-failed")} != {0}, "several workers were asked"
+
+
+def _guess(relay: RelayProcess, password: str) -> int:
+    with smtplib.SMTP(relay.host, relay.smtp_port, timeout=30) as client:
+        client.ehlo()
+        plain = base64.b64encode(f"\0app\0{password}".encode()).decode()
+        return client.docmd("AUTH", f"PLAIN {plain}")[0]

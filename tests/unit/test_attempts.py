@@ -72,4 +72,4 @@ def test_failures_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     delays = [table.failed("a", 0.0) for _ in range(2000)]
     assert delays[-1] == 10.0
     assert table.locked("a", 0.0)  # the bound is the lock, too
-    assert len(table._keys["a"].times) == 20
+    assert len(table._keys["a"].guesses) == 20

@@ -24,6 +24,7 @@ from zonerelay.telemetry.metrics.metrics import Metrics
 CLIENT = "192.0.2.1"
 RIGHT = Credentials("app", "correct horse")
 WRONG = Credentials("app", "battery staple")
+CHANGED = Credentials("app", "battery staple")
 NOBODY = Credentials("nobody", "correct horse")
 
 
@@ -41,6 +42,8 @@ class Door:
         self.gate = threading.Event()
         self.gate.set()
         self.fault: Exception | None = None
+        self.guesses = 0
+        self.shared: list[str] = []
         self.settings = AuthSettings(credentials=self.file)
         self.authenticator = Authenticator(
             self.settings,
@@ -49,6 +52,7 @@ class Door:
             secret=bytes(32),
             matches=self._matches,
             sleep=self._sleep,
+            share=self.shared.append,
         )
 
     def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
@@ -68,6 +72,9 @@ class Door:
         return (await self.check(credentials, client)).kind
 
     async def check(self, credentials: Credentials, client: str = CLIENT) -> Login:
+        if credentials is WRONG:  # another guess each time: the same one counts once
+            self.guesses += 1
+            credentials = Credentials(WRONG.user, f"{WRONG.password} {self.guesses}")
         return await self.authenticator.check(credentials, client)
 
     def replace(self, text: str) -> None:
@@ -172,7 +179,7 @@ async def test_a_changed_password_is_in_force_at_the_next_log_in(door: Door) -> 
     assert await door.login(RIGHT) is LoginKind.OK
     door.replace(file_of(user("app", "battery staple")))
     assert await door.login(RIGHT) is LoginKind.WRONG
-    assert await door.login(WRONG) is LoginKind.OK
+    assert await door.login(CHANGED) is LoginKind.OK
     assert await door.login(Credentials("crm", "another password")) is LoginKind.WRONG
 
 
@@ -181,9 +188,9 @@ async def test_another_file_of_the_configuration_is_read(door: Door, tmp_path: P
     other = tmp_path / "other"
     other.write_text(file_of(user("app", "battery staple")))
     door.authenticator.configure(AuthSettings(credentials=other, max_client_failures=1))
-    assert await door.login(WRONG) is LoginKind.OK
+    assert await door.login(CHANGED) is LoginKind.OK
     assert await door.login(RIGHT) is LoginKind.WRONG
-    assert await door.login(WRONG) is LoginKind.LOCKED
+    assert await door.login(CHANGED) is LoginKind.LOCKED
 
 
 # ---- a broken file ---------------------------------------------------------------------------
@@ -447,3 +454,36 @@ async def test_log_ins_are_told_without_names_and_secrets(door: Door) -> None:
     everything = repr(door.lines) + repr(vars(door.authenticator))
     for secret in ("correct horse", "battery staple", "hunter2", CLIENT):
         assert secret not in everything
+
+
+async def test_one_old_password_of_a_fleet_is_one_failure(door: Door) -> None:
+    """200 machines with an old password locked their network out, those with the right one too."""
+    old = Credentials("app", "the old one")
+    for each in range(200):
+        assert await door.login(old, f"192.0.2.{each + 1}") is LoginKind.WRONG
+    assert max(door.slept) == min(door.slept), "the answers come no later each time"
+    assert await door.login(RIGHT, "192.0.2.250") is LoginKind.OK
+    assert await door.login(Credentials("crm", "another password"), "192.0.2.251") is LoginKind.OK
+    assert await door.login(old, "198.51.100.1") is LoginKind.WRONG
+    for _ in range(door.settings.max_client_failures - 1):
+        assert await door.login(WRONG, "198.51.100.1") is LoginKind.WRONG
+    assert await door.login(WRONG, "198.51.100.1") is LoginKind.LOCKED, "other guesses count, each of them"
+
+
+async def test_one_password_at_many_accounts_is_many_failures(door: Door) -> None:
+    for each in range(door.settings.max_client_failures):
+        assert await door.login(Credentials(f"user{each}", "spring2026")) is LoginKind.WRONG
+    assert await door.login(RIGHT) is LoginKind.LOCKED
+
+
+async def test_workers_share_failures(door: Door, tmp_path: Path) -> None:
+    """With N workers a client had N times as many guesses."""
+    (tmp_path / "other").mkdir()
+    other = Door(tmp_path / "other")
+    for _ in range(door.settings.max_client_failures):
+        assert await door.login(WRONG) is LoginKind.WRONG
+        other.authenticator.failed_elsewhere(door.shared.pop())
+    assert door.shared == other.shared == []
+    assert await other.login(RIGHT) is LoginKind.LOCKED
+    assert await other.login(RIGHT, "198.51.100.1") is LoginKind.OK
+    assert "battery" not in "".join(door.shared)

@@ -90,6 +90,8 @@ class Worker:
         sandbox: Sandbox | None = None,
     ) -> None:
         self._sandbox = sandbox
+        self.share_failure: Callable[[str], None] = lambda _: None
+        """Passes a failed log-in on to the other workers."""
         self.settings = settings
         self.identity = identity
         self.hostname = hostname
@@ -348,7 +350,16 @@ class Worker:
             webhooks=lambda: None if self._telling is None else self._telling.webhooks,
             orders=orders,
             inherited=self.identity.inherited,
+            share_failure=self._share_failure,
         )
+
+    def _share_failure(self, text: str) -> None:
+        self.share_failure(text)
+
+    def failed_elsewhere(self, text: str) -> None:
+        """Count a failed log-in at another worker."""
+        if self._listeners is not None:
+            self._listeners.failed_elsewhere(text)
 
     async def _open_http(
         self, rules: Callable[[], ListenerSettings], connect: Callable[[asyncio.Protocol], None]

@@ -10,7 +10,8 @@
   client's fault, so the reply is temporary, and nothing is counted against it.
 
 Failures count against the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account,
-whether or not the account exists. None of these counts for regulars, so that other clients' guesses lock no
+whether or not the account exists; the same name with the same password counts once. The workers of a relay
+share their failures. None of these counts for regulars, so that other clients' guesses lock no
 user out of a network from which that user has logged in lately: there the user has separate counters, for
 client and network, and a separate queue (`password_check`).
 
@@ -26,6 +27,8 @@ import hashlib
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import User
@@ -79,9 +82,6 @@ MAX_REGULARS = 10_000
 REGULAR_FOR = 30 * 86400.0
 """Seconds since the last log-in from there."""
 
-_LONGEST_NAME = 64
-"""Longer names count by their hash: a stranger's must not take the memory."""
-
 
 @dataclass(slots=True)
 class _Attempt:
@@ -93,16 +93,27 @@ class _Attempt:
     address: str
     client: Key
     network: Key
+    account: bytes
     ask: AskForLogin | None = None
     regular: bool = False
     check: Check | None = None
 
-    @property
-    def account(self) -> Hashable:
-        name = self.credentials.user
-        if len(name) <= _LONGEST_NAME:
-            return name
-        return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A failed log-in, as workers tell each other. `account` and `guess` are hashes, in hexadecimal."""
+
+    address: str
+    account: str
+    guess: str
+    regular: bool
+
+
+_NOTHING = Credentials("", "")
+
+
+def _account(name: str) -> bytes:
+    """Hash the name: that of a stranger, of any length, must not take the memory."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Authenticator:
@@ -118,7 +129,9 @@ class Authenticator:
         guard: Guard | None = None,
         matches: Matches = passwords.matches,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        share: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._share = share
         self._clock = clock
         self._events = events
         self._sleep = sleep
@@ -157,7 +170,8 @@ class Authenticator:
 
         Raises only CancelledError: a session cancels when its client has left.
         """
-        attempt = _Attempt(credentials, client_address, *client_and_network(client_address), ask)
+        keys = client_and_network(client_address)
+        attempt = _Attempt(credentials, client_address, *keys, _account(credentials.user), ask)
         attempt.regular = self._is_regular(attempt)
         known = self._at_once(attempt)
         if known is not None:
@@ -235,10 +249,25 @@ class Authenticator:
             login = Login(LoginKind.BROKEN, detail="unexpected error")
         delay = 0.0
         if login.kind is LoginKind.WRONG:
-            now = self._clock.monotonic()
-            delay, *_ = [table.failed(key, now) for table, key, _ in self._counters(attempt)]
+            guess = self._key(attempt, "")
+            delay = self._failed(attempt, guess)
+            failure = Failure(attempt.address, attempt.account.hex(), guess.hex(), attempt.regular)
+            self._share(msgspec.json.encode(failure).decode())
         self._report(attempt, login)
         return login, delay
+
+    def _failed(self, attempt: _Attempt, guess: bytes) -> float:
+        now = self._clock.monotonic()
+        delay, *_ = [table.failed(key, now, guess) for table, key, _ in self._counters(attempt)]
+        return delay
+
+    def failed_elsewhere(self, text: str) -> None:
+        """Count a failure that another worker has shared: no client gets its guesses once more here."""
+        failure = msgspec.json.decode(text, type=Failure)
+        keys = client_and_network(failure.address)
+        account, guess = bytes.fromhex(failure.account), bytes.fromhex(failure.guess)
+        attempt = _Attempt(_NOTHING, failure.address, *keys, account, regular=failure.regular)
+        self._failed(attempt, guess)
 
     async def _ask(self, attempt: _Attempt) -> Login:
         await self._file.refresh()
@@ -306,10 +335,10 @@ class Authenticator:
         """Return the counters that a failure counts against, each with its name."""
         client, network = attempt.client, attempt.network
         if attempt.regular:
-            user = attempt.credentials.user
+            account = attempt.account
             return (
-                (self._clients, (user, client), "of this user at this client"),
-                (self._networks, (user, network), "of this user in this network"),
+                (self._clients, (account, client), "of this user at this client"),
+                (self._networks, (account, network), "of this user in this network"),
             )
         return (
             (self._clients, client, "of this client"),

@@ -4,7 +4,8 @@ The keys are those of `access/auth`: clients, their networks, accounts. Loopback
 it is where an application with an old password is most often found.
 
 A success takes the delay away but not the failures: they age out, so that a client with one good password
-cannot guess others without end. Nothing here awaits; time is passed in.
+cannot guess others without end. The same guess counts once, however often it is made: a fleet with an old
+password learns nothing by it, and locks no network out. Nothing here awaits; time is passed in.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ MAX_COUNTED = 1000
 
 
 class _Failures:
-    __slots__ = ("in_a_row", "times")
+    __slots__ = ("guesses", "in_a_row")
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.guesses: dict[object, float] = {}
+        """When each was made last, in the order of these times."""
         self.in_a_row = 0
 
 
@@ -53,30 +55,35 @@ class Attempts:
         found = self._keys.get(key)
         return 0 if found is None else len(self._recent(found, now))
 
-    def failed(self, key: Hashable, now: float) -> float:
-        """Count a failure, and return how many seconds its reply has to wait."""
+    def failed(self, key: Hashable, now: float, guess: bytes | None = None) -> float:
+        """Count a failure, and return how many seconds its reply has to wait. `guess` is a hash of what was
+        tried, the same for the same; without one the failure is like no other.
+        """
         found = self._keys.pop(key, None) or _Failures()
         if not self._recent(found, now):
             found.in_a_row = 0
-        found.times.append(now)
-        del found.times[:-MAX_COUNTED]
-        found.in_a_row += 1
+        if found.guesses.pop(guess, None) is None:
+            found.in_a_row += 1
+        found.guesses[object() if guess is None else guess] = now
+        while len(found.guesses) > MAX_COUNTED:
+            del found.guesses[next(iter(found.guesses))]
         if len(self._keys) >= MAX_KEYS:
             del self._keys[next(iter(self._keys))]
         self._keys[key] = found
         # The exponent is bounded too: 2 ** 2000 is no float.
-        return min(FIRST_DELAY * 2.0 ** min(found.in_a_row - 1, 16), MAX_DELAY)
+        return min(FIRST_DELAY * 2.0 ** min(max(found.in_a_row, 1) - 1, 16), MAX_DELAY)
 
     def succeeded(self, key: Hashable) -> None:
         found = self._keys.get(key)
         if found is not None:
             found.in_a_row = 0
 
-    def _recent(self, found: _Failures, now: float) -> list[float]:
+    def _recent(self, found: _Failures, now: float) -> dict[object, float]:
         """Drop the failures that have aged out, and return the others."""
-        times = found.times
-        old = 0
-        while old < len(times) and times[old] <= now - self._window:
-            old += 1
-        del times[:old]
-        return times
+        guesses = found.guesses
+        while guesses:
+            oldest = next(iter(guesses))
+            if guesses[oldest] > now - self._window:
+                break
+            del guesses[oldest]
+        return guesses

@@ -93,7 +93,9 @@ class Listeners:
         webhooks: Callable[[], TellsAcceptance | None] = lambda: None,
         orders: RefusesMail | None = None,
         inherited: Inherited = NOTHING,
+        share_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._share_failure = share_failure
         self._hostname = hostname
         self._zones = zones
         self._events = events
@@ -247,6 +249,11 @@ class Listeners:
         over_http = [] if self.over_http is None else [self.over_http]
         return [kept.listener for kept in self._kept] + over_http
 
+    def failed_elsewhere(self, text: str) -> None:
+        """Count a failed log-in that another worker has shared."""
+        if self._users is not None:
+            self._users.failed_elsewhere(text)
+
     # Building.
 
     def _share(self, settings: Settings) -> None:
@@ -267,6 +274,7 @@ class Listeners:
                 events=self._events,
                 secret=self._secret,
                 guard=self._guard,
+                share=self._share_failure,
             )
         self._shared = replace(
             self._shared,

@@ -64,6 +64,12 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
+    def tell(self, packet: str) -> None:
+        """Send a packet, which is lost when the process does not read."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(packet.encode())
+
     def _read(self) -> None:
         while self._channel is not None:
             try:

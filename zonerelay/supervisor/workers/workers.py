@@ -283,6 +283,8 @@ class Workers:
             case "TAKEN" | "REFUSED":
                 member.verdict = "" if key == "TAKEN" else value
                 member.verdicts += 1
+            case "FAILED":
+                self._pass_on(member, packet)
             case "EMPTY":
                 member.emptied = True
             case "MORE":
@@ -291,6 +293,11 @@ class Workers:
                 self._last_metrics(member, value)
             case _:
                 member.policy.heard(now)
+
+    def _pass_on(self, member: SupervisedWorker, packet: str) -> None:
+        for other in self.members.values():
+            if other is not member and other.child is not None:
+                other.child.tell(packet)
 
     def _last_metrics(self, member: SupervisedWorker, text: str) -> None:
         text, member.metrics = member.metrics + text, ""
