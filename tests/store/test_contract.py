@@ -631,6 +631,14 @@ class TestFigures:
         (delivery,) = await store.claim("default", 10, now=NOW + 60)
         assert delivery.next_attempt == NOW + 60
 
+    async def test_a_claim_that_holds_is_no_objection_and_neither_is_none(self, store: Store) -> None:
+        await store_message(store, 1)
+        store.check_claim(message_id(1))
+        (delivery,) = await store.claim("default", 10, now=NOW)
+        store.check_claim(message_id(1))
+        await store.settle([Finish(delivery)])
+        store.check_claim(message_id(1))
+
     async def test_healthy_store_says_so_and_can_be_probed(self, store: Store) -> None:
         assert store.unhealthy() is None
         assert not await store.usable()

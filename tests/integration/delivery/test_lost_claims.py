@@ -32,10 +32,8 @@ LARGE = TEXT + b"a line of a larger text\r\n" * 20_000
 
 
 @pytest.mark.parametrize("body", [TEXT, TEXT + b"more\r\n" * 5000, LARGE])
-@pytest.mark.parametrize(
-    ("chunking", "at"),
-    [(False, b"MAIL"), (False, b"RCPT"), (False, b"DATA"), (True, b"MAIL"), (True, b"RCPT"), (True, b"BDAT")],
-)
+@pytest.mark.parametrize("chunking", [False, True])
+@pytest.mark.parametrize("at", [b"MAIL", b"RCPT", b"DATA"])
 async def test_a_claim_that_is_lost_while_the_peer_lets_wait_is_noticed_before_the_body_leaves(
     start_peer: StartPeer, start_courier: StartCourier, body: bytes, chunking: bool, at: bytes
 ) -> None:
@@ -48,7 +46,7 @@ async def test_a_claim_that_is_lost_while_the_peer_lets_wait_is_noticed_before_t
         while line := await reader.readline():
             verb = line[:4].upper()
             received += b"" if verb in {b"EHLO", b"MAIL", b"RCPT", b"DATA", b"QUIT"} else line
-            bodies.lost = bodies.lost or verb == at
+            bodies.lost = bodies.lost or verb.replace(b"BDAT", b"DATA") == at
             if verb == b"BDAT":
                 received += await reader.readexactly(int(line.split()[1]))
             offers = b"250-CHUNKING\r\n" if chunking else b""

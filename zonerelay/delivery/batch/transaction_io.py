@@ -118,8 +118,7 @@ async def run_transaction(
             if protocol.heard and (command or transaction.phase is Phase.DONE):
                 transaction.surplus(protocol.next_reply())
             elif command:
-                body.check_claim()
-                protocol.write(command)
+                await _write(command, protocol, body, timeouts[phase])
     except ClaimLostError:
         protocol.abort()
         raise
@@ -138,6 +137,17 @@ async def run_transaction(
 def unreadable(error: StoreError) -> Reply:
     """Returns the deferral for a message that the store cannot read."""
     return Reply(451, "3.0", f"the message could not be read from the store: {error}")
+
+
+async def _write(command: bytes, protocol: ClientProtocol, body: SentBody, timeout: float) -> None:
+    """Writes a command, which may be the last BDAT with its chunk: then the last CRLF waits for the rest."""
+    if len(command) > MOST_AT_ONCE:
+        body.check_claim()
+        protocol.write(command[:-2])
+        await protocol.flush(timeout)
+        command = command[-2:]
+    body.check_claim()
+    protocol.write(command)
 
 
 def _send_whole(body: SentBody, protocol: ClientProtocol) -> bool:
