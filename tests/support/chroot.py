@@ -18,7 +18,7 @@ from tests.support import mounts
 from tests.support.debian import CACHE, UnpackedPackage
 from tests.support.locks import locked
 
-PACKAGES = ("python3", "s-nail", "cron", "php-cli")
+PACKAGES = ("python3", "s-nail", "cron", "php-cli", "git-email", "mutt")
 """Besides what every Debian has: the interpreter that packages may depend on, a mailx, and programs that call
 sendmail. None of them brings an MTA.
 """
