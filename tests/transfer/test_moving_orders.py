@@ -23,6 +23,7 @@ from zonerelay.control.messages.answers import DeliveryRow
 from zonerelay.control.messages.requests import QueueList
 from zonerelay.queue.orders.order import SUSPEND, Order
 from zonerelay.sandbox.sink import Sink
+from zonerelay.transfer.migration import Migration
 
 MESSAGES = 40
 ORDER = "2620552a"
@@ -262,3 +263,25 @@ def test_suspended_mail_is_held_where_it_is_imported(
     assert main(["spool", "import", str(tmp_path / "mail"), "--config", str(target)]) == 0
     (row,) = asyncio.run(contents(target)).values()
     assert (row[1].held, row[1].act) == ((True, ORDER) if is_held else (False, ""))
+
+
+async def test_an_order_that_is_given_at_a_source_that_runs_goes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator suspends mail of the source while it moves: what wakes in the target from then on waits."""
+    monkeypatch.setattr(migrate_module, "STRETCH", 10)
+    source, target = await filled(tmp_path / "old", "redis"), configured(tmp_path / "new", "disk")
+    stretches: list[bool] = []
+    finish = Migration.finish
+
+    async def finishing(migration: Migration) -> None:
+        if len(stretches) == 1:
+            assert ORDER in orders_of(tmp_path / "new"), "before it wakes"
+        give(tmp_path / "old", order(everything=True))
+        stretches.append(True)
+        await finish(migration)
+
+    monkeypatch.setattr(Migration, "finish", finishing)
+    assert await AT_ONCE(migrate, source, target) == 0
+    assert len(stretches) > 4
+    assert len(await contents(target)) == MESSAGES

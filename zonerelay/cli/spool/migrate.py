@@ -323,9 +323,6 @@ class _Run:
         progress, meant = time.monotonic(), await self._look(store)
         while True:
             before = self.moved.messages
-            if _may_run(self._source):  # whose operators go on, too
-                home_files.bring_along(self._source, self._target, records=False)
-                await self._put_orders_in_force()
             await self._pass(store, worker, meant)
             meant = await self._look(store)
             if worker in self.keys and _may_run(self._source) and self.moved.messages > before:
@@ -368,6 +365,9 @@ class _Run:
         while start < len(meant.ids) or not self._journal.is_finished(worker):
             stretch = [MessageId(f"{number:0{LENGTH}x}") for number in meant.ids[start : start + STRETCH]]
             start += len(stretch)
+            if _may_run(self._source):  # its operators go on meanwhile
+                home_files.bring_along(self._source, self._target, records=False)
+                await self._put_orders_in_force()
             async with self._targets() as targets:
                 migration = Migration(
                     store,
