@@ -163,3 +163,24 @@ def test_it_works_on_the_loop_that_the_relay_runs_on() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(once())
+
+
+async def test_a_post_is_sent_once_when_a_kept_connection_ends_instead_of_an_answer() -> None:
+    posts = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        for answered in (True, False):
+            await reader.readuntil(b"\r\n\r\n")
+            posts += 1
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n" if answered else b"")
+        writer.close()
+
+    server = await asyncio.start_server(serve, LOOPBACK, 0)
+    poster = Poster(f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}/", timeout=5, resolve=loopback)
+    assert (await poster.post(b"", {})).status == 204
+    with pytest.raises(WebError):
+        await poster.post(b"", {})
+    assert posts == 2
+    await poster.close()
+    server.close()
