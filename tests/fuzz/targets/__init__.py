@@ -32,6 +32,7 @@ TARGETS: Mapping[str, Target] = {
     "stuffing": bodies.stuffing,
     "replies": replies.replies,
     "ehlo": replies.ehlo,
+    "addresses": messages.addresses,
     "headers": messages.headers,
     "dsn": messages.dsn,
     "edits": messages.edits,

@@ -13,7 +13,9 @@ from collections.abc import Callable
 
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
+from zonerelay.message.dkim.authors import author_domain
 from zonerelay.message.dsn.report import DsnKind, RecipientReport, compose
+from zonerelay.message.header.address_fields import change_field
 from zonerelay.message.header.edits import edit_header
 from zonerelay.message.header.headers import (
     EMPTY_LINE,
@@ -25,6 +27,7 @@ from zonerelay.message.header.headers import (
     parse_header,
 )
 from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.address_list import read_addresses
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
@@ -52,6 +55,21 @@ PARTS = (
 )
 
 _FIELD = re.compile(r"[A-Za-z-]+:")
+
+
+def addresses(data: bytes) -> None:
+    """An address is text that SMTP could carry; what is none is named; a field changes only where told."""
+    for errors in ("replace", "surrogateescape"):
+        text = data.decode("utf-8", errors)
+        for entry in read_addresses(text).entries:
+            assert entry.text
+            assert entry.text in text
+            assert entry.address.isprintable()
+            assert 0 < entry.end <= len(text)
+            assert "\ufffd" not in entry.address
+    field = b"From: " + data.replace(b"\r", b"").replace(b"\n", b"\r\n ") + CRLF
+    assert change_field(field, lambda address: address) is field
+    assert not set(author_domain(field)) & set(' \t\r\n@<>,;:"()\\')
 
 
 def headers(data: bytes) -> None:
