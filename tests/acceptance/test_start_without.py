@@ -241,3 +241,22 @@ async def test_commands_find_a_relay_whose_file_has_changed(sink: Sink, tmp_path
             relay.kill()
 
     await asyncio.to_thread(scene)
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", "<&- >&- 2>&-"])
+async def test_mail_moves_without_a_log(streams: str, sink: Sink, tmp_path: Path) -> None:
+    launcher = ("sh", "-c", f'exec "$@" {streams}', "sh")
+    relay = RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}", launcher=launcher)
+
+    def scene() -> None:
+        relay.start()
+        with smtplib.SMTP(relay.host, relay.smtp_port, timeout=20) as client:
+            client.sendmail("app@example.org", ["ann@example.com"], MESSAGE)
+        relay.wait_until_empty()
+        assert relay.terminate() == 0
+
+    try:
+        await asyncio.to_thread(scene)
+        assert len(sink.messages) == 1
+    finally:
+        relay.kill()

@@ -17,6 +17,8 @@ from zonerelay.cli import arguments as grammar
 from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, CliError
 from zonerelay.control.socket.errors import ControlError
 
+STANDARD_ERROR = 2
+
 COMMANDS = {
     "acts": ("operate.acts", "acts"),
     "undo": ("operate.acts", "undo"),
@@ -109,10 +111,21 @@ def _run(arguments: Namespace) -> int:
     return int(getattr(import_module(f"zonerelay.cli.{module}"), function)(arguments))
 
 
+def _keep_standard_streams() -> None:
+    """Open those that are closed (`2>&-`): libuv aborts where a socket has the number of one."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, number in (("stdout", STANDARD_ERROR - 1), ("stderr", STANDARD_ERROR)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
+
+
 def _run_relay(arguments: Namespace) -> int:
     from zonerelay.cli.relay import config_path
     from zonerelay.serve import run_worker, serve
 
+    _keep_standard_streams()
     config = config_path(arguments.config)
     if arguments.command == "serve":
         return serve(config)
