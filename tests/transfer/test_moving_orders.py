@@ -205,9 +205,10 @@ def test_a_relay_of_the_target_on_another_machine_refuses_the_migration(
 
     assert asyncio.run(beside_another_relay()) == 2
     told = capsys.readouterr().err
-    assert "nothing was moved: other relays (1)" in told
+    assert "the mail stays in the source: other relays (1)" in told
     assert ORDER in told
     assert asyncio.run(contents(target)) == {}
+    assert not (tmp_path / "new" / "orders").exists(), "the mail of the target is not suspended"
     assert migrate(source, target) == 0, "it has stopped"
     assert ORDER in orders_of(tmp_path / "new")
     assert len(asyncio.run(contents(target))) == MESSAGES

@@ -216,20 +216,22 @@ def _translated() -> Iterator[None]:
         raise
 
 
-def _tell_orders(target: Settings, wanted: set[str]) -> int:
-    """Returns how many workers the relay of the target has here, all of which have the orders in force.
-    Raises CliError and ControlError.
-    """
-    client = client_of(target)
-    shown, end = client.answered(Orders(), OrdersInForce)  # each worker looks at the file for this
-    if end.missing or not wanted <= {each.id for each in shown.orders}:
+def _workers_of(settings: Settings) -> int:
+    """Of the relay that runs here. Raises ControlError."""
+    return max(1, len(client_of(settings).ask(Status(), RelayStatus).workers))
+
+
+def _confirm_orders(target: Settings, wanted: set[str]) -> None:
+    """Raises CliError unless all workers of the relay that runs here have them in force, and ControlError."""
+    shown, end = client_of(target).answered(Orders(), OrdersInForce)  # each worker looks at the file for this
+    now = {each.id for each in OrdersFile(target.spool.path.parent).read() if each.is_in_force(time.time())}
+    if end.missing or not wanted & now <= {each.id for each in shown.orders}:
         missing = ", ".join(end.missing) or "its orders are others than those in its file"
         raise CliError(
-            f"nothing was moved: the relay of the target has not put the orders of the source in force:"
-            f" {missing}. Run it again, or stop that relay",
+            "the mail stays in the source: the relay of the target has not put the orders of the source in"
+            f" force: {missing}. Run it again, or stop that relay",
             USAGE,
         )
-    return max(1, len(client.ask(Status(), RelayStatus).workers))
 
 
 def _patience(settings: Settings) -> float:
@@ -263,8 +265,7 @@ class _Run:
         """
         left = 0
         await self._check_room()
-        carried = home_files.bring_along(self._source, self._target, records=False)
-        await self._put_orders_in_force()
+        carried = await self._bring_along()
         for worker in spools(self._source.spool) if carry_keys else ():
             async with opened(self._source, worker) as store:
                 await self._copy_keys(store, worker)
@@ -291,26 +292,33 @@ class _Run:
             beside_spool = home_files.octets_of(self._source)
         check_rooms(spool, octets, beside_spool)
 
-    async def _put_orders_in_force(self) -> None:
-        """In every relay that may have the mail. Raises CliError when that cannot be."""
-        now = time.time()
-        theirs = OrdersFile(self._target.spool.path.parent).read()
-        known = {each.id for each in theirs if each.is_in_force(now)}
-        mine = OrdersFile(self._source.spool.path.parent).read()
-        wanted = {each.id for each in mine if each.is_in_force(now)} & known
-        if not wanted or not _may_run(self._target):
-            return  # a relay of a private target reads them at its start, before it has the mail
-        relays = 0
-        if answers(control_socket_path(self._target)):
-            relays = _tell_orders(self._target, wanted)
+    async def _bring_along(self) -> home_files.Carried:
+        """What has to be in force where the mail goes, in every relay that may have it there. Raises CliError
+        when orders cannot be, and changes nothing then.
+        """
+        source, target = self._source, self._target
+        mine, theirs = (OrdersFile(each.spool.path.parent).read() for each in (source, target))
+        now, ended = time.time(), {each.id for each in theirs if each.ended is not None}
+        wanted = {each.id for each in mine if each.is_in_force(now)} - ended
+        # A relay of a private target reads them at its start, before it has the mail.
+        runs = bool(wanted) and _may_run(target) and answers(control_socket_path(target))
+        if wanted and _may_run(target):
+            await self._refuse_company(_workers_of(target) if runs else 0, wanted)
+        carried = home_files.bring_along(source, target, records=False)
+        if runs:
+            _confirm_orders(target, wanted)
+        return carried
+
+    async def _refuse_company(self, own: int, orders: set[str]) -> None:
+        """Raises CliError while more relays than those of this machine use the target."""
         deadline = time.monotonic() + self._patience
-        while (others := await living(self._target, os.environ) - relays) > 0:
+        while (others := await living(self._target, os.environ) - own) > 0:
             if time.monotonic() > deadline:
                 raise CliError(
-                    f"nothing was moved: other relays ({others}) send the mail of the target, perhaps on"
-                    f" other machines, and the orders of the source ({', '.join(sorted(wanted))}) are in"
-                    " force on this machine only: they would send what is suspended. Stop these relays until"
-                    " the orders are over, or end the orders first (zonerelay resume)",
+                    f"the mail stays in the source: other relays ({others}) send that of the target, perhaps"
+                    f" on other machines, and the orders of the source ({', '.join(sorted(orders))}) would be"
+                    " in force on this machine only: they would send what is suspended. Stop these relays"
+                    " until the orders are over, or end the orders first (zonerelay resume)",
                     USAGE,
                 )
             await asyncio.sleep(_PAUSE)
@@ -366,8 +374,7 @@ class _Run:
             stretch = [MessageId(f"{number:0{LENGTH}x}") for number in meant.ids[start : start + STRETCH]]
             start += len(stretch)
             if _may_run(self._source):  # its operators go on meanwhile
-                home_files.bring_along(self._source, self._target, records=False)
-                await self._put_orders_in_force()
+                await self._bring_along()
             async with self._targets() as targets:
                 migration = Migration(
                     store,
