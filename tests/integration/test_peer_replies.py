@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.relay import LOOPBACK, relay_with, settings
 from zonerelay.cli.main import main
-from zonerelay.config.settings import ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.control.messages.answers import AddressPlan, Explanation, HostPlan
 from zonerelay.control.messages.requests import Explain
 from zonerelay.smtp.client.transaction import BdatTrouble
@@ -96,3 +97,107 @@ def test_what_one_worker_has_met_is_in_the_explanation_of_all() -> None:
     found = merge_explained([other, whole])
     assert found.hosts == (host("a", "y", "yzx"), host("b", ""))
     assert found.suspended_until == 5.0
+
+
+JUNK = [b"\r\n", b"hello\r\n", b"\n\0\r\n* spam filter *\r\n", b"\r\n" * 20, b"x" * 9000 + b"\r\n"]
+
+
+def chatty(junk: bytes, taken: list[bytes], *, behind: bool = False, offers: bytes = b"") -> Serve:
+    """A server with `junk` in front of each line of each reply, or behind it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def say(*lines: bytes) -> None:
+            writer.write(
+                b"".join(line + b"\r\n" + junk if behind else junk + line + b"\r\n" for line in lines)
+            )
+
+        say(b"220-x", b"220 y")
+        while line := await reader.readline():
+            verb = line[:4]
+            if verb == b"EHLO":
+                say(b"250-x", *(b"250-" + each for each in offers.split()), b"250 SIZE 100000")
+            elif verb == b"DATA":
+                say(b"354 go")
+                taken.append(await reader.readuntil(b"\r\n.\r\n"))
+                say(b"250-taken", b"250 really")
+            elif verb == b"BDAT":
+                taken.append(await reader.readexactly(int(line.split()[1])))
+                say(b"250-taken", b"250 really")
+            else:
+                say(b"250 ok")
+
+    return serve
+
+
+@pytest.mark.parametrize("offers", [b"", b"PIPELINING", b"PIPELINING CHUNKING"], ids=["", "pipe", "bdat"])
+@pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+async def test_lines_without_a_code_are_skipped_and_the_message_is_sent_once(
+    tmp_path: Path, junk: bytes, behind: bool, offers: bytes
+) -> None:
+    taken: list[bytes] = []
+    async with next_hop(chatty(junk, taken, behind=behind, offers=offers)) as port:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
+        async with relay_with(settings(tmp_path, zone=zone)) as running:
+            for _ in range(2):
+                await running.send("app@example.org", ["b@example.com"], MESSAGE)
+                await running.until_empty()
+            assert [each["reply"] for each in running.log.named("delivered")] == ["250 taken really"] * 2
+            assert not running.log.named("deferred")
+            [odd] = running.log.named("reply-without-code")
+            assert odd["host"] == LOOPBACK
+    assert b"".join(taken).count(b"Subject: hello") == 2
+
+
+async def test_too_much_junk_after_the_final_dot_is_in_doubt_and_waits_its_turn(
+    tmp_path: Path,
+) -> None:
+    taken: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        while line := await reader.readline():
+            if line == b"DATA\r\n":
+                writer.write(b"354 go\r\n")
+                taken.append(await reader.readuntil(b"\r\n.\r\n"))
+                writer.write(b"what\r\n" * 200)
+            else:
+                writer.write(b"250 ok\r\n")
+
+    retry = RetrySettings(schedule=(600.0,), jitter=0.0)
+    async with next_hop(serve) as port:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
+        async with relay_with(settings(tmp_path, zone=zone, retry=retry)) as running:
+            began = time.time()
+            await running.send("app@example.org", ["b@example.com"], MESSAGE)
+            [deferred] = await running.until_logged("deferred")
+            # Another message is no reason to try the first one again.
+            await running.send("app@example.org", ["b@example.com"], MESSAGE)
+            await running.until_logged("deferred", 2)
+    assert len(taken) == 2
+    assert deferred["in_doubt"]
+    assert float(str(deferred["next_attempt"])) >= began + 590
+    assert deferred["reply"] == (
+        "451 4.5.0 more than 100 lines are no SMTP reply, the first is: what "
+        "(during the reply to the final dot)"
+    )
+
+
+@pytest.mark.parametrize("at", ["greeting", "EHLO"])
+async def test_a_report_says_in_words_what_a_host_sent_instead_of_a_reply(tmp_path: Path, at: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"(\\'junk\\')\r\n" * 200 if at == "greeting" else b"220 x\r\n")
+        await reader.readline()
+        writer.write(b"(\\'junk\\')\r\n" * 200)
+        await reader.read()
+
+    async with next_hop(serve) as port:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{port}")
+        async with relay_with(settings(tmp_path, zone=zone)) as running:
+            await running.send("app@example.org", ["b@example.com"], MESSAGE)
+            deferred = (await running.until_logged("deferred"))[0]
+    where = "the greeting" if at == "greeting" else "EHLO"
+    assert deferred["reply"] == (
+        f"451 4.4.2 {LOOPBACK}:{port} failed at {where}: "
+        "more than 100 lines are no SMTP reply, the first is: (\\'junk\\')"
+    )

@@ -190,6 +190,7 @@ def make_courier(
         check_claim=bodies.check_claim,
         renderer=renderer or make_renderer(bodies, clock=clock),
         observe_tls=observe_tls or TlsResults(),
+        skipped=lambda host, address, line: None,
         transcripts=Transcripts(clock),
         clock=clock,
         random=random.Random(1),

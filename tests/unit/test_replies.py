@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.client.replies import MAX_BACKLOG, MAX_LINE, MAX_REPLY, PeerError, ReplyParser, printable
+from zonerelay.smtp.client.replies import (
+    MAX_BACKLOG,
+    MAX_LINE,
+    MAX_REPLY,
+    MAX_SKIPPED,
+    PeerError,
+    ReplyParser,
+    printable,
+)
 
 
 def splits(data: bytes) -> Iterator[list[bytes]]:
@@ -62,35 +70,62 @@ def test_pipelined_replies_come_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
+    "junk",
     [
         b"\r\n",
+        b"\n",
         b"hello\r\n",
         b"25 ok\r\n",
         b"2500 ok\r\n",
         b"150 x\r\n",
         b"650 x\r\n",
-        b"250_x\r\n",
         b"\xff\r\n",
+        b"\0\0\r\n",
+        b" 250 no code\r\n",
+        b"a\r\n\r\nb\n",
     ],
 )
-def test_what_is_no_reply_is_the_peers_fault(raw: bytes) -> None:
-    for pieces in splits(raw):
+def test_a_line_without_a_code_is_skipped_wherever_it_is(junk: bytes) -> None:
+    for pieces in splits(junk + b"250-a\r\n" + junk + b"250 b\r\n" + junk + b"550 c\r\n"):
+        assert parse(pieces) == [Reply(250, "", "a\nb"), Reply(550, "", "c")]
+    parser = ReplyParser()
+    parser.feed(b"250 a\r\n" + junk)
+    assert parser.next_reply() == Reply(250, "", "a")
+    assert not parser.has_input
+    assert parser.skipped
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_lines_to_skip_are_bounded_in_number_and_octets(reads: bool) -> None:
+    for junk, most in ((b"\r\n", MAX_SKIPPED), (b"x" * (MAX_LINE - 1) + b"\n", MAX_REPLY // MAX_LINE)):
+        parser = ReplyParser()
+        for _ in range(most):
+            parser.feed(junk)
+            assert not (parser.has_input if reads else parser.next_reply())
+        parser.feed(junk)
+        assert parser.has_input or junk != b"\r\n"
         with pytest.raises(PeerError):
-            parse(pieces)
-
-
-def test_reply_before_garbage_is_not_lost() -> None:
+            parser.next_reply()
     parser = ReplyParser()
-    parser.feed(b"250 2.0.0 taken\r\ngarbage\r\n")
-    assert parser.next_reply() == Reply(250, "0.0", "taken")
-    with pytest.raises(PeerError):
-        parser.next_reply()
+    for _ in range(5):  # counted anew for each reply
+        parser.feed(b"\r\n" * MAX_SKIPPED + b"250 ok\r\n")
+        assert parser.next_reply() == Reply(250, "", "ok")
 
 
-def test_line_without_an_end_is_cut_off() -> None:
+@pytest.mark.parametrize("raw", [b"250ok", b"250\tok", b"\0\x00250 ok", b"250_ok", b"250 ok\r"])
+def test_a_code_is_seen_in_odd_forms(raw: bytes) -> None:
+    for pieces in splits(raw + b"\r\n"):
+        [reply] = parse(pieces)
+        assert (reply.code, reply.text.strip(" _")) == (250, "ok")
+
+
+def test_a_long_line_is_cut_and_one_without_an_end_is_an_error() -> None:
     parser = ReplyParser()
-    parser.feed(b"250 " + b"x" * MAX_LINE)
+    parser.feed(b"250 " + b"x" * 2 * MAX_LINE)
+    assert parser.next_reply() is None
+    parser.feed(b"\r\n")
+    assert parser.next_reply() == Reply(250, "", "x" * MAX_LINE)
+    parser.feed(b"250 " + b"x" * MAX_REPLY)
     with pytest.raises(PeerError):
         parser.next_reply()
 

@@ -103,6 +103,7 @@ class Sending:
             check_claim=check_claim,
             renderer=self.renderer,
             observe_tls=events.outbound_tls,
+            skipped=events.reply_without_code,
             transcripts=events.transcripts,
             clock=clock,
             random=random,

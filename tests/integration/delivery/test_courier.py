@@ -228,9 +228,18 @@ async def test_message_beyond_the_announced_size_is_not_sent(
     assert not any(command.startswith("MAIL") for command in sink.commands)
 
 
-@pytest.mark.parametrize("garbage", [b"hello\r\n", b"250-" + b"x" * 9000, b"999 what\r\n", b"\xff\xfe\r\n"])
+@pytest.mark.parametrize(
+    ("garbage", "detail"),
+    [
+        (b"hello\r\n" * 200, "5.0"),
+        (b"250-" + b"x" * 70_000, "5.0"),
+        (b"999 what\r\n" * 200, "5.0"),
+        (b"\xff\xfe\r\n", "4.2"),  # and then nothing
+    ],
+    ids=["lines", "long", "codes", "silent"],
+)
 async def test_peer_that_talks_nonsense_is_a_deferral(
-    start_peer: StartPeer, start_courier: StartCourier, garbage: bytes
+    start_peer: StartPeer, start_courier: StartCourier, garbage: bytes, detail: str
 ) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 x\r\n")
@@ -240,8 +249,9 @@ async def test_peer_that_talks_nonsense_is_a_deferral(
         await reader.read()
 
     port = await start_peer(babble)
-    [outcome] = await deliver(start_courier, port, "a")
-    assert (outcome.verdict, outcome.scope, outcome.reply.detail) == (F, Scope.MESSAGE, "5.0")
+    settings = DeliverySettings(rcpt_timeout=1.0, quit_timeout=0.2) if detail == "4.2" else None
+    [outcome] = await deliver(start_courier, port, "a", settings=settings)
+    assert (outcome.verdict, outcome.scope, outcome.reply.detail) == (F, Scope.MESSAGE, detail)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 65534, 65535, 65536, 65537, 131072, 200_001])

@@ -40,14 +40,14 @@ from __future__ import annotations
 
 import asyncio
 import random as random_module
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
-from zonerelay.delivery.batch.chunking import Chunking
+from zonerelay.delivery.batch.chunking import REMEMBER_FOR, Chunking
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
@@ -55,6 +55,7 @@ from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObs
 from zonerelay.delivery.connection.session_limits import SessionLimits
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
+from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
 from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
@@ -96,6 +97,7 @@ class SmtpCourier:
         check_claim: CheckClaim,
         renderer: Renderer,
         observe_tls: TlsObserver,
+        skipped: Callable[[str, str, str], None],
         transcripts: Transcripts,
         clock: Clock,
         random: random_module.Random,
@@ -115,6 +117,8 @@ class SmtpCourier:
         self._opener = SessionOpener(
             settings, self._tls, hostname=hostname, observe_tls=observe_tls, logins=logins
         )
+        self._skipped = skipped
+        self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
         self._chunking = Chunking(clock)
         self._limits = SessionLimits(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
@@ -276,9 +280,17 @@ class SmtpCourier:
         self._order.talked(host, ip)
         if terms.key.source is not None:
             self._sources.bound(terms.key.source, ip)
+        self._report_skipped(session, session.skipped)
         self._chunking.allow(session)
         self._limits.apply(session)
         return session
+
+    def _report_skipped(self, session: Session, line: str) -> None:
+        """Reports a line without a code, once a day for a host."""
+        peer = session.peer
+        if line and peer.address not in self._seen_skipped:
+            self._seen_skipped.add(peer.address)
+            self._skipped(peer.host, peer.address, line)
 
     def _record(self, state: BatchState, host: str, peer: str, before: Record | None) -> Record | None:
         """The record of a connection that carries this batch, if an operator has begun a transcript of it."""
@@ -419,6 +431,7 @@ class SmtpCourier:
                 if session.chunking:
                     self._chunking.learn(session, transaction)
                 more = state.left_out or transaction.again or (transaction.delivered and transaction.overflow)
+                self._report_skipped(session, protocol.skipped)
                 if transaction.closing or not more:
                     break
             in_step = transaction is None or not transaction.closing

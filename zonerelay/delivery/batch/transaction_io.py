@@ -115,7 +115,7 @@ async def run_transaction(
             reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
             command = transaction.receive(reply)
             # Whenever something is written or nothing is left to do, every command has its reply.
-            if protocol.heard and (command or transaction.phase is Phase.DONE):
+            if (command or transaction.phase is Phase.DONE) and protocol.heard:
                 transaction.surplus(protocol.next_reply())
             elif command:
                 await _write(command, protocol, body, timeouts[phase])

@@ -69,7 +69,7 @@ class ClientProtocol(asyncio.Protocol):
         if self.record is not None:
             self.record.replies(data)
         self._feed(data)
-        if self.idle:
+        if self.idle and self._parser.has_input:
             self.abort()
             if self.on_surplus is not None and not data.startswith(b"421"):
                 self.on_surplus()
@@ -104,6 +104,11 @@ class ClientProtocol(asyncio.Protocol):
         for.
         """
         return not (self.lost or self._parser.has_input or self._transport.is_closing())
+
+    @property
+    def skipped(self) -> str:
+        """Returns a line that was skipped because it has no code, `""` if there was none."""
+        return self._parser.skipped
 
     @property
     def heard(self) -> bool:

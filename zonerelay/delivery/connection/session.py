@@ -1,12 +1,13 @@
 """Brings a connection from a host's address to the point where transactions can start. The only home of
 aiosmtplib.
 
-aiosmtplib reads the greeting and does EHLO, HELO and STARTTLS on a socket of ours; then `ClientProtocol`
-takes over the transport. Parts of aiosmtplib that the relay avoids, with the reasons:
+aiosmtplib's `SMTPProtocol` waits for the greeting and sends EHLO, HELO, STARTTLS and AUTH on a socket of
+ours; then `ClientProtocol` takes over the transport. Parts of aiosmtplib that the relay avoids, with the
+reasons:
 
-- Its opportunistic STARTTLS verifies certificates, fails hard and leaves the socket open after a broken
-  handshake. It gets `start_tls=False`, and the policy is applied here.
-- It connects by name (getaddrinfo in a thread, no MX order), so it gets `sock`.
+- Its parser of replies ends at a line without a code, and its error's text is a Python tuple (`_Reader`).
+- Its `SMTP` connects by name (getaddrinfo in a thread, no MX order); its opportunistic STARTTLS verifies
+  certificates, fails hard and leaves the socket open after a broken handshake.
 - After cancellation or an error it may keep its lock and the socket, so each object serves one connection,
   and a connection that is not handed over is aborted in `finally`.
 - Its MAIL, RCPT and DATA parse addresses again and want the whole message and one reply at a time, so they
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import aiosmtplib
+from aiosmtplib.protocol import SMTPProtocol
 
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Login, Logins
@@ -40,7 +42,7 @@ from zonerelay.delivery.tls.verify import ENCRYPTED, Proof, WrongPeerError, hand
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import MxHost
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
-from zonerelay.smtp.client.replies import make_reply, printable
+from zonerelay.smtp.client.replies import PeerError, ReplyParser, make_reply, printable
 from zonerelay.smtp.client.transaction import Peer
 from zonerelay.telemetry.transcript import Record
 
@@ -83,6 +85,8 @@ class Session:
     bdat_taken: bool = False
     """True when the peer has taken a BDAT on this connection."""
     proof: Proof = IN_CLEAR
+    skipped: str = ""
+    """A line without a code among the replies before the first transaction."""
 
     def __post_init__(self) -> None:
         self.pool_key = self.terms.pool_key
@@ -176,7 +180,50 @@ class SessionOpener:
             greeter.abort()
             raise
         peer = Peer(host.name, greeter.address, greeter.tls_words)
-        return Session(protocol, peer, capabilities, terms, slot, proof=greeter.proof)
+        session = Session(protocol, peer, capabilities, terms, slot, proof=greeter.proof)
+        session.skipped = greeter.skipped
+        return session
+
+
+class _Reader(SMTPProtocol):
+    """The protocol of aiosmtplib with our parser of replies, which skips lines without a code. Bytes that no
+    command asked for are kept, and then no further command is sent.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.parser = ReplyParser()
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed(data)
+        waiter = self._response_waiter
+        if waiter is None or waiter.done() or not self._response_pending:
+            return
+        try:
+            reply = self.parser.next_reply()
+        except PeerError as error:
+            self._set_response_exception(waiter, aiosmtplib.SMTPResponseException(-1, str(error)))
+        else:
+            if reply is not None:
+                status = f"{reply.status} " if reply.detail else ""
+                waiter.set_result(aiosmtplib.SMTPResponse(reply.code, status + reply.text))
+
+    async def execute_command(self, *args: bytes, timeout: float | None = None) -> aiosmtplib.SMTPResponse:
+        self._check_step()
+        return await super().execute_command(*args, timeout=timeout)
+
+    async def start_tls(
+        self, tls_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> aiosmtplib.SMTPResponse:
+        self._check_step()
+        response = await super().start_tls(tls_context, server_hostname, timeout)
+        # What came with the 220 was sent in clear text (RFC 3207 4.2).
+        self.parser = ReplyParser()
+        return response
+
+    def _check_step(self) -> None:
+        if self.parser.has_input:
+            raise aiosmtplib.SMTPResponseException(-1, "a reply that no command asked for")
 
 
 class _Greeter:
@@ -209,14 +256,7 @@ class _Greeter:
         self._settings = settings
         self._plan = plan
         self._tls = tls
-        self._client = aiosmtplib.SMTP(
-            hostname=plan.name,
-            local_hostname=ehlo_name,
-            sock=sock,
-            start_tls=False,
-            use_tls=plan.on_connect,
-            tls_context=tls.context(verify=plan.verify) if plan.on_connect else None,
-        )
+        self._reader = _Reader(asyncio.get_running_loop())
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
@@ -239,13 +279,28 @@ class _Greeter:
         return await self._introduce_again()
 
     async def _connect(self) -> None:
+        plan, timeout = self._plan, self._settings.greeting_timeout
+        loop = asyncio.get_running_loop()
+        reader = self._reader
+        context = self._tls.context(verify=plan.verify) if plan.on_connect else None
         try:
-            self._heard(await self._client.connect(timeout=self._settings.greeting_timeout))
+            async with asyncio.timeout(timeout):
+                await loop.create_connection(
+                    lambda: reader,
+                    sock=self._sock,
+                    ssl=context,
+                    server_hostname=plan.name if context is not None else None,
+                    ssl_handshake_timeout=timeout if context is not None else None,
+                )
+            self._hold_transport()
+            greeting = await reader.read_response(timeout=timeout)
+            if greeting.code != 220:
+                raise aiosmtplib.SMTPConnectResponseError(greeting.code, greeting.message)
+            self._heard(greeting)
         except (aiosmtplib.SMTPException, OSError) as error:
             if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
                 raise self._broken_handshake(error) from error
             raise self._trouble("the greeting", error) from error
-        self._hold_transport()
 
     def open_transport(self) -> asyncio.Transport:
         """Returns the open transport. Raises HostTrouble if the peer has closed it."""
@@ -258,9 +313,9 @@ class _Greeter:
     def hand_over(self) -> asyncio.Transport:
         """Returns the open transport and keeps no reference to it. Raises HostTrouble."""
         transport = self.open_transport()
-        # The client and its protocol refer to each other: each connection would be left to the garbage
-        # collector.
-        self._client.protocol = self._client.transport = None
+        if self._reader.parser.has_input:
+            text = f"{self.address} sent a reply that no command asked for"
+            raise HostTrouble(Reply(451, "5.0", text), address=self.address)
         return transport
 
     async def say(self, line: bytes) -> tuple[int, str]:
@@ -270,17 +325,21 @@ class _Greeter:
         if self.record is not None:
             self.record.command(line, secret=not line.startswith(b"AUTH "))
         try:
-            said = await self._client.execute_command(line, timeout=self._settings.ehlo_timeout)
+            said = await self._reader.execute_command(line, timeout=self._settings.ehlo_timeout)
         except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
             text = f"{self.address} answered AUTH with what is no reply"
             raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._trouble("AUTH", error) from error
         self._heard(said)
-        return said.code, said.message
+        return said.code, said.message.strip()
+
+    @property
+    def skipped(self) -> str:
+        """Returns a line that was skipped because it has no code, `""` if there was none."""
+        return self._reader.parser.skipped
 
     def abort(self) -> None:
-        self._client.close()
         if self._transport is not None:
             self._transport.abort()
         else:
@@ -291,13 +350,11 @@ class _Greeter:
         timeout = self._settings.ehlo_timeout
         try:
             try:
-                return parse_ehlo((await self._ehlo(timeout)).message)
+                return parse_ehlo((await self._introduced(b"EHLO", timeout)).message)
             except aiosmtplib.SMTPHeloError as error:
-                if error.code < 500 or not self._client.is_connected:
+                if error.code < 500:
                     raise
-                self._heard(error)
-            self._said(b"HELO " + self._ehlo_name.encode())
-            self._heard(await self._client.helo(timeout=timeout))
+            await self._introduced(b"HELO", timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._trouble("EHLO", error) from error
         return Capabilities()
@@ -308,10 +365,12 @@ class _Greeter:
         timeout = self._settings.starttls_timeout
         try:
             self._said(b"STARTTLS")
-            self._heard(await self._client.starttls(tls_context=context, timeout=timeout))
+            self._heard(
+                await self._reader.start_tls(context, server_hostname=self._plan.name, timeout=timeout)
+            )
         except aiosmtplib.SMTPResponseException as error:
             self._heard(error)
-            if self._plan.may_fall_back and self._client.is_connected:
+            if self._plan.may_fall_back and error.code >= 400 and error.code != 421:
                 return False
             said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
             text = f"{self.who} refused STARTTLS: {said}; {self._plan.why}"
@@ -337,17 +396,20 @@ class _Greeter:
         # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a
         # connection that breaks here is a failed handshake too. A refusal in words has come by TLS.
         try:
-            reply = await self._ehlo(self._settings.ehlo_timeout)
+            reply = await self._introduced(b"EHLO", self._settings.ehlo_timeout)
         except aiosmtplib.SMTPHeloError as error:
             raise self._trouble("EHLO", error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         return parse_ehlo(reply.message)
 
-    async def _ehlo(self, timeout: float) -> aiosmtplib.SMTPResponse:
-        self._said(b"EHLO " + self._ehlo_name.encode())
-        reply = await self._client.ehlo(timeout=timeout)
+    async def _introduced(self, verb: bytes, timeout: float) -> aiosmtplib.SMTPResponse:
+        name = self._ehlo_name.encode()
+        self._said(verb + b" " + name)
+        reply = await self._reader.execute_command(verb, name, timeout=timeout)
         self._heard(reply)
+        if reply.code != 250:
+            raise aiosmtplib.SMTPHeloError(reply.code, reply.message)
         return reply
 
     def _said(self, line: bytes) -> None:
@@ -364,7 +426,7 @@ class _Greeter:
 
     def _hold_transport(self) -> None:
         # aiosmtplib types it as BaseTransport; on a TCP socket it is a Transport, with TLS and without.
-        self._transport = cast(asyncio.Transport, self._client.transport)
+        self._transport = cast(asyncio.Transport, self._reader.transport)
 
     def _broken_handshake(self, error: Exception) -> TlsTrouble:
         return self._tls_trouble(f"TLS with {self.who} failed: {handshake_words(error)}")
@@ -381,7 +443,7 @@ class _Greeter:
         said = None
         if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
             self.record.note(f"{phase}: {error or type(error).__name__}")
-        elif phase != "AUTH" and isinstance(error, aiosmtplib.SMTPResponseException):
+        elif phase == "the greeting" and isinstance(error, aiosmtplib.SMTPResponseException):
             self._heard(error)
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
@@ -389,6 +451,7 @@ class _Greeter:
         elif isinstance(error, TimeoutError):
             detail, text = "4.2", f"timed out waiting for the reply of {self.address} to {phase}"
         else:
-            detail, text = "4.2", f"{self.address} failed at {phase}: {printable(str(error))}"
+            words = error.message if isinstance(error, aiosmtplib.SMTPResponseException) else str(error)
+            detail, text = "4.2", f"{self.address} failed at {phase}: {printable(words)}"
         down = phase != "AUTH" and (said is None or said.is_permanent)
         return HostTrouble(Reply(451, detail, text), address=self.address, said=said, down=down)

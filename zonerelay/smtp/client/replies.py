@@ -1,9 +1,10 @@
 """Parses a peer's replies, from bytes to `Reply`, incrementally.
 
 It is tolerant where servers differ (bare LF, missing text, missing or misplaced enhanced codes, several codes
-in one multi-line reply: the last line counts, as in Postfix), and strict where a stranger could do harm: a
-line or a reply beyond its limit, or one without a code from 200 to 599, is a `PeerError`. After a `PeerError`
-the stream is out of step and the connection must be closed.
+in one multi-line reply: the last line counts, as in Postfix). Lines without a code from 200 to 599 are
+skipped wherever they are, because a 250 that stands behind one must not be lost. A line that is too long is
+cut. A reply beyond its limit, or with too many lines to skip, is a `PeerError`: the stream is out of step and
+the connection must be closed.
 
 The text is for people only, so characters that could move a cursor or forge a log line are replaced here.
 
@@ -18,14 +19,19 @@ import re
 from zonerelay.model.reply import Reply
 
 MAX_LINE = 8 * 1024
+"""Octets of a line that are kept."""
 MAX_REPLY = 64 * 1024
+"""Octets of a reply, with what is skipped before it and in it."""
+MAX_SKIPPED = 100
+"""Lines that are skipped before a reply and in it."""
+MAX_SHOWN = 80
 # Unread input, twice the longest reply. Only a peer that sends without a command reaches it.
 MAX_BACKLOG = 2 * MAX_REPLY
 # Remembered replies are bounded in number and octets, because the peer chooses their text.
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_LINE = 128
 
-_LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?\Z", re.DOTALL)
+_LINE = re.compile(rb"\x00*([2-5][0-9][0-9])(?![0-9])([ -]?)(.*)\Z", re.DOTALL)
 # RFC 3463 2: class "." subject "." detail, each of up to three digits.
 _ENHANCED = re.compile(r"([245])\.([0-9]{1,3}\.[0-9]{1,3})(?: +|\Z)")
 
@@ -47,10 +53,20 @@ class ReplyParser:
         self._flooded = False
         self._lines: list[bytes] = []
         self._size = 0
+        self._skipped = 0
+        self.skipped = ""
+        """The first line that was skipped, for people."""
 
     @property
     def has_input(self) -> bool:
-        """True when bytes wait that no returned reply has used."""
+        """True when bytes wait that no returned reply has used, and that are not to be skipped."""
+        while self._buffer and not self._lines and self._skipped < MAX_SKIPPED:
+            end = self._buffer.find(b"\n", self._at) + 1
+            line = self._buffer[self._at : end]
+            if not end or _LINE.match(line.rstrip(b"\r\n")):
+                break
+            self._skip(line)
+            self._buffer, self._at = (self._buffer, end) if end < len(self._buffer) else (b"", 0)
         return bool(self._buffer or self._lines)
 
     def feed(self, data: bytes) -> None:
@@ -72,28 +88,38 @@ class ReplyParser:
                 self._buffer, self._at = b"", 0
             else:
                 self._at = end
-            ordinary = end - at <= MAX_REMEMBERED_LINE and not self._lines
+            ordinary = end - at <= MAX_REMEMBERED_LINE and not (self._lines or self._skipped)
             at = end
             reply = (_whole_reply(line) if ordinary else None) or self._take(line)
             if reply is not None:
                 return reply
-        if self._flooded or len(self._buffer) - self._at > MAX_LINE:
+        if self._flooded or max(self._size, len(self._buffer) - self._at) > MAX_REPLY:
             raise PeerError("the peer sends more than a reply")
         return None
 
     def _take(self, line: bytes) -> Reply | None:
-        self._size += len(line)
-        if len(line) > MAX_LINE or self._size > MAX_REPLY:
-            raise PeerError("a reply is too long")
         match = _LINE.match(line.rstrip(b"\r\n"))
         if match is None:
-            raise PeerError(f"not an SMTP reply: {printable(line[:80])}")
+            self._skip(line)
+        else:
+            self._size += len(line)
+        if self._size > MAX_REPLY:
+            raise PeerError("a reply is too long")
+        if self._skipped > MAX_SKIPPED:
+            raise PeerError(f"more than {MAX_SKIPPED} lines are no SMTP reply, the first is: {self.skipped}")
+        if match is None:
+            return None
         code, mark, text = match.groups()
-        self._lines.append(text or b"")
+        self._lines.append(text[:MAX_LINE])
         if mark == b"-":
             return None
-        lines, self._lines, self._size = self._lines, [], 0
+        lines, self._lines, self._size, self._skipped = self._lines, [], 0, 0
         return make_reply(int(code), [printable(each) for each in lines])
+
+    def _skip(self, line: bytes) -> None:
+        self._size += len(line)
+        self._skipped += 1
+        self.skipped = self.skipped or printable(line[:MAX_SHOWN].strip()) or "an empty line"
 
 
 @functools.lru_cache(MAX_REMEMBERED)
@@ -102,7 +128,7 @@ def _whole_reply(line: bytes) -> Reply | None:
     match = _LINE.match(line.rstrip(b"\r\n"))
     if match is None or match[2] == b"-":
         return None
-    return make_reply(int(match[1]), [printable(match[3] or b"")])
+    return make_reply(int(match[1]), [printable(match[3])])
 
 
 def make_reply(code: int, lines: list[str]) -> Reply:

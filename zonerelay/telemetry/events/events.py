@@ -371,6 +371,11 @@ class Events:
             fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
             self._emit("info", "tls-fallback", fields)
 
+    def reply_without_code(self, host: str, address: str, line: str) -> None:
+        """A host mixes lines without a code with its replies; they are skipped. Once a day for an address."""
+        fields: dict[str, Field] = {"host": host, "peer": address, "line": self._redact.text(line)}
+        self._emit("info", "reply-without-code", fields)
+
     def zone_missing(self, zone: str, deliveries: int) -> None:
         """The configuration names a zone no longer that holds mail, which waits."""
         self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
