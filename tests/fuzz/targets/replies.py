@@ -6,10 +6,14 @@ before the same fault; a reply's text can be shown; EHLO's list never raises.
 
 from __future__ import annotations
 
+import re
+
 from tests.fuzz.pieces import cuttings
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import parse_ehlo
 from zonerelay.smtp.client.replies import MAX_REPLY, PeerError, ReplyParser
+
+_CODE = re.compile(rb"\x00*[2-5][0-9][0-9](?![0-9])(-?)")
 
 
 def replies(data: bytes) -> None:
@@ -45,9 +49,11 @@ def _fault(text: str) -> str:
 
 
 def _is_unfinished(data: bytes) -> bool:
-    """A line without its end, or one that announces another."""
-    before, end, last = data.rpartition(b"\n")
-    return last != b"" or (end != b"" and before.rpartition(b"\n")[2][3:4] == b"-")
+    """A line without its end, or one with a code that announces another; lines without a code are skipped."""
+    *lines, last = data.split(b"\n")
+    codes = (match for line in reversed(lines) if (match := _CODE.match(line)))
+    latest = next(codes, None)
+    return last != b"" or (latest is not None and latest[1] == b"-")
 
 
 def ehlo(data: bytes) -> None:
