@@ -226,6 +226,17 @@ def test_a_restore_keeps_the_orders_that_are_in_force(tmp_path: Path) -> None:
     assert in_force == {"00000001", "00000003"}
 
 
+def test_mail_that_is_imported_from_a_backup_has_its_orders(tmp_path: Path) -> None:
+    """As `spool restore` advises where the queue is not empty."""
+    source, target = configured(tmp_path / "old", "leveldb"), configured(tmp_path / "new", "disk")
+    give(tmp_path / "old", order(zone="default"))
+    asyncio.run(filled_again(source))
+    assert main(["spool", "backup", str(tmp_path / "backup"), "--config", str(source)]) == 0
+    assert main(["spool", "import", str(tmp_path / "backup" / "00.tar"), "--config", str(target)]) == 0
+    assert orders_of(tmp_path / "new") == orders_of(tmp_path / "old")
+    assert len(asyncio.run(contents(target))) == 1
+
+
 async def filled_again(config: Path) -> None:
     async with queue(config) as store:
         await store_message(store, 256, "to@example.net")

@@ -136,6 +136,8 @@ def import_from(arguments: Namespace) -> int:
 async def _import_from(settings: Settings, system: str | None, place: str, home: Path) -> Loaded:
     now = time.time()
     if system is None:
+        # Mail of a backup comes with its orders, as in a restore.
+        OrdersFile(home).merge(OrdersFile(Path(place).absolute().parent / "home").read(), now)
         with files.reading(Path(place)) as source:
             return await _import(settings, source, home, now)
     async with others.reading(system, place, now) as source:
