@@ -209,3 +209,17 @@ def test_people_are_read_before_their_names_are_decoded() -> None:
     parts = take_apart(octets)
     assert parts.people("from") == [("Foo, Inc", "a@b.example")]
     assert [address for _, address in parts.people("to")] == ["s@b.example", "x@b.example", "j@b.example"]
+
+
+def test_a_search_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = opened(tmp_path, Times())
+    for number in range(400):
+        capture.add(
+            f"{number:016x}", "a@example.org", ["b@example.com"], mail(f"order {number}", "text " * 50)
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr("zonerelay.capture.store.LONGEST", 0.0)
+        with pytest.raises(CaptureError, match="narrow it"):
+            capture.find("text -nothing -more")
+    assert capture.find("text")[1] > 0
+    capture.close()

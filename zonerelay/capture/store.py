@@ -15,6 +15,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -58,6 +59,10 @@ _SUMMARY = (
     "id, at, sender, recipients, size, is_read, message_id, from_, to_, cc, bcc, reply_to, subject, "
     "attachments, inline, tags, snippet"
 )
+
+
+LONGEST = 10.0
+"""Seconds of one search."""
 
 
 class CaptureError(Exception):
@@ -197,7 +202,7 @@ class Capture:
         """
         where, values = condition(query, tz)
         where, values = f"{where} AND at >= ?", [*values, self._now() - self._keep]
-        with self._reading() as database:
+        with self._reading() as database, _in_time(database):
             rows = database.execute(
                 f"SELECT {_SUMMARY} FROM mail WHERE {where} ORDER BY number DESC LIMIT ? OFFSET ?",  # noqa: S608
                 (*values, limit, start),
@@ -296,6 +301,27 @@ class Capture:
                 raise (CaptureFullError if full else CaptureError)(f"{self._file}: {error}") from error
             except OSError as error:
                 raise CaptureError(f"{self._file}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _in_time(database: sqlite3.Connection) -> Iterator[None]:
+    """End statements that run for longer than `LONGEST`: the next question waits for the connection."""
+    until = time.monotonic() + LONGEST
+
+    def is_late() -> bool:
+        return time.monotonic() > until
+
+    database.set_progress_handler(is_late, 1000)  # instructions between two looks
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if is_late():
+            raise CaptureError(
+                f"the search took longer than {LONGEST:g} s and was ended: narrow it"
+            ) from error
+        raise
+    finally:
+        database.set_progress_handler(None, 0)
 
 
 def _open(file: Path) -> sqlite3.Connection:
