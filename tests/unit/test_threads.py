@@ -35,12 +35,12 @@ def uses_of_the_default_executor(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in ("asyncio", "aiohttp", "aiohttp.resolver"):
             yield from ((node.lineno, each.name) for each in node.names if each.name in THREAD_BEHIND)
-        if isinstance(node, ast.Attribute):
-            of_socket = isinstance(node.value, ast.Name) and node.value.id in ("socket", "os")
-            if node.attr in THREAD_BEHIND | ON_A_SOCKET and not of_socket:
-                yield node.lineno, node.attr
+        if isinstance(node, ast.Attribute) and node.attr in THREAD_BEHIND and not _of_socket(node):
+            yield node.lineno, node.attr
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             named = {each.arg for each in node.keywords}
+            if node.func.attr in ON_A_SOCKET and "sock" not in named and not _of_socket(node.func):
+                yield node.lineno, node.func.attr
             first = node.args[0] if node.args else None
             if node.func.attr == "run_in_executor" and (
                 first is None or (isinstance(first, ast.Constant) and first.value is None)
@@ -50,6 +50,10 @@ def uses_of_the_default_executor(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "TCPConnector without a resolver"
             if node.func.attr == "create_server" and "sock" not in named and named & {"host", "ssl"}:
                 yield node.lineno, "create_server that may resolve a name"
+
+
+def _of_socket(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("socket", "os")
 
 
 @pytest.mark.parametrize(
