@@ -31,7 +31,7 @@ class Smarthost:
 
     `offers`: the lines of EHLO inside TLS, instead of one with `mechanisms`. `prompts`: what LOGIN asks.
     `plain_prompt`: what PLAIN asks although the response came with AUTH. `auth_reply`: what every AUTH is
-    answered with instead. `closed`: it hangs up at once.
+    answered with instead. `junk` goes in front of every reply. `closed`: it hangs up at once.
     """
 
     tls: ssl.SSLContext | None = None
@@ -39,6 +39,7 @@ class Smarthost:
     offers: tuple[str, ...] = ()
     prompts: tuple[str, str] = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")
     plain_prompt: str | None = None
+    junk: str = ""
     users: Mapping[str, str] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
     auth_reply: str = ""
@@ -185,7 +186,7 @@ class _Conversation:
         return line
 
     async def _say(self, text: str) -> None:
-        self._writer.write(f"{text}\r\n".encode())
+        self._writer.write(f"{self._host.junk}{text}\r\n".encode())
         await self._writer.drain()
 
 

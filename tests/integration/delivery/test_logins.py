@@ -94,6 +94,18 @@ async def test_mechanisms_are_the_union_of_the_lines_in_any_case(
     assert host.logins == [(expected, "relay", 235)]
 
 
+@pytest.mark.parametrize("mechanism", ["PLAIN", "LOGIN"])
+async def test_lines_without_a_code_hinder_neither_tls_nor_a_login(
+    start_smarthost: StartSmarthost, make_bed: MakeBed, mechanism: str
+) -> None:
+    host = Smarthost(mechanisms=mechanism, users={"relay": PASSWORD}, junk="\r\nNotice\r\n")
+    bed = make_bed()
+    await start_smarthost(host)
+    for _ in range(2):
+        assert (await bed.send(to(host))).verdict is D
+    assert host.logins == [(mechanism, "relay", 235)]
+
+
 async def test_odd_prompts_do_not_keep_anybody_from_logging_in(
     start_smarthost: StartSmarthost, make_bed: MakeBed
 ) -> None:
