@@ -37,6 +37,8 @@ _FIELD = re.compile(
 )
 _MAX_FIELD = 4096
 """The parser needs quadratic time for a field with parameters, and decodes a boundary by any codec."""
+_MAX_DECODED = 16 * 1024
+"""Characters of a field whose encoded words are decoded: that takes the standard library quadratic time."""
 _INVISIBLE = re.compile(r"<(style|script|head|title)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)", re.S | re.I)
 _TAG = re.compile(r"<[^>]*>?")
 _HREF = re.compile(r"""\bhref\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.IGNORECASE)
@@ -167,6 +169,8 @@ def _headers(message: Message) -> list[tuple[str, str]]:
 def decoded(value: object) -> str:
     text = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     text = re.sub(r"\r?\n[ \t]*", " ", text)
+    if len(text) > _MAX_DECODED:
+        return text
     try:
         return "".join(
             # What is not encoded comes in the form that the standard library has made of it.

@@ -220,12 +220,20 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
             return
         with _told(call):
             async for piece in _pieces(call, origin):
-                body.feed(piece)
+                await _fed(body, piece)
                 if body.full:
                     await BODIES.run(body.flush)
             if body.spills:
                 await BODIES.run(body.flush)
         yield body, body.finish()
+
+
+async def _fed(body: JsonBody, piece: bytes) -> None:
+    """A megabyte of short strings takes a second. Raises TooLargeError."""
+    if len(piece) > SMALL:
+        await BODIES.run(body.feed, piece)
+    else:
+        body.feed(piece)
 
 
 @contextlib.asynccontextmanager
@@ -239,11 +247,13 @@ async def _form(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
                     raise Problem(422, "invalid", "the form has two parts called message")
                 if len(uploads) == MAX_FILES and name != "message":  # chunked, a form has no end of its own
                     raise Problem(422, "invalid", f"the form has more than {MAX_FILES} files")
-                add = body.feed if name == "message" else body.add
                 if name != "message":
                     body.begin_file()
                 async for piece in _octets(part, read):
-                    add(piece)
+                    if name == "message":
+                        await _fed(body, piece)
+                    else:
+                        body.add(piece)
                     if body.full:
                         await BODIES.run(body.flush)
                 if body.spills:
