@@ -208,26 +208,26 @@ async def test_addresses_of_the_header_get_the_domain_too(tmp_path: Path, sink: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without a name")
 async def test_a_user_without_a_name_sends(tmp_path: Path, sink: Sink) -> None:
-    python = "/usr/bin/python3"
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        each.chmod(0o755)
-    code = tmp_path / "zonerelay"
-    (code / "model").mkdir(parents=True)
-    for name in ("__init__", "sendmail", "model/__init__", "model/address_list"):
-        (code / f"{name}.py").write_bytes((PROGRAM.parents[2] / "zonerelay" / f"{name}.py").read_bytes())
-    with RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}") as relay:
-        config = tmp_path / "relay.toml"
+    with (
+        tempfile.TemporaryDirectory() as place,  # below tmp_path other users may not go
+        RelayProcess(tmp_path / "relay", next_hop=f"{LOOPBACK}:{sink.port}") as relay,
+    ):
+        code, config = Path(place) / "zonerelay", Path(place) / "relay.toml"
+        (code / "model").mkdir(parents=True)
+        for name in ("__init__", "sendmail", "model/__init__", "model/address_list"):
+            (code / f"{name}.py").write_bytes((PROGRAM.parents[2] / "zonerelay" / f"{name}.py").read_bytes())
         config.write_text(
             f'hostname = "relay.test"\n[[listener]]\naddress = "{LOOPBACK}:{relay.smtp_port}"\n'
         )
+        code.parent.chmod(0o755)
         for header, sender in ((HEADER, "app@b.example"), ("Subject: x\n", f"uid-54321@{domain_here()}")):
             sink.messages.clear()
             done = await asyncio.to_thread(
                 subprocess.run,
-                [python, "-c", MAIN, "c@d.example"],
+                ["/usr/bin/python3", "-c", MAIN, "c@d.example"],
                 input=f"{header}\nHello\n".encode(),
                 env={"ZONERELAY_CONFIG": str(config)},
-                cwd=tmp_path,
+                cwd=place,
                 capture_output=True,
                 timeout=60,
                 check=False,
