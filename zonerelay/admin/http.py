@@ -1,7 +1,7 @@
 """HTTP for monitoring and operators: its listening socket. `http_server` has the rest.
 
 The relay binds the address when it starts; one that is taken does not keep mail from moving, and its owner
-tries again (`process/retried`). It
+tries again (`process/retry`). It
 loads aiohttp with the first connection, in a thread: aiohttp and its certificate authorities are a fifth of
 the memory of an idle relay and of its start. If loading fails, `trouble` hears of it and the address refuses
 connections from then on.

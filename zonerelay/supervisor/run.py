@@ -28,7 +28,7 @@ from zonerelay.control.socket.socket_file import control_socket_path, limits_soc
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
-from zonerelay.process.retried import Retried
+from zonerelay.process.retry import Retried
 from zonerelay.process.setup import (
     StartError,
     allow_reload,

@@ -24,7 +24,7 @@ from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
-from zonerelay.process.retried import Retried
+from zonerelay.process.retry import Retried
 from zonerelay.process.threads import FILES, OPERATORS
 from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events

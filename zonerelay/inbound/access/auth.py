@@ -99,7 +99,7 @@ class _Attempt:
     check: Check | None = None
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
     """A failed log-in, as workers tell each other. `account` and `guess` are hashes, in hexadecimal."""
 
     address: str
@@ -251,7 +251,7 @@ class Authenticator:
         if login.kind is LoginKind.WRONG:
             guess = self._key(attempt, "")
             delay = self._failed(attempt, guess)
-            failure = Failure(attempt.address, attempt.account.hex(), guess.hex(), attempt.regular)
+            failure = FailedLogin(attempt.address, attempt.account.hex(), guess.hex(), attempt.regular)
             self._share(msgspec.json.encode(failure).decode())
         self._report(attempt, login)
         return login, delay
@@ -263,7 +263,7 @@ class Authenticator:
 
     def failed_elsewhere(self, text: str) -> None:
         """Count a failure that another worker has shared: no client gets its guesses once more here."""
-        failure = msgspec.json.decode(text, type=Failure)
+        failure = msgspec.json.decode(text, type=FailedLogin)
         keys = client_and_network(failure.address)
         account, guess = bytes.fromhex(failure.account), bytes.fromhex(failure.guess)
         attempt = _Attempt(_NOTHING, failure.address, *keys, account, regular=failure.regular)

@@ -13,7 +13,7 @@ from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.messages.answers import RelayStatus
 from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.model.clock import Clock
-from zonerelay.process.retried import Retried
+from zonerelay.process.retry import Retried
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets
 from zonerelay.supervisor.workers.restart_policy import Phase
