@@ -12,7 +12,7 @@ import re
 from zonerelay.message.dkim.signature import relaxed_fields
 from zonerelay.model.address_list import read_addresses
 
-MAX_FROM = 64 * 1024
+MAX_FROM = 16 * 1024
 
 _FROM = frozenset((b"from",))
 _DOMAIN = r"""[^\s"(),:;<>@\\\[\]\ufffd]++"""
