@@ -1,0 +1,171 @@
+"""Clients that submit mail over the simulated network, and what they were promised."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+from random import Random
+from typing import cast
+
+from tests.simulation.loop import SimLoop
+from tests.simulation.network import End, Fault, Network
+from tests.simulation.parts import Node
+
+PATIENCE = 120.0
+
+
+@dataclass
+class Submission:
+    """One message as its client knows it. `answered` is when its 250 came, `None` before that."""
+
+    tag: str
+    sender: str
+    recipients: tuple[str, ...]
+    body: bytes
+    keyed: bool = False
+    """Its client has an idempotency key, and repeats it until it has an answer."""
+    dot_sent: bool = False
+    """The relay may have seen the end of the message."""
+    accepted: tuple[str, ...] = ()
+    """The recipients for whom RCPT was answered 250."""
+    answered: float | None = None
+    identity: str = ""
+    refused: bool = False
+    """The answer was 5yz."""
+    node: str = ""
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.digest = digest_of(self.body)
+
+
+def digest_of(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]
+
+
+class _Conversation(asyncio.Protocol):
+    def __init__(self) -> None:
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._buffer = b""
+        self.end: End
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.end = cast(End, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while b"\r\n" in self._buffer:
+            line, self._buffer = self._buffer.split(b"\r\n", 1)
+            if line[3:4] != b"-":
+                self._lines.put_nowait(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lines.put_nowait(None)
+
+    async def reply(self) -> bytes:
+        """Raises ConnectionError."""
+        try:
+            line = await asyncio.wait_for(self._lines.get(), PATIENCE)
+        except TimeoutError as error:
+            raise ConnectionAbortedError("no reply") from error
+        if line is None:
+            raise ConnectionAbortedError("the relay has gone")
+        return line
+
+    async def ask(self, line: bytes) -> bytes:
+        self.end.write(line + b"\r\n")
+        return await self.reply()
+
+
+class Clients:
+    """`submit` hands one message in, once."""
+
+    def __init__(self, loop: SimLoop, network: Network, random: Random) -> None:
+        self._loop = loop
+        self._network = network
+        self._random = random
+        self.submissions: list[Submission] = []
+        self.sometimes: dict[str, int] = {}
+
+    def note(self, what: str) -> None:
+        self.sometimes[what] = self.sometimes.get(what, 0) + 1
+
+    async def submit(self, node: Node, submission: Submission, *, fault: Fault | None = None) -> None:
+        """Ends when the client knows what became of it, or cannot know."""
+        address = node.address
+        if address is None:
+            return
+        try:
+            end, protocol = await self._network.connect(address, _Conversation, fault)
+        except ConnectionRefusedError:
+            return
+        talk = cast(_Conversation, protocol)
+        try:
+            await self._converse(talk, node, submission)
+        except ConnectionError:
+            if submission.dot_sent and submission.answered is None:
+                self.note("client without an answer after the dot")
+        finally:
+            end.abort()
+
+    async def _converse(self, talk: _Conversation, node: Node, submission: Submission) -> None:
+        if not (await talk.reply()).startswith(b"220"):
+            return
+        await talk.ask(b"EHLO client.test")
+        size = len(submission.body) if self._random.random() < 0.8 else self._random.randint(1, 500_000)
+        if not (await talk.ask(b"MAIL FROM:<%b> SIZE=%d" % (submission.sender.encode(), size))).startswith(
+            b"250"
+        ):
+            return
+        accepted = []
+        for each in submission.recipients:
+            if (await talk.ask(b"RCPT TO:<%b>" % each.encode())).startswith(b"250"):
+                accepted.append(each)
+        if not accepted:
+            return
+        if submission.keyed and len(accepted) < len(submission.recipients):
+            return  # it comes again with all of them: others would be another message
+        submission.accepted = tuple(accepted)
+        text = submission.body
+        if submission.keyed:
+            text = b"Idempotency-Key: %b\r\n" % submission.tag.encode() + text
+        body = text.replace(b"\r\n.", b"\r\n..")
+        if self._random.random() < 0.3:
+            await self._send_chunks(talk, submission, text)
+        else:
+            if not (await talk.ask(b"DATA")).startswith(b"354"):
+                return
+            await self._send(talk, body)
+            submission.dot_sent = True
+            talk.end.write(b".\r\n")
+        if self._random.random() < 0.05:
+            self.note("client left after the dot")
+            raise ConnectionAbortedError("the client leaves")
+        reply = await talk.reply()
+        if reply.startswith(b"250"):
+            submission.answered = self._loop.now
+            submission.identity = reply.rsplit(b" ", 1)[1].decode()
+            submission.node = node.name
+        else:
+            self.note(f"refused with {reply[:3].decode()} after the dot")
+            submission.refused = reply.startswith(b"5")
+
+    async def _send(self, talk: _Conversation, body: bytes) -> None:
+        stop = len(body) if self._random.random() < 0.95 else self._random.randrange(len(body))
+        for start in range(0, stop, 20_000):
+            talk.end.write(body[start : min(stop, start + 20_000)])
+            await asyncio.sleep(self._random.uniform(0.0, 0.01))
+        if stop < len(body):
+            self.note("client left in the body")
+            raise ConnectionAbortedError("the client leaves")
+
+    async def _send_chunks(self, talk: _Conversation, submission: Submission, body: bytes) -> None:
+        step = self._random.choice((100, 5_000, 70_000, 200_000))
+        for start in range(0, len(body), step):
+            piece = body[start : start + step]
+            last = start + step >= len(body)
+            submission.dot_sent = submission.dot_sent or last
+            talk.end.write(b"BDAT %d%b\r\n" % (len(piece), b" LAST" if last else b"") + piece)
+            if not last and not (await talk.reply()).startswith(b"250"):
+                raise ConnectionAbortedError("the chunk was refused")

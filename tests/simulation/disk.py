@@ -1,0 +1,265 @@
+"""The ordered map with atomic batches that a simulated spool lies on, and what faults do to it.
+
+Policy, as DESIGN 2.1 has it: a synced batch survives everything once its sync has returned. A batch that is
+being synced when the power fails is there whole or not at all. A batch that was written without a sync may be
+missing afterwards even when later ones are there (LevelDB closes a full log without syncing it). A write may
+fail before or after it took effect. `Handle` is what `store/leveldb/engine` needs of plyvel, over the map.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+from typing import Any
+
+from sortedcontainers import SortedDict
+
+from zonerelay.store.common import records
+from zonerelay.store.common.write.writer_thread import Failed
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.leveldb import engine
+from zonerelay.store.leveldb.damage.losses import Losses
+from zonerelay.store.leveldb.engine import Database
+
+Ops = list[tuple[bytes, bytes | None]]
+Rows = SortedDict[bytes, bytes]
+ROOM = 1 << 40
+
+
+class Disk:
+    """What one spool directory holds. `error` is asked at every write and read: it returns an error or
+    `None`; `delay` is asked how long a sync takes.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.live: SortedDict[bytes, bytes] = SortedDict()
+        self.durable: SortedDict[bytes, bytes] = SortedDict()
+        self.owner: object | None = None
+        self.error: Callable[[str], Exception | None] = lambda what: None
+        self.delay: Callable[[], float] = lambda: 0.002
+        self.room = ROOM
+        self.most = 0
+        self._random = random
+        self._tail: list[tuple[Ops, bool]] = []
+
+    def write(self, ops: Ops, *, sync: bool) -> None:
+        error = self.error("write")
+        if error is None or self._random.random() < 0.5:
+            _apply(self.live, ops)
+            self._tail.append((ops, sync))
+            self.most = max(self.most, len(self.live))
+        if error is not None:
+            raise error
+
+    def synced(self) -> None:
+        """The sync that was under way has returned."""
+        unsynced: list[tuple[Ops, bool]] = []
+        for ops, sync in self._tail:
+            if sync:
+                _apply(self.durable, ops)
+            else:
+                unsynced.append((ops, sync))
+        self._tail = unsynced
+
+    def fall_back(self) -> None:
+        """A power cut: what was not synced may be gone. It stays in order, for a log is read to its end."""
+        cut = self._random.randint(0, len(self._tail))
+        for number, (ops, sync) in enumerate(self._tail):
+            if number < cut and (sync or self._random.random() < 0.5):
+                _apply(self.durable, ops)
+        self._tail = []
+        self.live = self.durable.copy()
+        self.owner = None
+
+
+def _apply(where: Rows, ops: Ops) -> None:
+    for key, value in ops:
+        if value is None:
+            where.pop(key, None)
+        else:
+            where[key] = value
+
+
+class _Batch:
+    def __init__(self, disk: Disk, *, sync: bool) -> None:
+        self.ops: Ops = []
+        self.sync = sync
+        self._disk = disk
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.ops.append((bytes(key), bytes(value)))
+
+    def delete(self, key: bytes) -> None:
+        self.ops.append((bytes(key), None))
+
+    def write(self) -> None:
+        self._disk.write(self.ops, sync=self.sync)
+
+
+class _Reads:
+    """A view: all of the map, or the map as it was."""
+
+    def __init__(self, disk: Disk, rows: Rows | None = None) -> None:
+        self._disk = disk
+        self._rows = rows
+
+    def rows(self) -> Rows:
+        return self._disk.live if self._rows is None else self._rows
+
+    def get(self, key: bytes, verify_checksums: bool = False) -> bytes | None:
+        if (error := self._disk.error("read")) is not None:
+            raise error
+        return self.rows().get(key)
+
+    @contextlib.contextmanager
+    def raw_iterator(self, **kwargs: Any) -> Iterator[_Cursor]:
+        if (error := self._disk.error("read")) is not None:
+            raise error
+        yield _Cursor(self.rows())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Cursor:
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._at = 0
+
+    def seek(self, key: bytes) -> None:
+        self._at = self._rows.bisect_left(key)
+
+    def seek_to_last(self) -> None:
+        self._at = len(self._rows) - 1
+
+    def valid(self) -> bool:
+        return 0 <= self._at < len(self._rows)
+
+    def key(self) -> bytes:
+        return self._rows.peekitem(self._at)[0]
+
+    def value(self) -> bytes:
+        return self._rows.peekitem(self._at)[1]
+
+    def item(self) -> tuple[bytes, bytes]:
+        return self._rows.peekitem(self._at)
+
+    def next(self) -> None:
+        self._at += 1
+
+    def prev(self) -> None:
+        self._at -= 1
+
+
+class Handle(_Reads):
+    """Stands where plyvel's DB is."""
+
+    def write_batch(self, sync: bool = False) -> _Batch:
+        return _Batch(self._disk, sync=sync)
+
+    def snapshot(self) -> _Reads:
+        return _Reads(self._disk, self._disk.live.copy())
+
+    def compact_range(self, **kwargs: Any) -> None:
+        """Nothing grows."""
+
+    def approximate_size(self, start: bytes, stop: bytes) -> int:
+        return 0
+
+    def get_property(self, name: bytes) -> bytes:
+        return b""
+
+
+class SimLevelDb(Database):
+    """Stands where `store.leveldb.spool.LevelDb` is: opening a directory of files is not simulated."""
+
+    disks: Callable[[Any], Disk]
+    last_used = 0.0
+
+    def __init__(self, path: Any, *, write_buffer: int) -> None:
+        super().__init__(path)
+        self.losses = Losses(path)
+        self.disk = type(self).disks(path)
+
+    def open(self) -> None:
+        if self.disk.owner is not None:
+            raise StoreOpenError("another process has the spool open")
+        self.disk.owner = self
+        self.reopen()
+        if self.get(records.META_FORMAT) is None:
+            self.write([[(records.META_FORMAT, records.FORMAT_VERSION)]])
+            self.disk.synced()
+
+    def open_error(self, error: Exception) -> StoreOpenError:
+        return StoreOpenError(str(error))
+
+    def reopen(self, *, full: bool = False) -> None:
+        self._db = Handle(self.disk)  # type: ignore[assignment]
+        self._suspect = False
+
+    def close(self) -> None:
+        self._db = None
+        self.disk.owner = None
+
+    def _close(self) -> None:
+        self._db = None
+
+    def look(self) -> None:
+        """There are no files to look at."""
+
+    note_synced = look
+
+    def free_space(self) -> int:
+        return self.disk.room
+
+    def foreign_files(self) -> list[str]:
+        return []
+
+    def moved_at_once(self) -> int:
+        return 0
+
+    def _missing_tables(self) -> list[str]:
+        return []
+
+
+class SimWriter:
+    """Stands where `WriterThread` is: between a write and the news of it lies the time of a sync."""
+
+    def __init__(self, name: str, work: Callable[[Any], Any], report: Callable[[Any], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._work = work
+        self._report = report
+        self._stopped = False
+        self._keeper: Any = work.__self__  # type: ignore[attr-defined]
+
+    def put(self, job: Any) -> None:
+        self._loop.call_later(0.0001, self._do, job)
+
+    def _do(self, job: Any) -> None:
+        try:
+            result = self._work(job)
+        except BaseException as error:
+            result = Failed(error)
+        self._loop.call_later(self._keeper._db.disk.delay(), self._ended, result)
+
+    def _ended(self, result: Any) -> None:
+        if not isinstance(result, Failed):
+            self._keeper._db.disk.synced()
+        self._report(result)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+def full() -> Exception:
+    return engine.plyvel.IOError(b"IO error: 000005.log: No space left on device")
+
+
+def broken() -> Exception:
+    return engine.plyvel.IOError(b"IO error: 000005.log: Input/output error")
+
+
+def keys(rows: Iterable[bytes], prefix: bytes) -> list[bytes]:
+    return [key for key in rows if key.startswith(prefix)]

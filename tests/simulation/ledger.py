@@ -1,0 +1,254 @@
+"""What was promised, what happened, and what must hold: the assertions of the simulation.
+
+Safety, whatever the faults are: a message whose 250 was read is delivered, reported by a bounce, or in the
+queue; nothing is delivered that was not submitted, nothing changed, nothing twice without a fault that
+explains it; no recipient has two final outcomes; limits hold; suspended mail does not leave. Liveness, when
+the faults have ended: the queue is empty and no task remains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.simulation.clients import Submission, digest_of
+from tests.simulation.loop import Process, SimLoop
+from tests.simulation.network import End, process_of
+from tests.simulation.receivers import Mail
+from zonerelay.telemetry.events.events import Field
+
+STANDSTILL = "stands still"
+FINAL = ("delivered", "bounced", "expired")
+UNDER_WAY = 15.0
+"""Seconds in which a transaction that had begun before a suspension may get as far as RCPT."""
+SETTLED_WITHIN = 2.0
+"""Seconds from a receiver's reply to the synced outcome, with the slowest simulated disk."""
+_TAG = re.compile(rb"(?m)^X-Tag: (\S+)\r\n")
+_FAILED = re.compile(rb"(?mi)^Final-Recipient: rfc822; ?(\S+)\r\n(?:.+\r\n)*?Action: failed")
+
+
+@dataclass
+class Injected:
+    """A fault that may repeat mail: it hit `process` (every one, if that is empty) at this time."""
+
+    at: float
+    process: str
+    what: str
+    ended: float
+
+
+@dataclass
+class Suspension:
+    domain: str
+    begun: float
+    ended: float | None = None
+
+
+@dataclass
+class Ledger:
+    loop: SimLoop
+    injected: list[Injected] = field(default_factory=list)
+    suspensions: list[Suspension] = field(default_factory=list)
+    dropped: set[tuple[str, str]] = field(default_factory=set)
+    """Ids and recipients that an operator has dropped."""
+    finals: defaultdict[tuple[str, str], list[tuple[float, str, str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    log: list[tuple[float, str, str, Mapping[str, Field]]] = field(default_factory=list)
+    events: Counter[str] = field(default_factory=Counter)
+
+    def record(self, process: Process, event: str, fields: Mapping[str, Field]) -> None:
+        self.log.append((self.loop.now, process.name, event, fields))
+        self.events[event] += 1
+        if event == "dropped":
+            self.dropped.add((str(fields["id"]), str(fields["recipient"])))
+        if event in FINAL:
+            key = str(fields["id"]), str(fields["recipient"])
+            self.finals[key].append((self.loop.now, process.name, event))
+
+    def digest(self) -> str:
+        """Return a digest of the log and its times, without the ports chosen by the system."""
+        text = "".join(
+            f"{at:.7f} {process} {event} {sorted(item for item in fields.items() if item[0] != 'listeners')}\n"
+            for at, process, event, fields in self.log
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def inject(self, what: str, process: str = "", *, lasts: bool = False) -> Injected:
+        """Note a fault. One that `lasts` is over when its `ended` is set."""
+        now = self.loop.now
+        self.injected.append(Injected(now, process, what, math.inf if lasts else now))
+        self.log.append((now, process or "world", f"FAULT {what}", {}))
+        return self.injected[-1]
+
+    def _hit(self, process: str, start: float, stop: float) -> bool:
+        return any(
+            each.at <= stop and each.ended >= start and each.process in ("", process)
+            for each in self.injected
+        )
+
+    # --- the judgement
+
+    def faults(
+        self,
+        submissions: list[Submission],
+        mails: list[Mail],
+        offers: list[tuple[float, End, str]],
+        queued: set[tuple[str, str]],
+    ) -> list[str]:
+        """`queued`: tag and recipient of what is still in a queue."""
+        found: list[str] = []
+        by_tag = {each.tag: each for each in submissions}
+        copies: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
+        reported: set[tuple[str, str]] = set()
+        for mail in mails:
+            if mail.sender:
+                self._judge_copy(mail, by_tag, copies, found)
+            else:
+                self._judge_report(mail, by_tag, reported, found)
+        for submission in submissions:
+            if submission.answered is not None:
+                found += self._missing(submission, copies, reported, queued)
+        for key, mails in copies.items():
+            if not by_tag[key[0]].keyed and by_tag[key[0]].answered is None:
+                continue  # nobody was promised anything
+            found += self._judge_doubles(key, mails)
+        found += self._accepted_twice(by_tag)
+        found += self._two_outcomes()
+        found += self._suspended(offers)
+        return found
+
+    def _accepted_twice(self, by_tag: Mapping[str, Submission]) -> list[str]:
+        """Messages with an idempotency key that have two queue ids."""
+        ids: defaultdict[str, set[str]] = defaultdict(set)
+        for _, _, event, fields in self.log:
+            if event == "accepted":
+                sender = str(fields["sender"])
+                ids[sender].add(str(fields["id"]))
+        return [
+            f"{each.tag} was accepted as {' and '.join(sorted(ids[each.sender]))}, with one idempotency key"
+            for each in by_tag.values()
+            if each.keyed and len(ids[each.sender]) > 1
+        ]
+
+    def _suspended(self, offers: list[tuple[float, End, str]]) -> list[str]:
+        """Mail for a suspended domain that was offered all the same. What was under way may go on."""
+        return [
+            f"{recipient} was offered at {at:.3f}, suspended from {each.begun:.3f} to {each.ended:.3f}"
+            for each in self.suspensions
+            for at, end, recipient in offers
+            if each.ended is not None
+            and recipient.endswith(f"@{each.domain}")
+            and each.begun + UNDER_WAY < at < each.ended
+            and not self._stood_still(end, each.begun, at)
+        ]
+
+    def _stood_still(self, end: End, begun: float, at: float) -> bool:
+        """A standstill of the process held up what was under way."""
+        process = process_of(end.other)
+        return process is not None and any(
+            each.what == STANDSTILL
+            and each.process == process.name
+            and each.at <= begun + UNDER_WAY
+            and at <= each.ended + UNDER_WAY
+            for each in self.injected
+        )
+
+    def _judge_copy(
+        self,
+        mail: Mail,
+        by_tag: Mapping[str, Submission],
+        copies: defaultdict[tuple[str, str], list[Mail]],
+        found: list[str],
+    ) -> None:
+        tag = _TAG.search(mail.body)
+        submission = by_tag.get(tag[1].decode()) if tag else None
+        if submission is None or not submission.dot_sent:
+            found.append(f"{mail.recipient} got mail that was not submitted: {mail.body[:200]!r}")
+            return
+        if mail.recipient not in submission.recipients:
+            found.append(f"{submission.tag} went to {mail.recipient}, who is none of its recipients")
+        if digest_of(original(mail.body)) != submission.digest:
+            found.append(f"{submission.tag} was changed on its way to {mail.recipient}")
+        if mail.sender != submission.sender:
+            found.append(f"{submission.tag} had the sender {mail.sender}")
+        copies[submission.tag, mail.recipient].append(mail)
+
+    def _judge_report(
+        self, mail: Mail, by_tag: Mapping[str, Submission], reported: set[tuple[str, str]], found: list[str]
+    ) -> None:
+        tag = _TAG.search(mail.body)
+        submission = by_tag.get(tag[1].decode()) if tag else None
+        if submission is None or not submission.dot_sent:
+            found.append(f"a report about mail that was not submitted: {mail.body[:300]!r}")
+            return
+        if mail.recipient != submission.sender:
+            found.append(f"the report about {submission.tag} went to {mail.recipient}")
+        for failed in _FAILED.finditer(mail.body):
+            reported.add((submission.tag, failed[1].decode()))
+
+    def _missing(
+        self,
+        submission: Submission,
+        copies: Mapping[tuple[str, str], list[Mail]],
+        reported: set[tuple[str, str]],
+        queued: set[tuple[str, str]],
+    ) -> list[str]:
+        return [
+            f"{submission.tag} to {each} was accepted at {submission.answered:.3f} by {submission.node}"
+            f" as {submission.identity}, and is neither delivered nor reported nor queued"
+            for each in submission.accepted
+            if (submission.tag, each) not in copies
+            and (submission.tag, each) not in reported
+            and (submission.tag, each) not in queued
+            and (submission.identity, each) not in self.dropped
+            and not self._report_failed(submission, each)
+        ]
+
+    def _report_failed(self, submission: Submission, recipient: str) -> bool:
+        """A final outcome was stored, and its report could not be delivered either."""
+        ended = self.finals.get((submission.identity, recipient), [])
+        return any(what != "delivered" for _, _, what in ended) and self.report_lost(submission.sender)
+
+    def report_lost(self, sender: str) -> bool:
+        return any(
+            recipient == sender and any(what != "delivered" for _, _, what in ended)
+            for (_, recipient), ended in self.finals.items()
+        )
+
+    def _judge_doubles(self, key: tuple[str, str], mails: list[Mail]) -> list[str]:
+        found = []
+        for mail, later in itertools.pairwise(mails):
+            process = process_of(mail.end.other)
+            name = "" if process is None else process.name
+            excused = (
+                not mail.replied or mail.end.link.broken or self._hit(name, mail.at, mail.at + SETTLED_WITHIN)
+            )
+            if not excused:
+                found.append(
+                    f"{key[0]} came to {key[1]} twice, at {mail.at:.3f} from {name} and at {later.at:.3f}"
+                )
+        return found
+
+    def _two_outcomes(self) -> list[str]:
+        found = []
+        for (identity, recipient), ended in self.finals.items():
+            for (at, process, what), (again, other, later) in itertools.pairwise(ended):
+                excused = self._hit(process, at - SETTLED_WITHIN, at + SETTLED_WITHIN)
+                # The log of a process that stood still has an outcome that it could not store any more.
+                if not (excused or (other != process and self._hit(other, at, again))):
+                    found.append(
+                        f"{identity} to {recipient} ended twice: {what} at {at:.3f}, {later} at {again:.3f}"
+                    )
+        return found
+
+
+def original(body: bytes) -> bytes:
+    """The message without what the relay has put in front of it."""
+    start = body.find(b"X-Begin: 1\r\n")
+    return body[start:] if start >= 0 else body

@@ -1,0 +1,211 @@
+"""A seeded event loop with virtual time, simulated threads, and processes that can be killed or stand still.
+
+Every callback runs in a context; the context names the process that scheduled it. A process that was killed
+runs nothing any more, at whatever await its tasks were: their coroutines are kept until the end of the run,
+so that no `finally` block of a dead process runs. A process that stands still collects its callbacks and
+runs them when it wakes up. Work for threads runs on the loop, some milliseconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, TypeVar
+
+from tests.bench.simulate.timeline import START, NothingLeftError, VirtualLoop
+
+T = TypeVar("T")
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class ProcessDiedError(Exception):
+    """The process was killed before it had done what was asked of it."""
+
+
+class Process:
+    """One process of a simulated machine. `wall` is what its wall clock shows in advance of the world's."""
+
+    def __init__(self, name: str, loop: SimLoop) -> None:
+        self.name = name
+        self.alive = True
+        self.still = False
+        self.wall = 0.0
+        self.at_death: list[Callable[[], None]] = []
+        self.held: list[events.Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._loop = loop
+        self._died = asyncio.Event()
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return self._loop.create_task(work, context=self.context)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it to its end. Raises ProcessDiedError, and what the work raises."""
+        task, death = self.run(work), asyncio.ensure_future(self._died.wait())
+        await asyncio.wait((task, death), return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        if not task.done():
+            raise ProcessDiedError(self.name)
+        return task.result()
+
+    def kill(self) -> None:
+        """As `kill -9`: nothing of it runs any more. The network learns of it."""
+        self.alive = False
+        self._died.set()
+        self._loop.graveyard += self.tasks
+        for forget in self.at_death:
+            forget()
+        self.held.clear()
+
+    def stand_still(self) -> None:
+        self.still = True
+
+    def wake_up(self) -> None:
+        self.still = False
+        held, self.held = self.held, []
+        for handle in held:
+            self._loop._ready.append(handle)  # type: ignore[attr-defined]
+
+    # The clock that its code is handed.
+
+    def now(self) -> float:
+        return START + self._loop.now + self.wall
+
+    def monotonic(self) -> float:
+        return self._loop.now
+
+    boottime = monotonic
+
+
+class SimLoop(VirtualLoop):
+    """`failures` collects exceptions that nobody handled; `network` is set by the world."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.random = random
+        self.failures: list[str] = []
+        self.graveyard: list[asyncio.Task[Any]] = []
+        self.network: Any = None
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._number = 0
+        self.set_task_factory(_task)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> events.TimerHandle:
+        timer = events.TimerHandle(when, callback, args, self, context)
+        self._number += 1
+        heapq.heappush(self._timers, (when, self._number, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        """It is left out when its time has come."""
+
+    def _run_once(self) -> None:
+        """Do as asyncio's does, without a selector, and run nothing of a process that cannot run."""
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        if not ready:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                raise NothingLeftError("every task waits, and no timer is set")
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle.cancelled():
+                continue
+            process = handle._context.get(PROCESS)
+            if process is None or (process.alive and not process.still):
+                handle._run()
+            elif process.alive:
+                process.held.append(handle)
+
+    call_soon_threadsafe = asyncio.BaseEventLoop.call_soon
+
+    def set_exception_handler(self, handler: Any) -> None:
+        """The relay's own would be one for all processes."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def bury(self) -> None:
+        """Ends what is left of every process while no loop runs, so that it cannot act in a later run."""
+        for task in (*self.graveyard, *asyncio.all_tasks(self)):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if not task.done():
+                with contextlib.suppress(BaseException):
+                    task.get_coro().close()
+        self.graveyard.clear()
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._timers.clear()
+        self.close()
+
+    # Threads
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        del executor
+        done: asyncio.Future[T] = self.create_future()
+
+        def work() -> None:
+            if done.cancelled():
+                return
+            try:
+                result = func(*args)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        self.call_later(self.random.uniform(0.0001, 0.003), work)
+        return done
+
+    async def shutdown_default_executor(self, timeout: Any = None) -> None:
+        """There is none."""
+
+    # Network
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        await self.network.dial(sock, address)
+
+    async def create_connection(self, factory: Any, *args: Any, sock: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        assert sock is not None, "not simulated"
+        assert not args
+        assert not kwargs.get("ssl"), "not simulated"
+        return self.network.adopt(sock, factory)
+
+    async def create_server(self, factory: Any, *, sock: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        assert sock is not None, "not simulated"
+        return self.network.listen(factory, sock)
+
+    async def create_unix_server(  # type: ignore[override]
+        self, factory: Any, path: Any = None, *, sock: Any = None, **kwargs: Any
+    ) -> Any:
+        return self.network.listen(factory, sock, path)
+
+    async def create_unix_connection(self, factory: Any, path: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        return await self.network.connect(str(path), factory)
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
+        """Nothing that the relay watches outside the network ever becomes readable."""
+
+    def remove_reader(self, fd: Any) -> bool:
+        return False
+
+
+def _task(loop: asyncio.AbstractEventLoop, coro: Any, context: Any = None) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context)
+    process = (context or contextvars.copy_context()).get(PROCESS)
+    if process is not None:
+        process.tasks.append(task)
+        if len(process.tasks) > 256:
+            process.tasks = [each for each in process.tasks if not each.done()]
+    return task

@@ -1,0 +1,383 @@
+"""Faults in the relay, one for each promise, that the simulation has to find.
+
+A mutant replaces one function of the relay by one that breaks a rule of DESIGN 2, or a promise of the pages
+about limits and several machines. A mutant that no seed finds is a hole in the assertions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.store.contract import Submit
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`make` takes the function at `place` (`module:attribute`) and returns the one that is wrong."""
+
+    breaks: str
+    place: str
+    make: Callable[[Any], Any]
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+@contextmanager
+def applied(name: str) -> Iterator[None]:
+    """Run the body with a mutant in the relay; without a name, with the relay as it is."""
+    if not name:
+        yield
+        return
+    mutant = MUTANTS[name]
+    module, _, path = mutant.place.partition(":")
+    owner: Any = importlib.import_module(f"zonerelay.{module}")
+    *parts, attribute = path.split(".")
+    for part in parts:
+        owner = getattr(owner, part)
+    with patch.object(owner, attribute, mutant.make(getattr(owner, attribute))):
+        yield
+
+
+def _mutant(breaks: str, place: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        MUTANTS[make.__name__.replace("_", "-")] = Mutant(breaks, place, make)
+        return make
+
+    return register
+
+
+# DESIGN 2.1: no 250 before the message is durable.
+
+
+@_mutant("2.1: every batch is synced", "store.leveldb.engine:Database.batch")
+def sync_left_out(real: Any) -> Any:
+    def batch(self: Any, batches: Any) -> Any:
+        made = real(self, batches)
+        made.sync = False
+        return made
+
+    return batch
+
+
+@_mutant("2.1: 250 after the write", "store.leveldb.store:LevelDbStore.submit_message")
+def answer_before_the_write(real: Any) -> Any:
+    def submit(self: Any, given: Any) -> Any:
+        real(self, given)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    return submit
+
+
+@_mutant("2.1: a failed write is no 250", "store.common.write.group_commit:_refuse")
+def failed_write_answered_with_250(real: Any) -> Any:
+    return lambda done, reason: done.set_result(None)
+
+
+MUTANTS["chunk-cut-short"] = Mutant(
+    "2.1: a chunk that is not the last ends no message",
+    "inbound.cleanup.intake:Intake.begin_chunk",
+    lambda real: lambda self, size, *, last: real(self, size, last=True),
+)
+
+
+@_mutant("2.1: message ids are never used again", "store.leveldb.scan:last_message_id")
+def ids_forgotten(real: Any) -> Any:
+    return lambda db: None
+
+
+# DESIGN 2.2: nothing is forgotten before its outcome is stored.
+
+
+@_mutant("2.2: a bounce and its report are one write", "store.common.local_store:LocalStore.settle")
+def report_in_a_second_write(real: Any) -> Any:
+    async def settle(self: Any, changes: Any, *, lazy: bool = False) -> None:
+        reports = [each for each in changes if isinstance(each, Submit)]
+        if not reports:
+            await real(self, changes, lazy=lazy)
+            return
+        await real(self, [each for each in changes if not isinstance(each, Submit)])
+        await asyncio.sleep(1.0)
+        await real(self, reports)
+
+    return settle
+
+
+@_mutant("2.2: a bounce is reported", "queue.settle.disposition:DispositionPolicy._silence")
+def no_reports(real: Any) -> Any:
+    return lambda self, envelope, delivery, about: "mutant"
+
+
+@_mutant("2.2: a lost reply is no delivery", "smtp.client.transaction:Transaction.lost")
+def lost_means_delivered(real: Any) -> Any:
+    def lost(self: Any, reply: Any) -> None:
+        real(self, reply)
+        self.outcomes = [
+            replace(each, verdict=Verdict.DELIVERED) if isinstance(each, Outcome) and self._accepted else each
+            for each in self.outcomes
+        ]
+
+    return lost
+
+
+@_mutant("2.2: each recipient has its own outcome", "smtp.client.transaction:Transaction._not_accepted")
+def refusal_of_another(real: Any) -> Any:
+    def not_accepted(self: Any, index: int, reply: Any) -> None:
+        real(self, 0 if index == 1 and 0 not in self._accepted else index, reply)
+        if index and self._accepted:
+            self._accepted[-1] = index
+
+    return not_accepted
+
+
+@_mutant("2.2: an outcome that could not be written is kept", "queue.settle.outcome_log:OutcomeLog._keep")
+def outcome_not_tried_again(real: Any) -> Any:
+    def keep(self: Any, entries: Any) -> None:
+        for entry in entries:
+            self._settled(entry)
+
+    return keep
+
+
+@_mutant("2.2: the last delivery takes the message, no other", "store.leveldb.write_plan:WritePlan._close")
+def message_removed_too_early(real: Any) -> Any:
+    return lambda self, message_id, closed: real(self, message_id, closed + 1)
+
+
+@_mutant("2.2: outcomes are stored", "queue.settle.outcome_log:OutcomeLog._flush")
+def outcomes_late(real: Any) -> Any:
+    def flush(self: Any) -> None:
+        asyncio.get_running_loop().call_later(10.0, real, self)
+
+    return flush
+
+
+@_mutant("2.2: claims outlive a failed write", "store.leveldb.in_flight:InFlight.reset")
+def claims_forgotten(real: Any) -> Any:
+    def reset(self: Any) -> None:
+        real(self)
+        self.claims = {}
+
+    return reset
+
+
+# DESIGN 2.3: unknown trouble is temporary.
+
+
+@_mutant("2.3: a connection that fails is a deferral", "delivery.batch.progress:BatchProgress.host_failed")
+def dead_host_bounces(real: Any) -> Any:
+    def host_failed(self: Any, host: str, trouble: Any, *, counts: bool = True) -> None:
+        real(self, host, trouble, counts=counts)
+        self.settle_open(Outcome(Verdict.BOUNCED, trouble.reply, host=host, local=True))
+
+    return host_failed
+
+
+@_mutant("2.3: 4yz is temporary", "smtp.client.transaction:Transaction._refuse")
+def deferral_is_final(real: Any) -> Any:
+    def refuse(self: Any, indices: Any, reply: Any, scope: Any) -> None:
+        self._settle(list(indices), reply, Verdict.DELIVERED, scope)
+
+    return refuse
+
+
+@_mutant("2.3: a retry comes", "queue.settle.settler:Settler.post_unattempted")
+def put_off_forgotten(real: Any) -> Any:
+    return lambda self, deliveries, outcome, **given: None
+
+
+@_mutant("2.3: deferred mail is found when it is due", "queue.zone.claims:Claims.postponed")
+def retry_forgotten(real: Any) -> Any:
+    return lambda self, when, priority: None
+
+
+MUTANTS["due-mail-not-found"] = Mutant(
+    "2.3: deferred mail is found when it is due",
+    "store.leveldb.claims:ZoneClaims.next_due",
+    lambda real: _nothing,
+)
+
+
+async def _nothing(*args: Any, **given: Any) -> None:
+    """Stands where an answer was."""
+
+
+@_mutant("2.3: a suspension ends", "queue.destination.suspension:Suspension.duration")
+def suspended_for_ever(real: Any) -> Any:
+    return lambda self: 1e9
+
+
+@_mutant("5.1: mail expires", "queue.settle.disposition:DispositionPolicy._next_attempt")
+def never_expires(real: Any) -> Any:
+    async def next_attempt(
+        self: Any, envelope: Any, delivery: Any, outcome: Any, until: Any, now: float
+    ) -> float:
+        found = await real(self, envelope, delivery, outcome, until, now)
+        return now + 5000.0 if found is None else float(found)
+
+    return next_attempt
+
+
+# DESIGN 2.5 and bodies.
+
+
+@_mutant("2.5: lines that begin with a dot are doubled", "smtp.client.stuffing:DotStuffer.feed")
+def no_dot_stuffing(real: Any) -> Any:
+    return lambda self, data: bytes(data)
+
+
+@_mutant("bodies leave as they came", "store.leveldb.cold_reads:_read_group")
+def chunk_missing(real: Any) -> Any:
+    return lambda db, message_id, first, chunks: real(db, message_id, first, chunks)[:1]
+
+
+@_mutant("bodies leave as they came", "store.common.body.cache:BodyCache.get")
+def body_of_another(real: Any) -> Any:
+    def get(self: Any, message_id: Any, count: int) -> Any:
+        found = real(self, message_id, count)
+        last = next(reversed(self._bodies.values()), None)
+        return last if found is not None and last is not None and len(last) == count else found
+
+    return get
+
+
+@_mutant(
+    "a connection with a lost reply is not used again",
+    "delivery.connection.client_protocol:ClientProtocol.abort",
+)
+def connection_not_closed(real: Any) -> Any:
+    return lambda self: None
+
+
+# Orders of operators.
+
+
+@_mutant("orders outlive a restart", "queue.orders.orders:OrdersFile.read")
+def order_lost(real: Any) -> Any:
+    return lambda self: []
+
+
+@_mutant("suspended mail does not leave", "queue.orders.orders:Orders.keep")
+def order_not_obeyed(real: Any) -> Any:
+    return lambda self, message, deliveries, *args, **given: tuple(deliveries)
+
+
+@_mutant("resume releases", "queue.operator.operations:Operations.release_orders")
+def resume_releases_nothing(real: Any) -> Any:
+    async def release(self: Any, orders: Any) -> int:
+        return 0
+
+    return release
+
+
+# Limits.
+
+
+@_mutant("limits: connections to a destination", "queue.destination.destinations:Site.has_room")
+def destination_limit_ignored(real: Any) -> Any:
+    return lambda self, destination, now: True
+
+
+@_mutant("limits: connections of a zone", "delivery.connection.slots:Slots.is_allowed")
+def zone_limit_ignored(real: Any) -> Any:
+    return lambda self, terms: True
+
+
+@_mutant("limits over workers: a place is given once", "limits.authority.ledger:Ledger._in_use")
+def place_given_twice(real: Any) -> Any:
+    return lambda self: 0
+
+
+@_mutant("limits over workers: places of a site", "limits.authority.ledger:Ledger._at_site")
+def site_given_twice(real: Any) -> Any:
+    return lambda self, entry: iter(())
+
+
+@_mutant("limits over workers: a dead worker's places come back", "limits.authority.table:LimitTable.leave")
+def places_of_the_dead_kept(real: Any) -> Any:
+    return lambda self, holder: None
+
+
+@_mutant("limits over workers: quiet after a start", "limits.authority.table:LimitTable._gives")
+def no_quiet_time(real: Any) -> Any:
+    return lambda self, now: True
+
+
+@_mutant("limits over workers: a grant wakes who waits", "queue.selection.round_robin:RoundRobin.granted")
+def grant_not_heard(real: Any) -> Any:
+    return lambda self, now: None
+
+
+@_mutant("a slot is given back with its connection", "delivery.connection.slots:Slot.release")
+def slot_leaks(real: Any) -> Any:
+    def release(self: Any) -> None:
+        if self.record is not None or id(self) % 3:
+            real(self)
+
+    return release
+
+
+# Several machines.
+
+
+@_mutant(
+    "several machines: the claim is checked before the body leaves", "store.s3.reader:S3Reader.check_claim"
+)
+def claim_not_checked(real: Any) -> Any:
+    return lambda self, message_id: None
+
+
+@_mutant("several machines: a write is fenced", "store.s3.objects:Objects.replace")
+def write_not_fenced(real: Any) -> Any:
+    async def put(self: Any, message_id: Any, head: Any, tail: bytes, *, etag: str) -> Any:
+        known = await self.find(message_id)
+        return await real(self, message_id, head, tail, etag=known.etag if known is not None else etag)
+
+    return put
+
+
+@_mutant("several machines: mail of a dead node is taken over", "store.s3.nodes:Nodes._bury")
+def no_take_over(real: Any) -> Any:
+    return _nothing
+
+
+@_mutant("several machines: not before the lease is over", "store.s3.nodes:Nodes._bury")
+def taken_over_too_early(real: Any) -> Any:
+    async def bury(self: Any) -> None:
+        lease, self.lease = self.lease, 0.05
+        try:
+            await real(self)
+        finally:
+            self.lease = lease
+
+    return bury
+
+
+@_mutant("several machines: a message refused in doubt stays refused", "store.s3.uploads:Refusals.came_late")
+def refusal_forgotten(real: Any) -> Any:
+    async def came_late(self: Any, message_id: Any, version: Any) -> bool:
+        return False
+
+    return came_late
+
+
+# Idempotency keys.
+
+
+@_mutant("a key has one message", "store.common.once.reservations:Reservations._reserve")
+def key_not_looked_for(real: Any) -> Any:
+    return _nothing
+
+
+@_mutant("the key is in the write of the message", "store.leveldb.scan:once_ops")
+def key_not_stored(real: Any) -> Any:
+    return lambda once, message_id: []

@@ -1,0 +1,201 @@
+"""A worker of the relay as a process of the simulation, which can be started and killed.
+
+Replaced are the things outside the process: clock, randomness, threads, sockets, DNS answers, and the files
+of LevelDB (`disk`). Everything else is the relay's own, wired by `zonerelay.worker.worker` as in production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from tests.simulation.bucket import ObjectStore, SimBucket
+from tests.simulation.disk import Disk, SimLevelDb, SimWriter
+from tests.simulation.loop import PROCESS, Process, SimLoop
+from zonerelay.config.settings import Settings
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.process.identity import Identity
+from zonerelay.queue.zone.zone import Zone
+from zonerelay.routing.dns.packets import Reading
+from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.worker import worker as worker_module
+from zonerelay.worker.worker import Worker
+
+Answers = Callable[[str, str], "tuple[float, Reading[Any]]"]
+REDACTOR = Redactor(b"k" * 32, enabled=False)
+
+
+@dataclass
+class Log:
+    """The relay's log: `record` is called with every event of a living process."""
+
+    process: Process
+    record: Callable[[Process, str, Mapping[str, Field]], None]
+    name = "simulated log"
+
+    def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
+        self.record(self.process, event, {**fields, "level": level})
+
+
+@dataclass
+class Node:
+    """One worker: a spool that stays, and processes that come and go."""
+
+    name: str
+    settings: Settings
+    loop: SimLoop
+    disk: Disk
+    record: Callable[[Process, str, Mapping[str, Field]], None]
+    identity: Identity = field(default_factory=Identity)
+    process: Process | None = None
+    worker: Worker | None = None
+    handler: Any = None
+    starts: int = 0
+    wall: float = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.alive and self.handler is not None
+
+    async def start(self) -> None:
+        """Raises StartError, and ProcessDiedError."""
+        process = self.process = Process(f"{self.name}.{self.starts}", self.loop)
+        process.wall = self.wall
+        self.starts += 1
+        self.handler = None
+        worker = self.worker = process.context.run(self._build, process)
+        await process.finish(worker.start())
+        self.handler = worker._endpoints._answering[0]  # type: ignore[union-attr,index]
+
+    def _build(self, process: Process) -> Worker:
+        return Worker(
+            self.settings,
+            hostname="relay.test",
+            log=Log(process, self.record),
+            redactor=REDACTOR,
+            clock=process,
+            randomness=Random(self.loop.random.getrandbits(64)),
+            identity=self.identity,
+        )
+
+    async def stop(self) -> None:
+        """Raises ProcessDiedError."""
+        assert self.process is not None
+        assert self.worker is not None
+        process, self.handler = self.process, None
+        await process.finish(self.worker.stop())
+        process.kill()
+        self.process = None
+
+    def kill(self, *, power: bool) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process = None
+        if power:
+            self.disk.fall_back()
+        else:
+            self.disk.synced()
+            self.disk.fall_back()
+
+    @property
+    def address(self) -> str | None:
+        found = self.worker.addresses() if self.is_up and self.worker is not None else ()
+        return found[0] if found else None
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Makes windows and caches so small that some messages overflow them, as a million do in production."""
+    with ExitStack() as stack:
+        for name, value in NARROW.items():
+            stack.enter_context(patch(f"zonerelay.{name}", value))
+        stack.enter_context(patch.dict(Zone.__init__.__kwdefaults__, window=6))
+        stack.enter_context(patch.object(BodyCache.__init__, "__defaults__", (4096, 1024)))
+        yield
+
+
+NARROW = {
+    "queue.zone.window.CLAIM_LIMIT": 3,
+    "queue.zone.window.MAX_PASSED_OVER": 2,
+    "queue.settle.outcome_log.MAX_CHANGES": 2,
+    "store.leveldb.claims._READ_AHEAD": 2,
+    "store.leveldb.in_flight.HOT_MESSAGES": 2,
+    "store.leveldb.in_flight.HOT_RECIPIENTS": 4,
+    "store.leveldb.ready_window.NEW_LIMIT": 3,
+    "store.leveldb.ready_window.PARKED_LIMIT": 4,
+    "store.leveldb.ready_window.WINDOW_LIMIT": 6,
+}
+
+
+@contextmanager
+def simulated(
+    loop: SimLoop, disks: Callable[[Path], Disk], answers: Answers, objects: ObjectStore
+) -> Iterator[None]:
+    """Replaces what is outside of a process."""
+
+    class _Resolver(Resolver):
+        async def _read(self, name: str, kind: Any, lifetime: float) -> Any:
+            seconds, reading = answers(name, kind.name)
+            await asyncio.sleep(min(seconds, lifetime))
+            return reading
+
+    SimBucket.store = objects
+    SimLevelDb.disks = staticmethod(disks)
+    draw = Random(loop.random.getrandbits(64))
+    with (
+        patch("zonerelay.store.common.keeper.local_keeper.WriterThread", SimWriter),
+        patch("zonerelay.store.leveldb.store.LevelDb", SimLevelDb),
+        patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
+        patch("zonerelay.store.leveldb.compaction.LevelDb", SimLevelDb),
+        patch("zonerelay.telemetry.load.LoopLag.start", lambda self: None),
+        patch("zonerelay.worker.outbound.Resolver", _Resolver),
+        patch("zonerelay.store.s3.open.Bucket", SimBucket),
+        patch("zonerelay.process.threads.Pool.run", _run_on_loop),
+        patch.object(Events, "dropped", _dropped),
+        patch.object(worker_module, "CpuDemand", _NoDemand),
+        patch.object(secrets, "token_hex", lambda size=16: draw.randbytes(size).hex()),
+        patch.object(secrets, "token_bytes", lambda size=16: draw.randbytes(size)),
+        patch("zonerelay.store.common.keeper.reader_threads.ThreadPoolExecutor", _NoThreads),
+    ):
+        yield
+
+
+def _dropped(events: Events, keys: Sequence[DeliveryKey]) -> None:
+    """The log has one line for all that an operator drops; the ledger needs each."""
+    for key in keys:
+        events._emit("info", "dropped", {"id": key.message_id, "recipient": str(key.recipient)})
+
+
+async def _run_on_loop(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Stands where `Pool.run` is; the loop runs what is for threads."""
+    work = partial(contextvars.copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class _NoDemand:
+    def since_last(self) -> float:
+        return 0.0
+
+
+class _NoThreads:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """The loop runs what is submitted."""
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Nothing runs."""
+
+
+def current() -> Process | None:
+    return PROCESS.get()

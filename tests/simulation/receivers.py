@@ -1,0 +1,257 @@
+"""Receivers that speak SMTP over the simulated network, with the faults of real ones.
+
+What a site answers is decided by the world model of `tests.bench.simulate.world` (greylisting, limits,
+outages, refusals); what happens to the connection is decided here: the reply after the final dot is lost or
+comes late, the connection ends in the middle, or nothing is sent at all. `Mail` is what a receiver has
+accepted; it counts as accepted before the reply is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import cast
+
+from tests.bench.simulate.world import TAKEN, Site
+from tests.simulation.loop import SimLoop
+from tests.simulation.network import End
+from zonerelay.model.delivery import Delivery
+
+_PATH = re.compile(rb"(?:FROM|TO):\s*<([^>]*)>", re.I)
+
+
+@dataclass
+class Mail:
+    """One copy for one recipient. `sure`: the 250 has reached the relay's end of the connection."""
+
+    recipient: str
+    sender: str
+    body: bytes
+    at: float
+    end: End
+    replied: bool = False
+    sure: bool = False
+
+
+@dataclass
+class Quirks:
+    """How often a site does what, per transaction, and how long it takes for it."""
+
+    lose_reply: float = 0.0
+    late_reply: float = 0.0
+    per_session: int = 0
+    """Messages that it takes in a session; 0: any number."""
+    refuse_at: bytes = b"MAIL"
+    drop_chunk: bool = False
+    """BDAT is offered."""
+    junk: bool = False
+    """An empty line comes between the lines of a reply."""
+
+
+@dataclass
+class Receivers:
+    """All sites of the world; `mails` is what they accepted, in order."""
+
+    loop: SimLoop
+    random: Random
+    mails: list[Mail] = field(default_factory=list)
+    quirks: dict[str, Quirks] = field(default_factory=dict)
+    seen: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a recipient's mail with a tag was first offered, for greylisting."""
+    transactions: list[tuple[float, End, str]] = field(default_factory=list)
+    """Each RCPT command: when it came, on which connection, for whom."""
+    sometimes: dict[str, int] = field(default_factory=dict)
+
+    def of(self, site: Site) -> Quirks:
+        return self.quirks.setdefault(site.name, Quirks())
+
+    def note(self, what: str) -> None:
+        self.sometimes[what] = self.sometimes.get(what, 0) + 1
+
+
+class Receiver(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, receivers: Receivers, site: Site) -> None:
+        self._all = receivers
+        self._site = site
+        self._quirks = receivers.of(site)
+        self._random = receivers.random
+        self._buffer = b""
+        self._need = 0
+        self._in_data = False
+        self._body = b""
+        self._sender: str | None = None
+        self._recipients: list[str] = []
+        self._count = 0
+        self._free_at = 0.0
+        self._open = False
+        self.end: End
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.end = cast(End, transport)
+        refusal = self._site.greet(self._all.loop.now)
+        self._site.open += 1
+        self._open = True
+        if self._site.kind.silent:
+            return
+        if refusal is not None:
+            self._reply(b"421 4.7.0 too many connections, come back later", close=True)
+            self._all.note("421 greeting")
+            return
+        self._reply(b"220 mx.test ESMTP")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._open:
+            self._open = False
+            self._site.open -= 1
+
+    def _reply(
+        self, *lines: bytes, delay: float = 0.0, close: bool = False, mails: list[Mail] | None = None
+    ) -> None:
+        """Replies come in order, each after the time that the server takes."""
+        loop = self._all.loop
+        least, most = self._site.kind.seconds
+        pause = delay or (least + (most - least) * self._random.random()) / 4
+        self._free_at = max(self._free_at, loop.now) + pause
+        loop.call_at(self._free_at, self._write, lines, close, mails or [])
+
+    def _write(self, lines: tuple[bytes, ...], close: bool, mails: list[Mail]) -> None:
+        if self.end.closed or self._site.is_down(self._all.loop.now):
+            self.end.abort()
+            return
+        junk = b"\r\n" if self._quirks.junk and self._random.random() < 0.2 else b""
+        self.end.write(junk + b"\r\n".join(lines) + b"\r\n")
+        for mail in mails:
+            mail.replied = True
+        if close:
+            self.end.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        if self.end.closed or self._site.kind.silent:
+            return False
+        if self._need:
+            piece, self._buffer = self._buffer[: self._need], self._buffer[self._need :]
+            self._body += piece
+            self._need -= len(piece)
+            if self._need:
+                return False
+            if self._last:
+                self._finish()
+            else:
+                self._reply(b"250 2.0.0 more")
+            return True
+        if self._in_data:
+            stop = self._buffer.find(b"\r\n.\r\n")
+            if stop < 0:
+                return False
+            text, self._buffer = self._buffer[: stop + 2], self._buffer[stop + 5 :]
+            self._in_data = False
+            self._body = (b"\r\n" + text).replace(b"\r\n.", b"\r\n")[2:]
+            self._finish()
+            return True
+        line, found, rest = self._buffer.partition(b"\r\n")
+        if not found:
+            return False
+        self._buffer = rest
+        self._command(line)
+        return True
+
+    _last = False
+
+    def _command(self, line: bytes) -> None:
+        verb = line.split(b" ", 1)[0].upper()
+        match verb:
+            case b"EHLO":
+                lines = [b"250-mx.test", b"250-PIPELINING", b"250-8BITMIME", b"250-SMTPUTF8", b"250-DSN"]
+                self._reply(
+                    *lines, *([b"250-CHUNKING"] if self._quirks.drop_chunk else []), b"250 SIZE 9000000"
+                )
+            case b"MAIL":
+                self._sender, self._recipients, self._body = None, [], b""
+                if self._over(b"MAIL"):
+                    return
+                self._sender = _path(line)
+                self._reply(b"250 2.1.0 sender")
+            case b"RCPT" if self._sender is not None:
+                self._recipient(_path(line))
+            case b"DATA" if self._recipients:
+                if self._over(b"DATA"):
+                    return
+                self._in_data = True
+                self._reply(b"354 go on")
+            case b"BDAT":
+                _, size, *last = line.split()
+                self._last = bool(last)
+                self._need = int(size)
+                if self._need == 0 and self._last:
+                    self._finish()
+            case b"RSET":
+                self._sender, self._recipients, self._body = None, [], b""
+                self._reply(b"250 2.0.0 reset")
+            case b"QUIT":
+                self._reply(b"221 2.0.0 bye", close=True)
+            case b"NOOP":
+                self._reply(b"250 2.0.0 still here")
+            case _:
+                if line:
+                    self._all.note("unknown command")
+                    self.__dict__.setdefault("strange", []).append(line)
+                self._reply(b"503 5.5.1 what?")
+
+    def _over(self, at: bytes) -> bool:
+        """The session has carried what it may."""
+        quirks = self._quirks
+        if quirks.per_session and self._count >= quirks.per_session and quirks.refuse_at == at:
+            self._all.note("session limit")
+            self._reply(b"452 4.4.5 too many messages in this session")
+            return True
+        return False
+
+    def _recipient(self, recipient: str) -> None:
+        loop = self._all.loop
+        self._all.transactions.append((loop.now, self.end, recipient))
+        key = (self._sender or "", recipient)
+        first = self._all.seen.setdefault(key, loop.now)
+        asked = cast(Delivery, SimpleNamespace(recipient=recipient, attempts=int(first < loop.now)))
+        outcome = self._site.answer(asked, loop.now, loop.now - first, self._random)
+        if outcome is TAKEN:
+            self._recipients.append(recipient)
+            self._reply(b"250 2.1.5 recipient")
+        else:
+            self._reply(
+                f"{outcome.reply.code} {outcome.reply.code // 100}.{outcome.reply.detail} no".encode()
+            )
+
+    def _finish(self) -> None:
+        body, self._body = self._body, b""
+        recipients, self._recipients = self._recipients, []
+        if not recipients:
+            self._reply(b"503 5.5.1 no recipients")
+            return
+        now = self._all.loop.now
+        mails = [Mail(each, self._sender or "", body, now, self.end) for each in recipients]
+        self._all.mails += mails
+        self._count += 1
+        draw = self._random.random()
+        if draw < self._quirks.lose_reply:
+            self._all.note("reply lost after the dot")
+            self.end.link.break_off(silent=self._random.random() < 0.5)
+        elif draw < self._quirks.lose_reply + self._quirks.late_reply:
+            self._all.note("late reply")
+            self._reply(b"250 2.0.0 at last", delay=700.0, mails=mails)
+        else:
+            self._reply(b"250 2.0.0 taken", mails=mails)
+
+
+def _path(line: bytes) -> str:
+    found = _PATH.search(line)
+    return "" if found is None else found[1].decode()

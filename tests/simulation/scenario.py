@@ -1,0 +1,686 @@
+"""What happens in one run: everything is drawn from the seed.
+
+First come messages, operators and faults, for some minutes; then all faults end and the relay has time to
+empty its queue; then it stops, and the ledger judges. `Plan` is what was drawn, so that a failing seed can be
+run again with fewer messages and fewer faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.bench.simulate.timeline import VirtualClock
+from tests.bench.simulate.world import Kind, Site
+from tests.simulation import disk as disks
+from tests.simulation.bucket import ObjectStore
+from tests.simulation.clients import Clients, Submission
+from tests.simulation.disk import Disk
+from tests.simulation.ledger import STANDSTILL, Ledger, Suspension
+from tests.simulation.loop import ProcessDiedError, SimLoop
+from tests.simulation.network import End, Factory, Fault, Network, process_of
+from tests.simulation.parts import Node, narrow, simulated
+from tests.simulation.receivers import Quirks, Receiver, Receivers
+from zonerelay.config.settings import (
+    AdminSettings,
+    Backend,
+    BounceSettings,
+    DeliverySettings,
+    HistorySettings,
+    ListenerSettings,
+    RetrySettings,
+    S3Settings,
+    SendmailSettings,
+    Settings,
+    SpoolSettings,
+    TlsMode,
+    ZoneSettings,
+)
+from zonerelay.control.messages import requests
+from zonerelay.control.socket.server import Answer
+from zonerelay.limits.authority.table import LimitTable
+from zonerelay.limits.unix_socket import LimitServer
+from zonerelay.process.identity import Identity
+from zonerelay.routing.dns.answers import DnsStatus, MxRecord
+from zonerelay.routing.dns.packets import Reading
+from zonerelay.store.spool_paths import spool_of
+from zonerelay.worker.worker import StartError
+
+BUSY = 120.0
+"""Seconds in which mail, faults and operators come."""
+DRAINED_WITHIN = 3600.0
+RETRY = RetrySettings(
+    schedule=(5.0, 30.0, 120.0), jitter=0.1, max_age=900.0, suspend_min=5.0, suspend_max=60.0
+)
+
+REPEATED = 60
+"""Attempts of a client that has an idempotency key and no answer."""
+MOST = 300_000
+"""Bytes of a message that the relay takes."""
+
+KINDS = (
+    Kind(name="fast", share=3, domains=3, seconds=(0.01, 0.05)),
+    Kind(name="hosted", share=2, domains=6, sites=1, seconds=(0.05, 0.2)),
+    Kind(name="greylisting", share=2, domains=2, greylist=20.0),
+    Kind(name="few", share=1, domains=1, most_connections=2, seconds=(0.2, 1.0)),
+    Kind(name="rated", share=1, domains=1, most_rate=30.0),
+    Kind(name="refusing", share=1, domains=1, refused=0.5),
+    Kind(name="busy", share=1, domains=1, busy=0.4),
+    Kind(name="dead", share=0.5, domains=1, dead=True, connecting=3.0),
+    Kind(name="silent", share=0.5, domains=1, silent=True),
+    Kind(name="away", share=1, domains=1, down=((10.0, 70.0),)),
+    Kind(name="lost", share=0.5, domains=1, no_dns=True, look_up=4.0),
+    Kind(name="slow", share=1, domains=1, seconds=(1.0, 6.0)),
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens at a time; `what` names a method of `Run`."""
+
+    at: float
+    what: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    seed: int
+    store: str
+    """`leveldb`, of one worker or of two with a supervisor, or `s3`, shared by two nodes."""
+    workers: int
+    narrow: bool
+    """Windows and caches hold a handful."""
+    kinds: tuple[str, ...]
+    quirks: tuple[tuple[str, Quirks], ...]
+    messages: tuple[Event, ...]
+    faults: tuple[Event, ...]
+
+
+def draw(seed: int) -> Plan:
+    random = Random(seed)
+    kinds = tuple(kind.name for kind in KINDS if random.random() < 0.45) or ("fast",)
+    quirks = tuple((name, _quirks(random)) for name in kinds)
+    store = "s3" if random.random() < 0.2 else "leveldb"
+    workers = 2 if store == "s3" or random.random() < 0.35 else 1
+    count = random.choice((3, 8, 20, 40))
+    messages = tuple(
+        Event(_moment(random), "mail", (number, random.getrandbits(32))) for number in range(count)
+    )
+    faults: list[Event] = []
+    for _ in range(random.choice((0, 1, 2, 4, 8))):
+        faults.append(_fault(random, store, workers))
+    return Plan(
+        seed,
+        store,
+        workers,
+        random.random() < 0.4,
+        kinds,
+        quirks,
+        tuple(sorted(messages, key=lambda each: each.at)),
+        tuple(sorted(faults, key=lambda each: each.at)),
+    )
+
+
+def _moment(random: Random) -> float:
+    """Mail comes in bursts."""
+    return random.choice((1.0, 20.0, random.uniform(0, BUSY))) + random.random()
+
+
+def _quirks(random: Random) -> Quirks:
+    if random.random() < 0.5:
+        return Quirks(drop_chunk=random.random() < 0.5)
+    return Quirks(
+        lose_reply=random.choice((0.0, 0.1, 0.3)),
+        late_reply=random.choice((0.0, 0.0, 0.1)),
+        per_session=random.choice((0, 0, 1, 3)),
+        refuse_at=random.choice((b"MAIL", b"DATA")),
+        drop_chunk=random.random() < 0.5,
+    )
+
+
+ANYWHERE = (
+    "kill", "kill", "still", "cut", "cut", "half_open", "no_names", "step", "suspend", "suspend", "restart",
+    "slow_network", "client_cut", "hold",
+)  # fmt: skip
+ON_DISK = ("power", "power", "power", "full", "failed_write", "slow_disk", "unreadable", "drop", "bounce")
+# Not bounce or drop in a bucket: a node does not know yet that another node is sending the mail.
+IN_BUCKET = ("lost_answers", "lost_answers", "no_bucket", "still", "still")
+
+
+def _fault(random: Random, store: str, workers: int) -> Event:
+    node = random.randrange(workers)
+    at = random.uniform(0.0, BUSY) if random.random() < 0.5 else 1.0 + random.random() * 2
+    kinds = ANYWHERE + (ON_DISK if store == "leveldb" else IN_BUCKET)
+    what = random.choice((*kinds, "supervisor") if store == "leveldb" and workers > 1 else kinds)
+    return Event(at, what, (node, random.choice((0.3, 3.0, 20.0, 60.0)), random.getrandbits(32)))
+
+
+class _Operator(Answer):
+    """An operator who reads everything."""
+
+    def __init__(self) -> None:
+        super().__init__("operator")
+        self.frames: list[Any] = []
+
+    @property
+    def unheard(self) -> bool:
+        return False
+
+    async def send(self, frame: Any) -> None:
+        self.frames.append(frame)
+
+    async def flush(self) -> None:
+        """Everything was read."""
+
+
+@dataclass
+class Result:
+    plan: Plan
+    failures: list[str]
+    sometimes: Counter[str]
+    ledger: Ledger
+    seconds: float = 0.0
+
+
+class Run:
+    """One run of a plan."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        random = Random(plan.seed ^ 0x5EED)
+        self.loop = SimLoop(Random(random.getrandbits(64)))
+        self.network = self.loop.network = Network(self.loop, Random(random.getrandbits(64)))
+        self.receivers = Receivers(self.loop, Random(random.getrandbits(64)))
+        self.clients = Clients(self.loop, self.network, Random(random.getrandbits(64)))
+        self.ledger = Ledger(self.loop)
+        self.random = Random(random.getrandbits(64))
+        self.sometimes: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._directory = directory
+        self._kinds = {kind.name: kind for kind in KINDS if kind.name in plan.kinds}
+        self._sites: dict[str, Site] = {}
+        self._cuts: list[Fault] = []
+        self._client_cuts: list[Fault] = []
+        self._no_names_until = 0.0
+        self._open: Counter[str] = Counter()
+        self._quiet = False
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.network.answer = self._answer
+        self.network.on_open = self._opened
+        self.network.on_close = self._closed
+        self._table: LimitTable | None = None
+        self._limits: LimitServer | None = None
+        self.objects = ObjectStore(Random(random.getrandbits(64)))
+        self.disks = {
+            self._spool(index): Disk(Random(random.getrandbits(64))) for index in range(plan.workers)
+        }
+        for name, quirks in plan.quirks:
+            for site in {self._site_name(f"d{n}.{name}.test") for n in range(self._kinds[name].domains)}:
+                self.receivers.quirks[site] = quirks
+        self.zone = ZoneSettings(
+            allow_private_addresses=True,
+            tls=TlsMode.NONE,
+            max_connections=6,
+            max_connections_per_destination=3,
+        )
+        self.nodes = [self._node(index) for index in range(plan.workers)]
+
+    def _spool(self, index: int) -> Path:
+        return spool_of(SpoolSettings(path=self._directory / "home" / "spool"), index).path
+
+    def _node(self, index: int) -> Node:
+        home = self._directory
+        if self.plan.store == "s3":
+            home /= f"machine{index}"
+        backend = Backend.S3 if self.plan.store == "s3" else Backend.LEVELDB
+        settings = Settings(
+            hostname="relay.test",
+            workers=self.plan.workers if self.plan.store == "leveldb" else 1,
+            shutdown_timeout=5.0,
+            spool=SpoolSettings(backend=backend, path=home / "home" / "spool", min_free_space=0),
+            s3=S3Settings(bucket="mail", lease=5.0, timeout=2.0),
+            listener=(ListenerSettings(address="127.0.0.1:0", max_message_size=MOST),),
+            admin=AdminSettings(address="", socket=home / "control.sock"),
+            history=HistorySettings(enabled=False),
+            zone=(self.zone,),
+            retry=RETRY,
+            bounce=BounceSettings(),
+            delivery=DeliverySettings(data_timeout=60.0),
+            sendmail=SendmailSettings(drop=home / "drop"),
+        )
+        several = self.plan.workers > 1 and self.plan.store == "leveldb"
+        identity = Identity(
+            index if several else 0, supervised=several, limits=home / "limits.sock" if several else None
+        )
+        disk = self.disks[self._spool(index)]
+        return Node(f"w{index}", settings, self.loop, disk, self.ledger.record, identity)
+
+    # --- the world
+
+    def _site_name(self, domain: str) -> str:
+        name = domain.rsplit(".", 2)[-2]
+        kind = self._kinds[name]
+        if not kind.sites:
+            return f"mx.{domain}"
+        return f"mx.d{int(domain[1 : domain.index('.')]) % kind.sites}.{name}.test"
+
+    def answers(self, name: str, kind: str) -> tuple[float, Reading[Any]]:
+        nothing: Reading[Any] = Reading(DnsStatus.NODATA, (), 60.0)
+        if not name.endswith(".test"):
+            return 0.01, Reading(DnsStatus.NXDOMAIN, (), 60.0)
+        group = name.rsplit(".", 2)[-2]
+        if group == "senders":
+            group = "fast"
+        if self.loop.now < self._no_names_until:
+            self.sometimes["no name server"] += 1
+            return 10.0, Reading(DnsStatus.TIMEOUT, (), 0.0)
+        if group in self._kinds and self._kinds[group].no_dns and not self._quiet:
+            return 4.0, Reading(DnsStatus.SERVFAIL, (), 0.0)
+        if kind == "MX" and not name.startswith("mx."):
+            host = "mx.senders.test" if name.endswith("senders.test") else self._site_name(name)
+            return 0.02, Reading(DnsStatus.OK, (MxRecord(10, host),), 60.0)
+        if kind == "A" and name.startswith("mx."):
+            return 0.01, Reading(DnsStatus.OK, (self._address(name),), 60.0)
+        return 0.01, nothing
+
+    def _address(self, site: str) -> str:
+        names = list(self._sites)
+        if site not in self._sites:
+            group = site.rsplit(".", 2)[-2]
+            kind = self._kinds.get(group) or Kind(name=group, share=0, domains=1, seconds=(0.01, 0.05))
+            self._sites[site] = Site(site, kind)
+            names.append(site)
+        return f"192.0.2.{names.index(site) + 1}"
+
+    def _answer(self, host: str, port: int) -> tuple[float, Factory | OSError, Fault | None]:
+        site = list(self._sites.values())[int(host.rsplit(".", 1)[1]) - 1]
+        if site.is_down(self.loop.now):
+            return site.kind.connecting, ConnectionRefusedError(111, "Connection refused"), None
+        fault = self._cuts.pop() if self._cuts and not self._quiet else None
+        return site.kind.connecting, lambda: Receiver(self.receivers, site), fault
+
+    def _opened(self, end: End) -> None:
+        if end.link.address.startswith("192.0.2."):
+            self._count(end, 1)
+
+    def _closed(self, end: End) -> None:
+        if not end.is_server and end.link.address.startswith("192.0.2."):
+            self._count(end, -1)
+
+    def _sharing(self, end: End) -> str:
+        """Workers of one machine share the limits, nodes on a bucket have them each."""
+        process = process_of(end)
+        return process.name if self.plan.store == "s3" and process is not None else "all"
+
+    def _count(self, end: End, by: int) -> None:
+        """Connections that the relay has, over all workers."""
+        who = self._sharing(end)
+        site, zone = f"{who} {end.link.address}", f"{who} zone"
+        self._open[site] += by
+        self._open[zone] += by
+        if by > 0 and self._open[site] > self.zone.max_connections_per_destination:
+            self.failures.append(
+                f"{self._open[site]} connections to {end.link.address} at {self.loop.now:.3f}"
+            )
+        if by > 0 and self._open[zone] > self.zone.max_connections:
+            self.failures.append(f"{self._open[zone]} connections of the zone at {self.loop.now:.3f}")
+
+    # --- the run
+
+    async def run(self) -> None:
+        if self.plan.workers > 1 and self.plan.store == "leveldb":
+            await self._start_supervisor()
+        for node in self.nodes:
+            await node.start()
+        for event in (*self.plan.messages, *self.plan.faults):
+            self._tasks.append(asyncio.create_task(self._happen(event)))
+        await asyncio.gather(*self._tasks)
+        self._quiet = True
+        self.network.slowest = 0.02
+        for disk in self.disks.values():
+            disk.error, disk.delay = (lambda what: None), (lambda: 0.002)
+        self.objects.lost = lambda: False
+        for site in self._sites.values():
+            site.kind = replace(site.kind, dead=False, silent=False, down=(), busy=0.0)
+        for name in list(self.receivers.quirks):
+            quirks = self.receivers.quirks[name]
+            quirks = replace(quirks, lose_reply=0.0, late_reply=0.0)
+            self.receivers.quirks[name] = quirks
+        await self._drain()
+        for node in self.nodes:
+            await node.stop()
+        if self._limits is not None:
+            await self._limits.close()
+        self._judge()
+
+    async def _start_supervisor(self, *, quiet: float = 0.0) -> None:
+        self._table = LimitTable(VirtualClock(self.loop), quiet=quiet)
+        self._limits = LimitServer(self._directory / "limits.sock", self._table)
+        await self._limits.start()
+
+    async def _happen(self, event: Event) -> None:
+        await asyncio.sleep(event.at)
+        await getattr(self, f"do_{event.what}")(*event.arguments)
+
+    async def _drain(self) -> None:
+        ends = self.loop.now + DRAINED_WITHIN
+        while any(self._queued_keys()):
+            if self.loop.now > ends:
+                left = [key.decode() for key in self._queued_keys()][:5]
+                self.failures.append(
+                    f"the queue is not empty {DRAINED_WITHIN} s after the last fault: {left}"
+                )
+                break
+            await asyncio.sleep(5.0)
+            for node in self.nodes:
+                if node.process is None:
+                    await self._start(node)
+
+    def _queued_keys(self) -> list[bytes]:
+        if self.plan.store == "s3":
+            # A refusal, which stays for a while, has no message.
+            objects = self.objects.objects.items()
+            return [key.encode() for key, (data, _) in objects if "/queue/" in key and b'"message"' in data]
+        return [key for disk in self.disks.values() for key in disks.keys(disk.live, b"delivery-zone ")]
+
+    def _judge(self) -> None:
+        self.failures += self.loop.failures
+        self.failures += self.ledger.faults(
+            self.clients.submissions, self.receivers.mails, self.receivers.transactions, set()
+        )
+        self.sometimes.update(self.ledger.events)
+        for each in self.clients.submissions:
+            ended = self.ledger.finals.get((each.identity, each.recipients[0]), ())
+            if any(process.partition(".")[0] != each.node for _, process, _ in ended):
+                self.sometimes["take-over"] += 1
+        for _, _, event, fields in self.ledger.log:
+            if event == "store-unhealthy" and "lease" in str(fields["reason"]):
+                self.sometimes["fence refused"] += 1
+        self.sometimes.update(self.receivers.sometimes)
+        self.sometimes.update(self.clients.sometimes)
+        for disk in self.disks.values():
+            left = [key for key in disk.live if key.startswith((b"message ", b"delivery-", b"deferred-"))]
+            if left and not self.failures:
+                self.failures.append(f"left in the spool: {left[:5]}")
+
+    # --- what happens
+
+    async def do_mail(self, number: int, seed: int) -> None:
+        random = Random(seed)
+        count = random.choice((1, 1, 1, 2, 5))
+        recipients = tuple({f"u{random.randrange(50)}@{self._domain(random)}": None for _ in range(count)})
+        size = random.choice((20, 500, 500, 500, 2_000, 2_000, 70_000, 140_000))
+        text = b"".join(
+            b"%b%d line of message %d\r\n" % (random.choice((b"", b".", b"From ")), line, number)
+            for line in range(min(size // 25, 100))
+        )
+        text += b"%b\r\n" % (b"x" * 900) * ((size - len(text)) // 902)
+        tag = f"t{number}"
+        body = b"X-Begin: 1\r\nX-Tag: %b\r\nSubject: message %d\r\n\r\n%b" % (tag.encode(), number, text)
+        keyed = self.plan.store == "leveldb" and random.random() < 0.4
+        submission = Submission(tag, f"s{number}@senders.test", recipients, body, keyed=keyed)
+        self.clients.submissions.append(submission)
+        for _ in range(REPEATED if keyed else 1):
+            node = self.nodes[random.randrange(len(self.nodes))]
+            fault = self._client_cuts.pop() if self._client_cuts else None
+            await self.clients.submit(node, submission, fault=fault)
+            if submission.answered is not None or submission.refused:
+                break
+            await asyncio.sleep(5.0)
+
+    def _domain(self, random: Random) -> str:
+        kind = random.choices(list(self._kinds.values()), [kind.share for kind in self._kinds.values()])[0]
+        return f"d{random.randrange(kind.domains)}.{kind.name}.test"
+
+    async def _start(self, node: Node) -> None:
+        for _ in range(20):
+            try:
+                await node.start()
+            except ProcessDiedError:
+                return
+            except StartError as error:
+                self.ledger.inject(f"start of {node.name} refused: {error}")
+                if node.process is not None:
+                    node.kill(power=False)
+                await asyncio.sleep(3.0)
+            else:
+                return
+
+    async def do_kill(self, index: int, seconds: float, seed: int, *, power: bool = False) -> None:
+        node = self.nodes[index]
+        if node.process is None:
+            return
+        self._note_instant(node)
+        self.ledger.inject("power cut" if power else "kill -9", node.process.name)
+        node.kill(power=power)
+        await asyncio.sleep(min(seconds, 60.0))
+        if node.process is None:
+            await self._start(node)
+
+    def _note_instant(self, node: Node) -> None:
+        """Which interesting moment a crash has met."""
+        name = node.process.name if node.process is not None else ""
+        if any(
+            each.dot_sent and each.answered is None and each.node == "" for each in self.clients.submissions
+        ):
+            self.sometimes["crash between the dot and the reply"] += 1
+        if any(mail.replied and self.loop.now - mail.at < 0.3 for mail in self.receivers.mails[-20:]):
+            self.sometimes["crash just after a receiver's 250"] += 1
+        del name
+
+    async def do_power(self, index: int, seconds: float, seed: int) -> None:
+        await self.do_kill(index, seconds, seed, power=True)
+
+    async def do_restart(self, index: int, seconds: float, seed: int) -> None:
+        node = self.nodes[index]
+        if node.is_up and node.process is not None:
+            self.ledger.inject("restart", node.process.name)
+            with contextlib.suppress(ProcessDiedError):
+                await node.stop()
+                await self._start(node)
+
+    async def do_still(self, index: int, seconds: float, seed: int) -> None:
+        process = self.nodes[index].process
+        if process is None:
+            return
+        noted = self.ledger.inject(STANDSTILL, process.name, lasts=True)
+        process.stand_still()
+        await asyncio.sleep(seconds)
+        process.wake_up()
+        noted.ended = self.loop.now
+
+    async def do_full(self, index: int, seconds: float, seed: int) -> None:
+        await self._disk(index, seconds, "disk full", lambda what: disks.full() if what == "write" else None)
+
+    async def do_failed_write(self, index: int, seconds: float, seed: int) -> None:
+        random = Random(seed)
+
+        def once(what: str) -> Exception | None:
+            if what == "write" and random.random() < 0.3:
+                return disks.broken()
+            return None
+
+        await self._disk(index, min(seconds, 30.0), "failing writes", once)
+
+    async def do_unreadable(self, index: int, seconds: float, seed: int) -> None:
+        random = Random(seed)
+        await self._disk(
+            index,
+            min(seconds, 30.0),
+            "failing reads",
+            lambda what: disks.broken() if what == "read" and random.random() < 0.3 else None,
+        )
+
+    async def _disk(
+        self, index: int, seconds: float, what: str, error: Callable[[str], Exception | None]
+    ) -> None:
+        disk = self.disks[self._spool(index)]
+        noted = self.ledger.inject(what, lasts=True)
+        disk.error = error
+        await asyncio.sleep(seconds)
+        noted.ended = self.loop.now
+        disk.error = lambda what: None
+
+    def _process_name(self, index: int) -> str:
+        process = self.nodes[index].process
+        return "" if process is None else process.name
+
+    async def do_lost_answers(self, index: int, seconds: float, seed: int) -> None:
+        random = Random(seed)
+        await self._bucket(min(seconds, 20.0), "lost answers of the bucket", lambda: random.random() < 0.2)
+
+    async def do_no_bucket(self, index: int, seconds: float, seed: int) -> None:
+        await self._bucket(seconds, "no bucket", lambda: True)
+
+    async def _bucket(self, seconds: float, what: str, lost: Callable[[], bool]) -> None:
+        noted = self.ledger.inject(what, lasts=True)
+        self.objects.lost = lost
+        await asyncio.sleep(seconds)
+        self.objects.lost = lambda: False
+        noted.ended = self.loop.now
+
+    async def do_slow_disk(self, index: int, seconds: float, seed: int) -> None:
+        random = Random(seed)
+        disk = self.disks[self._spool(index)]
+        disk.delay = lambda: random.uniform(0.01, 0.5)
+        await asyncio.sleep(seconds)
+        disk.delay = lambda: 0.002
+
+    async def do_slow_network(self, index: int, seconds: float, seed: int) -> None:
+        self.network.slowest = 1.0
+        await asyncio.sleep(seconds)
+        self.network.slowest = 0.02
+
+    async def do_cut(self, index: int, seconds: float, seed: int) -> None:
+        random = Random(seed)
+        self._cuts.append(
+            Fault(random.choice((random.randrange(300), random.randrange(5_000))), random.random() < 0.4)
+        )
+
+    async def do_half_open(self, index: int, seconds: float, seed: int) -> None:
+        random = Random(seed)
+        self._cuts.append(Fault(random.randrange(600), random.random() < 0.4, silent=True))
+
+    async def do_client_cut(self, index: int, seconds: float, seed: int) -> None:
+        random = Random(seed)
+        self._client_cuts.append(Fault(random.randrange(3_000), random.random() < 0.4, random.random() < 0.3))
+
+    async def do_no_names(self, index: int, seconds: float, seed: int) -> None:
+        self._no_names_until = max(self._no_names_until, self.loop.now + seconds)
+
+    async def do_step(self, index: int, seconds: float, seed: int) -> None:
+        step = Random(seed).choice((-3600.0, -100.0, 100.0, 1800.0))
+        node = self.nodes[index]
+        node.wall += step
+        if node.process is not None:
+            node.process.wall += step
+        self.ledger.inject(f"clock stepped by {step}", self._process_name(index))
+
+    async def do_supervisor(self, index: int, seconds: float, seed: int) -> None:
+        if self._limits is not None:
+            # A supervisor whose workers live on, as those of several machines do with their server.
+            await self._limits.close()
+            await asyncio.sleep(min(seconds, 10.0))
+            await self._start_supervisor(quiet=2.0)
+
+    async def _ask(self, node: Node, request: requests.Request) -> _Operator | None:
+        answer = _Operator()
+        if not node.is_up or node.process is None:
+            return None
+        try:
+            await asyncio.wait_for(node.process.finish(node.handler.handle(request, answer)), 30.0)
+        except Exception as error:
+            self.sometimes[f"operator: {type(error).__name__}"] += 1
+            return None
+        return answer
+
+    async def do_suspend(self, index: int, seconds: float, seed: int) -> None:
+        domain = self._domain(Random(seed))
+        about = requests.Selectors(domain=domain)
+        reached = []
+        for node in self.nodes:
+            if await self._ask(node, requests.Suspend(about=about, reason="simulated")) is not None:
+                reached.append(node)
+        if len(reached) == len(self.nodes):
+            suspension = Suspension(domain, self.loop.now)
+            self.ledger.suspensions.append(suspension)
+        await asyncio.sleep(seconds)
+        for each in self.ledger.suspensions:
+            if each.domain == domain and each.ended is None:
+                each.ended = self.loop.now
+        for node in self.nodes:
+            for _ in range(50):
+                if await self._ask(node, requests.Resume(about=about)) is not None:
+                    break
+                await asyncio.sleep(2.0)
+
+    async def do_hold(self, index: int, seconds: float, seed: int) -> None:
+        answer = await self._change(index, seed, "hold")
+        if answer is None:
+            return
+        await asyncio.sleep(seconds)
+        act = answer.frames[-1].act
+        undo: requests.Request = requests.Undo(undoes=act)
+        everything = requests.QueueChange(action="release", everything=True)
+        for attempt in range(60):
+            # An undo may be refused when its journal is older than the process; then all is released.
+            if (
+                await self._ask(self.nodes[index], undo if act and attempt < 3 and seed % 2 else everything)
+                is not None
+            ):
+                break
+            await asyncio.sleep(2.0)
+
+    async def do_drop(self, index: int, seconds: float, seed: int) -> None:
+        await self._change(index, seed, "drop")
+
+    async def do_bounce(self, index: int, seconds: float, seed: int) -> None:
+        await self._change(index, seed, "bounce")
+
+    async def _change(self, index: int, seed: int, action: requests.ChangeVerb) -> _Operator | None:
+        chosen = requests.Filter(recipient=f"*@{self._domain(Random(seed))}")
+        request = requests.QueueChange(action=action, filter=chosen, reason="simulated")
+        return await self._ask(self.nodes[index], request)
+
+
+def run(plan: Plan) -> Result:
+    """Run a plan from its beginning to the judgement. The same plan takes the same course."""
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    small = narrow() if plan.narrow else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory(dir=base) as directory, _quiet_end(), small:
+        simulation = Run(plan, Path(directory))
+        with simulated(
+            simulation.loop, lambda path: simulation.disks[Path(path)], simulation.answers, simulation.objects
+        ):
+            try:
+                simulation.loop.run_until_complete(simulation.run())
+            except Exception as error:
+                simulation.failures.append(f"{type(error).__name__}: {error}")
+            simulation.loop.bury()
+    return Result(plan, simulation.failures, simulation.sometimes, simulation.ledger, simulation.loop.now)
+
+
+@contextlib.contextmanager
+def _quiet_end() -> Iterator[None]:
+    """Coroutines of killed processes end badly, as they should; nobody needs to read of it."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        sys.unraisablehook = hook
