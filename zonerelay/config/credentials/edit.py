@@ -104,7 +104,7 @@ def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
     size, most = len(text.encode()), MAX_FILE if most is None else most
     if size > most and (not path.exists() or size >= path.stat().st_size):
         raise CredentialsError(
-            f"{path} would have {size:,} bytes, and a relay that finds more than {most:,} refuses every log-in:"
+            f"{path} would have {size:,} bytes; a relay that finds more than {most:,} refuses every log-in:"
             " remove entries that are not needed. Nothing was changed"
         )
 
