@@ -276,5 +276,5 @@ async def test_silent_hosts_hold_up_nobody_with_the_default_limits(tmp_path: Pat
         await asyncio.sleep(1.5)  # the greeting timeout is 4 s
         await asyncio.to_thread(relay.kill)
         report = await players.report()
-    assert said(report, "silent")["connections"] > 2
+    assert said(report, "silent")["connections"] >= 1  # one at a time, until it answers
     assert not Ledger.of(report).lost(good)
