@@ -73,11 +73,11 @@ class Ledger:
 
     def digest(self) -> str:
         """Return a digest of the log and its times, without the ports chosen by the system."""
-        text = "".join(
-            f"{at:.7f} {process} {event} {sorted(item for item in fields.items() if item[0] != 'listeners')}\n"
+        lines = [
+            (at, process, event, sorted(item for item in fields.items() if item[0] != "listeners"))
             for at, process, event, fields in self.log
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
+        ]
+        return hashlib.sha256(repr(lines).encode()).hexdigest()
 
     def inject(self, what: str, process: str = "", *, lasts: bool = False) -> Injected:
         """Note a fault. One that `lasts` is over when its `ended` is set."""

@@ -49,8 +49,11 @@ class Process:
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it to its end. Raises ProcessDiedError, and what the work raises."""
         task, death = self.run(work), asyncio.ensure_future(self._died.wait())
-        await asyncio.wait((task, death), return_when=asyncio.FIRST_COMPLETED)
-        death.cancel()
+        try:
+            await asyncio.wait((task, death), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            death.cancel()
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
         if not task.done():
             raise ProcessDiedError(self.name)
         return task.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -246,6 +247,31 @@ async def test_relay_that_lost_its_lease_begins_anew_and_nothing_is_handed_out_t
         assert await slow.store.deliveries_of(delivery.message_id) == []
     else:
         assert await claim_ids(other.store) == [1]
+
+
+async def test_relay_whose_lease_is_over_takes_nothing_from_the_relay_that_has_its_number_now(
+    fleet: Fleet,
+) -> None:
+    """A relay that had stood still took mail of a live one, and both sent it (the simulation, seed 232)."""
+    slow, other = await fleet.relay(), await fleet.relay()
+    stop_renewing(slow)
+    await find_dead(other, slow)
+    newcomer = await fleet.relay()
+    assert newcomer.store.node == slow.store.node
+    await store_message(newcomer.store, 1)
+    writer = newcomer.store.begin(envelope_for(message_id(2), "a@example.net"))
+    await writer.write(b"x" * (6 * 1024 * 1024))
+    await until(lambda: all(u.parts for u in inside(newcomer)._uploads._open.values()))
+    inside(slow)._nodes.held_until = 0.0
+    with pytest.raises(StoreError, match="lease"):
+        await inside(slow)._walks.walk()
+    with contextlib.suppress(StoreError):
+        await inside(slow)._walks._remove_leftovers()
+    await writer.commit([delivery_for(envelope_for(message_id(2), "a@example.net"), "a@example.net")])
+    found = await newcomer.store.claim("default", 9, now=NOW)
+    await newcomer.store.settle([Finish(delivery) for delivery in found])
+    assert len(found) == 2
+    assert fleet.keys("queue/") == []
 
 
 async def test_lease_that_was_not_renewed_in_time_stops_new_attempts_and_new_mail(fleet: Fleet) -> None:

@@ -74,6 +74,20 @@ def test_what_is_put_off_comes_back_one_after_the_other() -> None:
     assert gaps == {1 / PUT_OFF_RATE}
 
 
+def test_a_suspension_does_not_last_an_hour_longer_when_the_clock_is_set_back_by_an_hour() -> None:
+    """The simulation, seed 324: mail for a host that answered again waited for as long as the step was."""
+    _, destination = suspended()
+    suspension: Suspension = destination.suspension
+    suspension.place()
+    earlier = NOW - 3600
+    assert not suspension.is_suspended(earlier)
+    assert suspension.limit(20, earlier) == 1
+    suspension.failed(suspension.epoch, NO_HOST.reply, 0, earlier)
+    assert suspension.is_suspended(earlier + 1)
+    assert suspension.place() < suspension.until + 1
+    assert suspension.until < NOW
+
+
 def test_another_domain_of_the_same_hosts_does_not_end_the_rest() -> None:
     queue, destination = suspended(MANY_PUT_OFF)
     queue.take_parked()

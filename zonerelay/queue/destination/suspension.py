@@ -69,7 +69,8 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     reply: Reply | None = None
 
     def is_suspended(self, now: float) -> bool:
-        return now < self.until and not self._is_over
+        # Before `since` the clock was set back: the suspension would last as much longer.
+        return self.since <= now < self.until and not self._is_over
 
     def end(self) -> None:
         """Its time is over and something waits for the probe, also when the clock is set back then."""
@@ -137,6 +138,8 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         """There is no room for the probe: the suspension begins again."""
         self._is_over = False
         self.put_off = 0
+        if now < self.since:
+            self._last_place = 0.0  # the clock was set back
         self.since = now
         self.until = now + self.duration()
 

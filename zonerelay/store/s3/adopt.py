@@ -25,7 +25,7 @@ import msgspec
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.contract import News, StoreCorruptError
 from zonerelay.store.s3.client import ConflictError, MissingError
-from zonerelay.store.s3.nodes import Nodes
+from zonerelay.store.s3.nodes import LeaseLostError, Nodes
 from zonerelay.store.s3.objects import Objects, Version
 from zonerelay.store.s3.own_messages import MessageJob, OwnMessages
 from zonerelay.store.s3.uploads import Refusals
@@ -154,6 +154,9 @@ class Walks:
             if len(self._others) < KNOWN_OTHERS or message_id in self._others:
                 self._others[message_id] = sys.intern(head.owner)
             return set()
+        if not self._nodes.holds_lease:
+            # Another relay may have this relay's number now: `live` does not have its session.
+            raise LeaseLostError("the lease of this relay has run out: mail of other relays is left alone")
         if (not head.owner and not self._has_room()) or (shares and not self._is_my_share(message_id)):
             return set()
         return await self._adopt(message_id, version)
@@ -208,7 +211,7 @@ class Walks:
             return False
         if session not in self._over:
             await self._nodes.look()
-            if session in self._nodes.live():
+            if session in self._nodes.live() or not self._nodes.holds_lease:
                 return False
             if len(self._over) >= MAX_OVER:
                 self._over.clear()
