@@ -479,7 +479,7 @@ async def test_explain_works_without_a_relay(shell: Shell) -> None:
     explained = json.loads(ran.out)
     assert explained["relay_running"] is False
     assert explained["hosts"][0]["addresses"] == [
-        {"address": "127.0.0.1", "source": "127.0.0.1", "problem": ""}
+        {"address": "127.0.0.1", "source": "127.0.0.1", "problem": "", "learned": []}
     ]
 
 

@@ -494,7 +494,9 @@ class TestMailThatIsLeftToOthers:
     ) -> None:
         monkeypatch.setattr(s3_alerts, "WAIT", 1)
         place = S3Settings(bucket=BUCKET, region="us-east-1", access_key=KEY)
-        async with Bucket(place, lambda: SECRET)._make("sqs", shared_moto().url) as queues:
+        bucket = Bucket(place, lambda: SECRET)
+        bucket._secret_key = SECRET  # which `open` would read
+        async with bucket._make("sqs", shared_moto().url) as queues:
             url = (await queues.create_queue(QueueName=uuid.uuid4().hex))["QueueUrl"]
             ways = {"queue_url": url, "queue_endpoint_url": shared_moto().url}
             full, other = await fleet.relay(**ways), await fleet.relay(**ways)

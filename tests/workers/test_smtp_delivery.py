@@ -16,11 +16,11 @@ SQUARE = "{{a@example.com,b@example.com},{c@example.com,d@example.com}}"
 """An array of two dimensions: it cannot be joined to one of one."""
 WRONG: list[tuple[dict[str, object], str]] = [
     ({"to_addresses": []}, "there is no recipient"),
-    ({"to_addresses": ["nobody"]}, "to_addresses has a wrong address"),
+    ({"to_addresses": ["nobody"]}, "to_addresses has no address"),
     ({"to_addresses": SQUARE}, "to_addresses is no plain list"),
     ({"to_addresses": SQUARE, "cc_addresses": ["a@example.com"]}, "to_addresses is no plain list"),
     ({"to_addresses": ["a@example.com>\r\nRCPT TO:<b@example.com"]}, "to_addresses has a line end"),
-    ({"from_address": None}, "from_address has a wrong address"),
+    ({"from_address": None}, "from_address has no address"),
     ({"subject": "x\nBcc: b@example.com"}, "subject has a line end"),
     ({"headers": {"X-A": "x\r\nBcc: b@example.com"}}, "headers: X-A has a line end"),
     ({"headers": {"X-A: b\r\nBcc": "b@example.com"}}, "headers has a name that is no field name"),
