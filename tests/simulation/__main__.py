@@ -27,10 +27,11 @@ from tests.simulation.scenario import Event, Plan, Result, draw, run
 SOMETIMES = (
     "421 greeting", "bounced", "client left in the body", "client without an answer after the dot",
     "crash between the dot and the reply", "crash just after a receiver's 250", "deferred", "delivered",
-    "dropped", "dsn", "expired", "held", "late reply", "limits-lost", "limits-restored", "no name server",
-    "operated", "refused with 451 after the dot", "reply lost after the dot", "reply-lost", "repeated",
-    "resumed", "session limit", "client left after the dot", "store-recovered", "store-unhealthy",
-    "suspended", "order-given", "order-ended", "take-over", "fence refused",
+    "dropped", "dsn", "expired", "expired while suspended", "late reply", "limits-lost", "limits-restored",
+    "no name server", "operator: hold", "operator: bounce", "operator: drop", "operator: release",
+    "refused with 451 after the dot", "reply lost after the dot", "reply-lost", "repeated", "resumed",
+    "session limit", "client left after the dot", "store-recovered", "store-unhealthy", "suspended",
+    "order-given", "order-ended", "take-over", "fence refused", "clock-set-back",
 )  # fmt: skip
 """Each of these has to happen in some seed of three hundred: a branch that is never met is not tested."""
 ENOUGH = 300

@@ -23,6 +23,7 @@ from tests.simulation.receivers import Mail
 from zonerelay.telemetry.events.events import Field
 
 STANDSTILL = "stands still"
+NO_SUPERVISOR = "no supervisor"
 FINAL = ("delivered", "bounced", "expired")
 UNDER_WAY = 15.0
 """Seconds in which a transaction that had begun before a suspension may get as far as RCPT."""
@@ -92,6 +93,16 @@ class Ledger:
             for each in self.injected
         )
 
+    def places_unknown(self) -> bool:
+        """A worker stood still while a new supervisor asked what each worker has."""
+        asked = [each for each in self.injected if each.what == NO_SUPERVISOR]
+        return any(
+            each.at <= start.ended and each.ended >= start.at
+            for start in asked
+            for each in self.injected
+            if each.what == STANDSTILL
+        )
+
     # --- the judgement
 
     def faults(
@@ -100,8 +111,9 @@ class Ledger:
         mails: list[Mail],
         offers: list[tuple[float, End, str]],
         queued: set[tuple[str, str]],
+        refused: set[str],
     ) -> list[str]:
-        """`queued`: tag and recipient of what is still in a queue."""
+        """`queued`: tag and recipient of what is still in a queue; `refused`: who was answered 5yz."""
         found: list[str] = []
         by_tag = {each.tag: each for each in submissions}
         copies: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
@@ -120,6 +132,8 @@ class Ledger:
             found += self._judge_doubles(key, mails)
         found += self._accepted_twice(by_tag)
         found += self._two_outcomes()
+        found += self._bounced_without_a_reason(refused)
+        found += self._ids_that_went_back()
         found += self._suspended(offers)
         return found
 
@@ -183,7 +197,9 @@ class Ledger:
         self, mail: Mail, by_tag: Mapping[str, Submission], reported: set[tuple[str, str]], found: list[str]
     ) -> None:
         tag = _TAG.search(mail.body)
-        submission = by_tag.get(tag[1].decode()) if tag else None
+        # Without the headers of the message, which the disk did not give: each message has its own sender.
+        name = tag[1].decode() if tag else mail.recipient.partition("@")[0].replace("s", "t")
+        submission = by_tag.get(name)
         if submission is None or not submission.dot_sent:
             found.append(f"a report about mail that was not submitted: {mail.body[:300]!r}")
             return
@@ -233,6 +249,27 @@ class Ledger:
                 found.append(
                     f"{key[0]} came to {key[1]} twice, at {mail.at:.3f} from {name} and at {later.at:.3f}"
                 )
+        return found
+
+    def _bounced_without_a_reason(self, refused: set[str]) -> list[str]:
+        """Only a 5yz, age and an operator end a delivery without success."""
+        return [
+            f"{fields['recipient']} was bounced at {at:.3f}, and nobody refused it: {fields['reply']}"
+            for at, _, event, fields in self.log
+            if event == "bounced" and fields["recipient"] not in refused and fields.get("peer")
+        ]
+
+    def _ids_that_went_back(self) -> list[str]:
+        """Ids of a process that are not above those of the earlier processes on the same spool."""
+        found: list[str] = []
+        highest: dict[str, dict[str, str]] = {}
+        for at, process, event, fields in self.log:
+            if event == "accepted":
+                processes = highest.setdefault(process.partition(".")[0], {})
+                identity = str(fields["id"])
+                processes[process] = max(processes.get(process, ""), identity)
+                if any(name != process and identity <= last for name, last in processes.items()):
+                    found.append(f"{process} accepted {identity} at {at:.3f}, below the ids of its last run")
         return found
 
     def _two_outcomes(self) -> list[str]:

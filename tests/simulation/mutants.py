@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.queue.orders.order import OPEN
 from zonerelay.store.contract import Submit
 
 
@@ -236,8 +238,8 @@ def no_dot_stuffing(real: Any) -> Any:
 
 
 @_mutant("bodies leave as they came", "store.leveldb.cold_reads:_read_group")
-def chunk_missing(real: Any) -> Any:
-    return lambda db, message_id, first, chunks: real(db, message_id, first, chunks)[:1]
+def chunks_out_of_order(real: Any) -> Any:
+    return lambda db, message_id, first, chunks: real(db, message_id, first, chunks)[::-1]
 
 
 @_mutant("bodies leave as they came", "store.common.body.cache:BodyCache.get")
@@ -266,9 +268,9 @@ def order_lost(real: Any) -> Any:
     return lambda self: []
 
 
-@_mutant("suspended mail does not leave", "queue.orders.orders:Orders.keep")
+@_mutant("suspended mail does not leave", "queue.orders.order:OrderTable.gate")
 def order_not_obeyed(real: Any) -> Any:
-    return lambda self, message, deliveries, *args, **given: tuple(deliveries)
+    return lambda self, zone: OPEN
 
 
 @_mutant("resume releases", "queue.operator.operations:Operations.release_orders")
@@ -290,6 +292,11 @@ def destination_limit_ignored(real: Any) -> Any:
 @_mutant("limits: connections of a zone", "delivery.connection.slots:Slots.is_allowed")
 def zone_limit_ignored(real: Any) -> Any:
     return lambda self, terms: True
+
+
+@_mutant("limits: the rate of a destination", "limits.worker.turns:Turns.take")
+def rate_ignored(real: Any) -> Any:
+    return lambda self, *args, **given: 0.0
 
 
 @_mutant("limits over workers: a place is given once", "limits.authority.ledger:Ledger._in_use")
@@ -319,8 +326,10 @@ def grant_not_heard(real: Any) -> Any:
 
 @_mutant("a slot is given back with its connection", "delivery.connection.slots:Slot.release")
 def slot_leaks(real: Any) -> Any:
+    released = itertools.count()
+
     def release(self: Any) -> None:
-        if self.record is not None or id(self) % 3:
+        if next(released) % 5:
             real(self)
 
     return release

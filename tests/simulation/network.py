@@ -89,6 +89,7 @@ class End(asyncio.Transport):
         if self.closed or not data:
             return
         self._waiting += len(data)
+        self.link.network.on_write(self, data)
         if self._waiting > self._high and not self._paused:
             self._paused = True
             self.protocol.pause_writing()
@@ -235,6 +236,7 @@ class Network:
         self.listening: dict[str, tuple[Factory, contextvars.Context]] = {}
         self.links: dict[tuple[int, bool], End] = {}
         self.answer: Callable[[str, int], tuple[float, Factory | OSError, Fault | None]]
+        self.on_write: Callable[[End, bytes], None] = lambda end, data: None
         self.on_open: Callable[[End], None] = lambda end: None
         self.on_close: Callable[[End], None] = lambda end: None
         self.open_ends: dict[End, None] = {}

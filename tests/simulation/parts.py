@@ -90,14 +90,17 @@ class Node:
             identity=self.identity,
         )
 
-    async def stop(self) -> None:
-        """Raises ProcessDiedError."""
+    async def stop(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks that remain. Raise ProcessDiedError if it is killed meanwhile."""
         assert self.process is not None
         assert self.worker is not None
         process, self.handler = self.process, None
         await process.finish(self.worker.stop())
+        await asyncio.sleep(0.1)
+        remaining = [each for each in process.tasks if not each.done()]
         process.kill()
         self.process = None
+        return remaining
 
     def kill(self, *, power: bool) -> None:
         assert self.process is not None
@@ -159,6 +162,8 @@ def simulated(
         patch("zonerelay.store.leveldb.store.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.compaction.LevelDb", SimLevelDb),
+        patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
+        patch("zonerelay.store.common.keeper.local_keeper.SPACE_INTERVAL", 5.0),
         patch("zonerelay.telemetry.load.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),
         patch("zonerelay.store.s3.open.Bucket", SimBucket),

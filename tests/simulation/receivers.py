@@ -63,6 +63,8 @@ class Receivers:
     """When a recipient's mail with a tag was first offered, for greylisting."""
     transactions: list[tuple[float, End, str]] = field(default_factory=list)
     """Each RCPT command: when it came, on which connection, for whom."""
+    refused: set[str] = field(default_factory=set)
+    """Recipients for whom 5yz was the answer."""
     sometimes: dict[str, int] = field(default_factory=dict)
 
     def of(self, site: Site) -> Quirks:
@@ -227,6 +229,8 @@ class Receiver(asyncio.Protocol):
             self._recipients.append(recipient)
             self._reply(b"250 2.1.5 recipient")
         else:
+            if outcome.reply.code >= 500:
+                self._all.refused.add(recipient)
             self._reply(
                 f"{outcome.reply.code} {outcome.reply.code // 100}.{outcome.reply.detail} no".encode()
             )

@@ -13,7 +13,7 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.simulation import disk as disks
 from tests.simulation.bucket import ObjectStore
 from tests.simulation.clients import Clients, Submission
 from tests.simulation.disk import Disk
-from tests.simulation.ledger import STANDSTILL, Ledger, Suspension
+from tests.simulation.ledger import NO_SUPERVISOR, STANDSTILL, Ledger, Suspension
 from tests.simulation.loop import ProcessDiedError, SimLoop
 from tests.simulation.network import End, Factory, Fault, Network, process_of
 from tests.simulation.parts import Node, narrow, simulated
@@ -46,6 +46,7 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
+from zonerelay.config.units import Rate
 from zonerelay.control.messages import requests
 from zonerelay.control.socket.server import Answer
 from zonerelay.limits.authority.table import LimitTable
@@ -101,6 +102,8 @@ class Plan:
     workers: int
     narrow: bool
     """Windows and caches hold a handful."""
+    rate: Rate | None
+    """What a destination gets at most."""
     kinds: tuple[str, ...]
     quirks: tuple[tuple[str, Quirks], ...]
     messages: tuple[Event, ...]
@@ -113,7 +116,7 @@ def draw(seed: int) -> Plan:
     quirks = tuple((name, _quirks(random)) for name in kinds)
     store = "s3" if random.random() < 0.2 else "leveldb"
     workers = 2 if store == "s3" or random.random() < 0.35 else 1
-    count = random.choice((3, 8, 20, 40))
+    count = random.choice((3, 8, 8, 20, 40))
     messages = tuple(
         Event(_moment(random), "mail", (number, random.getrandbits(32))) for number in range(count)
     )
@@ -125,6 +128,7 @@ def draw(seed: int) -> Plan:
         store,
         workers,
         random.random() < 0.4,
+        Rate(4, 5.0) if random.random() < 0.3 else None,
         kinds,
         quirks,
         tuple(sorted(messages, key=lambda each: each.at)),
@@ -233,7 +237,10 @@ class Run:
             tls=TlsMode.NONE,
             max_connections=6,
             max_connections_per_destination=3,
+            max_rate_per_destination=plan.rate,
         )
+        self._spoke: defaultdict[str, deque[float]] = defaultdict(deque)
+        self.network.on_write = self._written
         self.nodes = [self._node(index) for index in range(plan.workers)]
 
     def _spool(self, index: int) -> Path:
@@ -329,12 +336,32 @@ class Run:
         site, zone = f"{who} {end.link.address}", f"{who} zone"
         self._open[site] += by
         self._open[zone] += by
-        if by > 0 and self._open[site] > self.zone.max_connections_per_destination:
+        if by < 0 or self.ledger.places_unknown():
+            return
+        if self._open[site] > self.zone.max_connections_per_destination:
             self.failures.append(
                 f"{self._open[site]} connections to {end.link.address} at {self.loop.now:.3f}"
             )
-        if by > 0 and self._open[zone] > self.zone.max_connections:
+        if self._open[zone] > self.zone.max_connections:
             self.failures.append(f"{self._open[zone]} connections of the zone at {self.loop.now:.3f}")
+
+    def _written(self, end: End, data: bytes) -> None:
+        """Count the MAIL commands that the relay sends to a destination."""
+        rate = self.plan.rate
+        if rate is None or end.is_server or not data.startswith((b"MAIL ", b"RSET")):
+            return
+        if end.link.address.startswith("192.0.2.") and b"MAIL FROM" in data:
+            process = process_of(end)
+            alone = self.plan.workers == 1 and process is not None  # a start forgets what was used
+            who = f"{process.name if alone and process else self._sharing(end)} {end.link.address}"
+            recent = self._spoke[who]
+            recent.append(self.loop.now)
+            while recent[0] <= self.loop.now - rate.seconds:
+                recent.popleft()
+            if len(recent) > rate.count:
+                self.failures.append(
+                    f"{len(recent)} transactions in {rate.seconds} s with {who} at {self.loop.now:.3f}"
+                )
 
     # --- the run
 
@@ -359,7 +386,9 @@ class Run:
             self.receivers.quirks[name] = quirks
         await self._drain()
         for node in self.nodes:
-            await node.stop()
+            self.failures += [
+                f"a task remains after the stop of {node.name}: {task}" for task in await node.stop()
+            ]
         if self._limits is not None:
             await self._limits.close()
         self._judge()
@@ -397,14 +426,25 @@ class Run:
     def _judge(self) -> None:
         self.failures += self.loop.failures
         self.failures += self.ledger.faults(
-            self.clients.submissions, self.receivers.mails, self.receivers.transactions, set()
+            self.clients.submissions,
+            self.receivers.mails,
+            self.receivers.transactions,
+            set(),
+            self.receivers.refused,
         )
         self.sometimes.update(self.ledger.events)
         for each in self.clients.submissions:
             ended = self.ledger.finals.get((each.identity, each.recipients[0]), ())
             if any(process.partition(".")[0] != each.node for _, process, _ in ended):
                 self.sometimes["take-over"] += 1
+        suspended: set[str] = set()
         for _, _, event, fields in self.ledger.log:
+            if event in ("suspended", "resumed"):
+                (suspended.add if event == "suspended" else suspended.discard)(str(fields["destination"]))
+            if event == "expired" and str(fields["destination"]) in suspended:
+                self.sometimes["expired while suspended"] += 1
+            if event == "operated" and fields["count"]:
+                self.sometimes[f"operator: {fields['verb']}"] += 1
             if event == "store-unhealthy" and "lease" in str(fields["reason"]):
                 self.sometimes["fence refused"] += 1
         self.sometimes.update(self.receivers.sometimes)
@@ -442,6 +482,11 @@ class Run:
     def _domain(self, random: Random) -> str:
         kind = random.choices(list(self._kinds.values()), [kind.share for kind in self._kinds.values()])[0]
         return f"d{random.randrange(kind.domains)}.{kind.name}.test"
+
+    def _domain_with_mail(self, random: Random) -> str:
+        """An operator does something about mail that is there."""
+        some = [each.recipients[0] for each in self.clients.submissions[-8:] if len(self.ledger.finals) < 40]
+        return random.choice(some).partition("@")[2] if some else self._domain(random)
 
     async def _start(self, node: Node) -> None:
         for _ in range(20):
@@ -590,9 +635,11 @@ class Run:
     async def do_supervisor(self, index: int, seconds: float, seed: int) -> None:
         if self._limits is not None:
             # A supervisor whose workers live on, as those of several machines do with their server.
+            noted = self.ledger.inject(NO_SUPERVISOR, "supervisor", lasts=True)
             await self._limits.close()
             await asyncio.sleep(min(seconds, 10.0))
             await self._start_supervisor(quiet=2.0)
+            noted.ended = self.loop.now + 2.0
 
     async def _ask(self, node: Node, request: requests.Request) -> _Operator | None:
         answer = _Operator()
@@ -601,12 +648,12 @@ class Run:
         try:
             await asyncio.wait_for(node.process.finish(node.handler.handle(request, answer)), 30.0)
         except Exception as error:
-            self.sometimes[f"operator: {type(error).__name__}"] += 1
+            self.sometimes[f"operator got {type(error).__name__}"] += 1
             return None
         return answer
 
     async def do_suspend(self, index: int, seconds: float, seed: int) -> None:
-        domain = self._domain(Random(seed))
+        domain = self._domain_with_mail(Random(seed))
         about = requests.Selectors(domain=domain)
         reached = []
         for node in self.nodes:
@@ -649,7 +696,7 @@ class Run:
         await self._change(index, seed, "bounce")
 
     async def _change(self, index: int, seed: int, action: requests.ChangeVerb) -> _Operator | None:
-        chosen = requests.Filter(recipient=f"*@{self._domain(Random(seed))}")
+        chosen = requests.Filter(recipient=f"*@{self._domain_with_mail(Random(seed))}")
         request = requests.QueueChange(action=action, filter=chosen, reason="simulated")
         return await self._ask(self.nodes[index], request)
 

@@ -198,11 +198,34 @@ def test_a_turn_that_was_missed_goes_back_with_the_next_question_and_no_question
 def test_who_waits_for_a_turn_hears_of_new_ones_until_it_looks_away() -> None:
     turns, clock, _ = lone("60/1m")
     heard = Counter[str]()
-    turns.watch(tell := lambda: heard.update(["turns"]))
+    turns.watch(tell := lambda: heard.update(["turns"]), further=False)
     turns.given((clock.monotonic(),))
     turns.unwatch(tell)
     turns.given((clock.monotonic() + 1.0,))
     assert heard == {"turns": 1}
+
+
+def test_a_batch_that_needs_a_second_turn_asks_for_it_and_it_is_not_given_back_as_a_surplus() -> None:
+    """A batch with a second transaction waited for good: nothing asked (the simulation, seed 13)."""
+    turns, clock, wanted = lone("600/1m")
+    turns.expect("line", 1)
+    assert turns.due > clock.monotonic()
+    turns.ask()
+    turns.given((clock.monotonic(),))
+    turns.start(0.0)
+    turns.expect("line", 0)
+    turns.take(0.0)
+    turns.pending -= 1  # as its ticket does
+    wanted.clear()
+    assert turns.next_turn > clock.monotonic()
+    turns.watch(tell := lambda: None, further=True)
+    assert wanted == [turns]
+    assert turns.ask().count == 1
+    assert not turns.is_over(clock.monotonic())  # or the next batch would have turns of its own
+    turns.given((clock.monotonic() + 1.0,))
+    turns.unwatch(tell)
+    assert turns.next_turn == clock.monotonic() + 1.0
+    assert not turns.unused()
 
 
 # All of it, in virtual time: the relay's schedulers, keepers and table

@@ -110,7 +110,8 @@ class LeasedTurns:
         self._turns: list[float] = []
         self._waiting: dict[Hashable, int] = {}
         self._unused: list[float] = []
-        self._watching: dict[Callable[[], None], None] = {}
+        self._watching: dict[Callable[[], None], bool] = {}
+        """Who waits for a turn; true for a further turn of a batch, which `pending` no longer counts."""
         self._most = max(1, int(AHEAD / self.interval))
         self._block = 1
         self._useless = False
@@ -136,17 +137,17 @@ class LeasedTurns:
         """When the next batch may start: later than now when that is not known yet."""
         now = self._clock.monotonic()
         self._drop_missed(now)
-        left = len(self._turns) - self.pending
+        left = len(self._turns) - self._started
         if left <= self._block // 2 and left < self._demand:
             self._ask()
-        return self._start_of(self.pending) if left > 0 else now + ASK_AGAIN
+        return self._start_of(self._started) if left > 0 else now + ASK_AGAIN
 
     @property
     def next_turn(self) -> float:
         """When the next turn may be taken."""
         now = self._clock.monotonic()
         self._drop_missed(now)
-        if len(self._turns) < self.pending:
+        if len(self._turns) < max(1, self.pending):
             self._ask()
         return self._window(0)[0] if self._turns else now + ASK_AGAIN
 
@@ -156,7 +157,7 @@ class LeasedTurns:
 
     def is_over(self, now: float) -> bool:
         self._drop_missed(now)
-        return not self.pending and not self._turns
+        return not self._started and not self._turns
 
     def start(self, now: float) -> None:
         del now
@@ -180,9 +181,9 @@ class LeasedTurns:
         if self._turns:
             self.last = self._turns.pop(0)
 
-    def watch(self, call: Callable[[], None]) -> None:
-        """Call it when there are new turns, until `unwatch`."""
-        self._watching[call] = None
+    def watch(self, call: Callable[[], None], *, further: bool) -> None:
+        """Call it when there are new turns, until `unwatch`. `further`: the batch has had its first turn."""
+        self._watching[call] = further
 
     def unwatch(self, call: Callable[[], None]) -> None:
         self._watching.pop(call, None)
@@ -191,14 +192,14 @@ class LeasedTurns:
 
     def ask(self) -> TurnAsk:
         self.asked = True
-        missing = self.pending + self._demand - len(self._turns)
+        missing = self._started + self._demand - len(self._turns)
         if self._useless:
             self._block = max(1, self._block // 2)
             self._useless = False
         elif missing > self._block:
             self._block = min(2 * self._block, self._most)
         # A batch that has lost its turn needs one at once.
-        after = 0.0 if len(self._turns) < self.pending else self._ahead
+        after = 0.0 if len(self._turns) < self._started else self._ahead
         count = max(0, min(missing, self._block))
         return TurnAsk(self.site, self.line, self._site_interval, self._zone_interval, count, after)
 
@@ -230,6 +231,11 @@ class LeasedTurns:
     # Inside
 
     @property
+    def _started(self) -> int:
+        """Batches that have started and have no turn, or wait for a further one."""
+        return self.pending + sum(self._watching.values())
+
+    @property
     def _demand(self) -> int:
         return sum(self._waiting.values())
 
@@ -250,7 +256,7 @@ class LeasedTurns:
 
     def _give_back_surplus(self) -> None:
         """The last ones, if there is time for others to have them."""
-        surplus = len(self._turns) - self.pending - self._demand
+        surplus = len(self._turns) - self._started - self._demand
         if surplus <= 0:
             return
         now = self._clock.monotonic()
@@ -265,6 +271,6 @@ class LeasedTurns:
         while self._turns and self._window(0)[1] < now:
             self._unused.append(self._turns.pop(0))
             self._useless = True
-            if not self.pending:
+            if not self._started:
                 # The deliveries that were expected have not come.
                 self._waiting.clear()

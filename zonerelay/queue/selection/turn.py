@@ -51,7 +51,7 @@ class BatchTurns:
             await asyncio.sleep(seconds)
             return
         woken = asyncio.Event()
-        turns.watch(woken.set)
+        turns.watch(woken.set, further=self._ticket.taken)
         try:
             async with asyncio.timeout(seconds):
                 await woken.wait()
