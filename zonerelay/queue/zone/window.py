@@ -284,6 +284,9 @@ class QueueWindow:
         self._size = size
         self._low_mark = min(LOW_MARK, max(1, size // 4))
         self._by_domain = by_domain
+        # One line's share: what a claim brings may all be for one host, whose line is known to be long only
+        # afterwards, and which may have one connection until it answers.
+        self._claim_limit = min(CLAIM_LIMIT, max(1, size // 8)) if by_domain else CLAIM_LIMIT
         self.is_probing = False
         """The zone's only next hop has failed, and nothing has been heard from it since."""
         self._normal = PriorityWindow(size, self._low_mark)
@@ -380,5 +383,5 @@ class QueueWindow:
                 return refill
         window.refilled_last = False
         skip = window.skip_list() if self._by_domain else _NO_DOMAINS
-        most = PROBED if self.is_probing else CLAIM_LIMIT
+        most = PROBED if self.is_probing else self._claim_limit
         return Claim(min(most, window.room), skip, window.priority)
