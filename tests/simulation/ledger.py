@@ -27,6 +27,8 @@ NO_SUPERVISOR = "no supervisor"
 FINAL = ("delivered", "bounced", "expired")
 UNDER_WAY = 15.0
 """Seconds in which a transaction that had begun before a suspension may get as far as RCPT."""
+LONGEST = 700.0
+"""Seconds of a transaction whose last reply does not come."""
 SETTLED_WITHIN = 2.0
 """Seconds from a receiver's reply to the synced outcome, with the slowest simulated disk."""
 _TAG = re.compile(rb"(?m)^X-Tag: (\S+)\r\n")
@@ -256,7 +258,11 @@ class Ledger:
         return [
             f"{fields['recipient']} was bounced at {at:.3f}, and nobody refused it: {fields['reply']}"
             for at, _, event, fields in self.log
-            if event == "bounced" and fields["recipient"] not in refused and fields.get("peer")
+            if event == "bounced"
+            and (
+                not str(fields["reply"]).startswith("5")
+                or (fields.get("peer") and fields["recipient"] not in refused)
+            )
         ]
 
     def _ids_that_went_back(self) -> list[str]:
@@ -278,7 +284,7 @@ class Ledger:
             for (at, process, what), (again, other, later) in itertools.pairwise(ended):
                 excused = self._hit(process, at - SETTLED_WITHIN, at + SETTLED_WITHIN)
                 # The log of a process that stood still has an outcome that it could not store any more.
-                if not (excused or (other != process and self._hit(other, at, again))):
+                if not (excused or (other != process and self._hit(other, at - LONGEST, again))):
                     found.append(
                         f"{identity} to {recipient} ended twice: {what} at {at:.3f}, {later} at {again:.3f}"
                     )

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.queue.orders.order import OPEN
 from zonerelay.store.contract import Submit
 
 
@@ -268,9 +269,9 @@ def order_lost(real: Any) -> Any:
     return lambda self: []
 
 
-@_mutant("suspended mail does not leave", "queue.orders.order:OrderTable.gate")
+@_mutant("suspended mail does not leave", "queue.orders.orders:OrderTable")
 def order_not_obeyed(real: Any) -> Any:
-    return lambda self, zone: OPEN
+    return lambda orders=(), now=0.0: real((), now)
 
 
 @_mutant("resume releases", "queue.operator.operations:Operations.release_orders")
@@ -284,19 +285,23 @@ def resume_releases_nothing(real: Any) -> Any:
 # Limits.
 
 
-@_mutant("limits: connections to a destination", "queue.destination.destinations:Site.has_room")
+@_mutant("limits: connections to a destination", "routing.destinations.route:DestinationLimits.of_zone")
 def destination_limit_ignored(real: Any) -> Any:
-    return lambda self, destination, now: True
+    return lambda zone: msgspec.structs.replace(real(zone), max_connections=9)
 
 
-@_mutant("limits: connections of a zone", "delivery.connection.slots:Slots.is_allowed")
-def zone_limit_ignored(real: Any) -> Any:
-    return lambda self, terms: True
-
-
-@_mutant("limits: the rate of a destination", "limits.worker.turns:Turns.take")
+@_mutant("limits: the rate of a destination", "routing.destinations.route:DestinationLimits.of_zone")
 def rate_ignored(real: Any) -> Any:
-    return lambda self, *args, **given: 0.0
+    return lambda zone: msgspec.structs.replace(real(zone), max_rate=None)
+
+
+@_mutant("limits: a batch waits for its turn", "queue.selection.turn:BatchTurns.take")
+def turn_not_waited_for(real: Any) -> Any:
+    async def take(self: Any) -> bool:
+        self._ticket.end()
+        return True
+
+    return take
 
 
 @_mutant("limits over workers: a place is given once", "limits.authority.ledger:Ledger._in_use")
@@ -307,6 +312,25 @@ def place_given_twice(real: Any) -> Any:
 @_mutant("limits over workers: places of a site", "limits.authority.ledger:Ledger._at_site")
 def site_given_twice(real: Any) -> Any:
     return lambda self, entry: iter(())
+
+
+@_mutant("limits over workers: a turn is given once", "limits.authority.book:Calendar.add")
+def turn_given_twice(real: Any) -> Any:
+    return lambda self, at, interval, line: None
+
+
+@_mutant("limits over workers: a further turn is asked for", "limits.worker.turns:LeasedTurns._ask")
+def turn_not_asked_for(real: Any) -> Any:
+    def ask(self: Any) -> None:
+        if not self._watching:
+            real(self)
+
+    return ask
+
+
+@_mutant("limits over workers: a new supervisor learns of turns", "limits.authority.book:Book._declare")
+def turns_not_declared(real: Any) -> Any:
+    return lambda self, ask, moments: None
 
 
 @_mutant("limits over workers: a dead worker's places come back", "limits.authority.table:LimitTable.leave")
@@ -336,6 +360,16 @@ def slot_leaks(real: Any) -> Any:
 
 
 # Several machines.
+
+
+@_mutant("several machines: a lease ends while a node stands still", "store.s3.nodes:Nodes.holds_lease")
+def lease_for_ever(real: Any) -> Any:
+    return property(lambda self: True)
+
+
+@_mutant("several machines: mail of the living is left alone", "store.s3.nodes:Nodes.live")
+def living_not_seen(real: Any) -> Any:
+    return lambda self: {self.session}
 
 
 @_mutant(
@@ -390,3 +424,48 @@ def key_not_looked_for(real: Any) -> Any:
 @_mutant("the key is in the write of the message", "store.leveldb.scan:once_ops")
 def key_not_stored(real: Any) -> Any:
     return lambda once, message_id: []
+
+
+FOUND_BY: dict[str, int] = {
+    "order-not-obeyed": 3,
+    "sync-left-out": 1,
+    "answer-before-the-write": 7,
+    "failed-write-answered-with-250": 13,
+    "chunk-cut-short": 5,
+    "ids-forgotten": 198,
+    "report-in-a-second-write": 9,
+    "no-reports": 1,
+    "lost-means-delivered": 28,
+    "refusal-of-another": 5,
+    "outcome-not-tried-again": 2,
+    "message-removed-too-early": 1,
+    "outcomes-late": 1,
+    "claims-forgotten": 13,
+    "deferral-is-final": 1,
+    "put-off-forgotten": 1,
+    "retry-forgotten": 1,
+    "due-mail-not-found": 3,
+    "suspended-for-ever": 1,
+    "never-expires": 9,
+    "no-dot-stuffing": 1,
+    "chunks-out-of-order": 19,
+    "body-of-another": 5,
+    "connection-not-closed": 9,
+    "order-lost": 5,
+    "destination-limit-ignored": 17,
+    "rate-ignored": 44,
+    "turn-not-waited-for": 47,
+    "place-given-twice": 13,
+    "site-given-twice": 17,
+    "places-of-the-dead-kept": 17,
+    "grant-not-heard": 1,
+    "slot-leaks": 2,
+    "claim-not-checked": 125,
+    "no-take-over": 26,
+    "taken-over-too-early": 2,
+    "refusal-forgotten": 479,
+    "key-not-looked-for": 28,
+    "key-not-stored": 27,
+    "dead-host-bounces": 1,
+}
+"""The first seed that is known to find each, for a test that does not look for another."""

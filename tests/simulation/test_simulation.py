@@ -7,22 +7,24 @@ import sys
 
 import pytest
 
+from tests.simulation.mutants import FOUND_BY
 
-def simulation(*arguments: str, seconds: float = 600.0) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "tests.simulation", *arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+def simulation(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "tests.simulation", "--jobs", "1", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
 
 
 @pytest.mark.parametrize("first", range(1, 301, 50))
 def test_no_seed_of_three_hundred_fails(first: int) -> None:
-    done = simulation("--seeds", f"{first}-{first + 49}", "--jobs", "1")
+    done = simulation("--seeds", f"{first}-{first + 49}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("first", range(1, 5001, 500))
-def test_no_seed_of_five_thousand_fails_and_each_branch_is_met(first: int) -> None:
-    done = simulation("--seeds", f"{first}-{first + 499}", "--jobs", "1")
+def test_no_seed_of_five_thousand_fails_and_every_branch_is_met(first: int) -> None:
+    done = simulation("--seeds", f"{first}-{first + 499}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -32,3 +34,14 @@ def test_a_seed_takes_the_same_course_in_every_process_and_after_every_other_see
     backward = simulation("--digests", *reversed(seeds))
     assert len(set(forward.stdout.split()[1::2])) == len(seeds), forward.stderr
     assert sorted(forward.stdout.splitlines()) == sorted(backward.stdout.splitlines())
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("mutant", FOUND_BY)
+def test_a_fault_of_the_relay_is_found(mutant: str) -> None:
+    """Another seed may find it when this one does not any more: `--mutant NAME --hunt --seeds 1-2000`."""
+    seed = FOUND_BY[mutant]
+    assert seed <= 2000
+    done = simulation("--mutant", mutant, "--hunt", "--seeds", f"{seed}-{seed}")
+    assert done.returncode == 1, f"seed {seed} no longer finds {mutant}: {done.stdout}{done.stderr}"
+    assert f"seed {seed}: " in done.stdout, done.stdout + done.stderr
