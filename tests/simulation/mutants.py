@@ -463,7 +463,6 @@ FOUND_BY: dict[str, int] = {
     "claim-not-checked": 125,
     "no-take-over": 26,
     "taken-over-too-early": 2,
-    "refusal-forgotten": 479,
     "key-not-looked-for": 28,
     "key-not-stored": 27,
     "dead-host-bounces": 1,
