@@ -67,6 +67,8 @@ _UNUSABLE_TEXTS = ("MISCONF", "NOREPLICAS")
 code off the text where it has an exception for it. NOAUTH and LOADING end a connection by themselves."""
 
 RULE = "docs/redis.md has the ACL rule of a user for the relay"
+TURNS = 3
+"""Turns of the event loop in which asyncio closes the socket of a TLS connection that was given up."""
 GOODBYE = 0.5
 """Seconds."""
 
@@ -138,6 +140,7 @@ class Wire:
     ) -> None:
         self.confirm: Sequence[Confirmation] = ()
         self._connection = connection
+        self._writer = connection._writer
         self._timeout = timeout
         self._on_broken = on_broken
         self._broken: StoreError | None = None
@@ -168,7 +171,7 @@ class Wire:
     async def close(self) -> None:
         self._break("closed", tell=False)
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await _hang_up(self._connection)
+        await _hang_up(self._connection, self._writer)
 
     # --- inside
 
@@ -293,30 +296,37 @@ def _judged(error: ResponseError) -> StoreError:
     return StoreError(f"the spool's server: {text}")
 
 
-async def _hang_up(connection: AbstractConnection) -> None:
-    """Closes a connection. TLS waits for the server's goodbye, at most `GOODBYE` seconds."""
-    writer = connection._writer  # redis-py forgets it when the time is up, and TLS goes on waiting
+async def _hang_up(connection: AbstractConnection, writer: asyncio.StreamWriter | None) -> None:
+    """Closes a connection. TLS waits for the server's goodbye, at most `GOODBYE` seconds. redis-py forgets
+    the writer when a read is cancelled and when the time is up, and TLS goes on waiting: the caller keeps it.
+    """
     try:
         async with asyncio.timeout(GOODBYE):
             await connection.disconnect()
+            if writer is not None:
+                await writer.wait_closed()
     except (TimeoutError, RedisError, OSError):
         if writer is not None:
             writer.transport.abort()
-            await asyncio.sleep(0)  # the loop lets go of the socket one turn later
+    finally:
+        # asyncio lets go of the socket in a later turn: after an abort, and when a handshake was cancelled.
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
 async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
     """A new connection, which ends when the block fails. Raises StoreError."""
-    connection = await server.connection()
+    connection, writer = await server.connection(), None
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
+        writer = connection._writer
         yield connection
     except (RedisError, OSError) as error:
-        await _hang_up(connection)
+        await _hang_up(connection, writer)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
     except asyncio.CancelledError:
-        await _hang_up(connection)
+        await _hang_up(connection, writer)
         raise
 
 
@@ -338,6 +348,7 @@ class Channel:
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
+        self._writer = connection._writer
 
     async def next(self) -> bytes:
         """Waits for the next message. Raises StoreError when the connection has ended."""
@@ -351,7 +362,7 @@ class Channel:
             raise StoreError(f"{UNREACHABLE}: {error}") from error
 
     async def close(self) -> None:
-        await _hang_up(self._connection)
+        await _hang_up(self._connection, self._writer)
 
 
 async def open_channel(server: Server, name: bytes) -> Channel:
