@@ -63,6 +63,13 @@ class Disk:
                 unsynced.append((ops, sync))
         self._tail = unsynced
 
+    def recover(self) -> None:
+        """Opening: LevelDB reads its log and writes what it found to a synced table, or fails."""
+        if (error := self.error("write")) is not None:
+            raise error
+        self.durable = self.live.copy()
+        self._tail = []
+
     def fall_back(self) -> None:
         """A power cut: what was not synced may be gone. It stays in order, for a log is read to its end."""
         cut = self._random.randint(0, len(self._tail))
@@ -196,6 +203,9 @@ class SimLevelDb(Database):
         return StoreOpenError(str(error))
 
     def reopen(self, *, full: bool = False) -> None:
+        self._close()
+        with self._translated():
+            self.disk.recover()
         self._db = Handle(self.disk)  # type: ignore[assignment]
         self._suspect = False
 
