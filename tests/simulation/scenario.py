@@ -387,6 +387,9 @@ class Run:
             quirks = self.receivers.quirks[name]
             quirks = replace(quirks, lose_reply=0.0, late_reply=0.0)
             self.receivers.quirks[name] = quirks
+        for node in self.nodes:
+            # What was held on a node that died may be on another one since, where nobody has released it.
+            await self._ask(node, requests.QueueChange(action="release", everything=True))
         await self._drain()
         for node in self.nodes:
             self.failures += [
