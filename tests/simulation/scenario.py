@@ -536,10 +536,12 @@ class Run:
     async def do_restart(self, index: int, seconds: float, seed: int) -> None:
         node = self.nodes[index]
         if node.is_up and node.process is not None:
-            self.ledger.inject("restart", node.process.name)
+            # A transaction that the stop cuts off is made again, and its receiver may have the message.
+            noted = self.ledger.inject("restart", node.process.name, lasts=True)
             with contextlib.suppress(ProcessDiedError):
                 await node.stop()
                 await self._start(node)
+            noted.ended = self.loop.now
 
     async def do_still(self, index: int, seconds: float, seed: int) -> None:
         process = self.nodes[index].process
