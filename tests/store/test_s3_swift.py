@@ -39,7 +39,9 @@ def swift() -> Iterator[SwiftServer]:
 
 async def _make_bucket(server: SwiftServer) -> None:
     place = S3Settings(region="us-east-1", addressing=Addressing.PATH, access_key=KEY)
-    async with Bucket(place, lambda: SECRET)._make("s3", server.url) as client:
+    bucket = Bucket(place, lambda: SECRET)
+    bucket._secret_key = SECRET  # which `open` would read
+    async with bucket._make("s3", server.url) as client:
         await client.create_bucket(Bucket="mail-queue")
 
 

@@ -15,7 +15,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox.behaviours import is_behaviour
-from zonerelay.sandbox.conversation import NotTakenError, Received
+from zonerelay.sandbox.conversation import Manners, NotTakenError, Received
 from zonerelay.sandbox.sink import Sink
 
 CHAOS = "zonerelay.sandbox.captured:Chaos"
@@ -31,7 +31,7 @@ def build(settings: Settings, clock: Clock) -> tuple[Sandbox, CapturingSink]:
 
 class CapturingSink(Sink):
     def __init__(self, capture: Capture, clock: Clock) -> None:
-        super().__init__()
+        super().__init__(manners=Manners(greylisting=2.0))
         self._capture = capture
         self._ids = MessageIdSource(clock)
         self.behaviours = _TROUBLES.behaviours

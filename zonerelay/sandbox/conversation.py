@@ -49,6 +49,10 @@ class Manners:
     multi_line: bool = False
     enhanced: bool = True
     byte_by_byte: bool = False
+    greylisting: float = 0.0
+    """Seconds for which a greylisted recipient is refused, once with 0. The relay asks some of them again at
+    once, on another connection, in case the refusal is about the session.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ class Book(Protocol):
     script: Script | None
     keep_bodies: bool
     commands: list[str]
-    greylisted: set[tuple[str, str]]
+    greylisted: dict[tuple[str, str], float]
     behaviours: Mapping[str, str]
 
     async def accept(self, message: Received) -> None:
@@ -202,8 +206,9 @@ class Conversation:
             return behaviour.rcpt
         if limit is not None and len(self._recipients) >= limit:
             return self._manners.too_many
-        if behaviour.greylist and key not in self._book.greylisted:
-            self._book.greylisted.add(key)
+        now = asyncio.get_running_loop().time()
+        if behaviour.greylist and now < self._book.greylisted.get(key, now + 1) + self._manners.greylisting:
+            self._book.greylisted.setdefault(key, now)
             return "451 4.7.1 greylisted, come back later"
         return "250 2.1.5 recipient ok"
 

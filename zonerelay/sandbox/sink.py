@@ -39,7 +39,7 @@ class Sink:
         self.open_now = 0
         self.open_peak = 0
         self.script = script
-        self.greylisted: set[tuple[str, str]] = set()
+        self.greylisted: dict[tuple[str, str], float] = {}
         self.behaviours: Mapping[str, str] = {}
         self._on_message = on_message
         self._server: asyncio.Server | None = None

@@ -63,7 +63,7 @@ class Receiver:
         self.everybody = everybody
         self.random = Random(name)
         self.commands: list[str] = []
-        self.greylisted: set[tuple[str, str]] = set()
+        self.greylisted: dict[tuple[str, str], float] = {}
         self.behaviours: Mapping[str, str] = {}
         self.port = 0
 
