@@ -47,7 +47,8 @@ async def _make_bucket(server: SwiftServer) -> None:
 
 def settings(server: SwiftServer, tmp_path: Path) -> S3Settings:
     secret = tmp_path / "secret"
-    secret.write_text(SECRET)
+    if not secret.exists():  # others may be reading it
+        secret.write_text(SECRET)
     return s3_settings(
         server.url, access_key=KEY, secret_key=str(secret), shared=False, lease=60.0, timeout=30.0
     )
