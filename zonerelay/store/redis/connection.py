@@ -21,7 +21,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.asyncio.retry import Retry
@@ -318,6 +318,15 @@ async def _hang_up(connection: AbstractConnection, writer: asyncio.StreamWriter 
 async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
     """A new connection, which ends when the block fails. Raises StoreError."""
     connection, writer = await server.connection(), None
+    disconnect = connection.disconnect
+
+    async def noted(*args: Any, **given: Any) -> None:  # Any: redis-py's own parameters
+        """Keeps the writer that redis-py forgets when it gives up a connection that it has just made."""
+        nonlocal writer
+        writer = connection._writer or writer
+        await disconnect(*args, **given)
+
+    connection.disconnect = noted  # type: ignore[method-assign]
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
         writer = connection._writer
