@@ -149,7 +149,7 @@ def _moves(fault: Fault, sink_port: int, home: Path) -> None:
         relay.start(statuses=WITHOUT_HTTP)
         deliver(relay)
         if fault.named:
-            assert fault.named in problems(relay)
+            relay.wait_for(lambda: fault.named in problems(relay), what="problem")
         if fault.logged:
             relay.wait_for(lambda: fault.logged in json.dumps(relay.events("trouble")), what="trouble")
         assert relay.terminate() == 0
