@@ -27,10 +27,10 @@ from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaR
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.events.subsystems import SmarthostEvents
+from zonerelay.telemetry.events.transcript import Transcripts
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.telemetry.metrics.subsystems import SmarthostMetrics
-from zonerelay.telemetry.transcript import Transcripts
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"

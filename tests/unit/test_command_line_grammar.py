@@ -172,7 +172,7 @@ def test_a_narrow_terminal_keeps_ids_and_recipients() -> None:
 def test_a_trace_shows_what_happened_to_whom_at_every_width(width: int) -> None:
     from rich.console import Console
 
-    from zonerelay.cli.operate.read import trace_table
+    from zonerelay.cli.operate.log import trace_table
 
     recipient = "someone.with.a.long.name@subdomain.customer.example"
     step = TraceStep(at=1.7e9, event="next attempt", recipient=recipient, text="451 4.4.1 busy")

@@ -13,7 +13,7 @@ from zonerelay.config.load import load_text
 from zonerelay.config.settings import DestinationSettings, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.limits.rates import MARGIN_LEAST, MARGIN_PART
-from zonerelay.queue.selection.rates import Pacer
+from zonerelay.queue.destination.rates import Pacer
 from zonerelay.queue.selection.turn import PATIENCE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()

@@ -21,9 +21,9 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.outbox import is_outbox, message_id_of, row_of, zone_label
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.outbox.compose.composer import Composer
-from zonerelay.outbox.compose.drafts import BadRowError, Content, address, draft_of, recipients_of
 from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal
+from zonerelay.outbox.drafts import BadRowError, Content, address, draft_of, recipients_of
+from zonerelay.outbox.rows.composer import Composer
 from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
 from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row
 from zonerelay.telemetry.logs.redact import Redactor

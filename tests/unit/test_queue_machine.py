@@ -22,7 +22,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of, queue_of
 from zonerelay.queue.destination.destinations import Destination, Work
-from zonerelay.queue.selection.rates import Rates
+from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import Claim, Refill
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey

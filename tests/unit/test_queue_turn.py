@@ -6,7 +6,7 @@ import asyncio
 
 from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
-from zonerelay.queue.selection.rates import Pace, Rates
+from zonerelay.queue.destination.rates import Pace, Rates
 from zonerelay.queue.selection.turn import LONGEST_FIRST, BatchTurns
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 

@@ -17,7 +17,7 @@ from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.selection.rates import Pacer, Rates
+from zonerelay.queue.destination.rates import Pacer, Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, SiteKey

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.rates import margin
-from zonerelay.queue.selection.rates import HORIZON, Pace, Pacer, Rates, Ticket
+from zonerelay.queue.destination.rates import HORIZON, Pace, Pacer, Rates, Ticket
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 SITE = SiteKey("default mx.example.com:25")
@@ -255,7 +255,7 @@ def test_taking_up_the_same_rate_again_changes_nothing() -> None:
 
 
 def test_what_is_over_is_forgotten_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.selection.rates.MAX_BUSY", 10)
+    monkeypatch.setattr("zonerelay.queue.destination.rates.MAX_BUSY", 10)
     rates = Rates()
     rates._max_busy = 10
     pace(rates, parse_rate("1/1h")).start(0.0).take(0.0)

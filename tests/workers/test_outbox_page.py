@@ -9,9 +9,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.support.outbox import OutboxBed
 from zonerelay.config.load import load_text
-from zonerelay.outbox.compose.drafts import MAX_FILES, MAX_HEADER, MAX_HEADERS, MAX_RECIPIENTS, MAX_SUBJECT
 from zonerelay.outbox.database.passwords import unseal
 from zonerelay.outbox.database.tables import WRITTEN_BY_APPLICATIONS, Names, script
+from zonerelay.outbox.drafts import MAX_FILES, MAX_HEADER, MAX_HEADERS, MAX_RECIPIENTS, MAX_SUBJECT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "outbox.md").read_text()
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import smtplib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from zonerelay.admin.operators import Operators
 from zonerelay.capture.store import Capture, CaptureError, Summary, open_capture
-from zonerelay.capture.troubles import Troubles
 from zonerelay.config.endpoints import parse_listen
-from zonerelay.outbox.compose.drafts import BadRowError, addresses
+from zonerelay.outbox.drafts import BadRowError, addresses
 from zonerelay.process.threads import CAPTURED, OPERATORS, PoolBusyError
 
 T = TypeVar("T")
@@ -25,14 +23,6 @@ RELEASE_TIMEOUT = 30.0
 
 class ReleaseError(Exception):
     """The message was not released; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """What `zonerelay sandbox` hands to the page and the API."""
-
-    capture: Capture
-    troubles: Troubles
 
 
 class CapturedMail:
@@ -123,4 +113,4 @@ def _submit(address: str, sender: str, recipients: Sequence[str], octets: bytes)
         raise ReleaseError(f"{address} has refused {told}")
 
 
-__all__ = ["CaptureError", "CapturedMail", "ReleaseError", "Sandbox"]
+__all__ = ["CaptureError", "CapturedMail", "ReleaseError"]

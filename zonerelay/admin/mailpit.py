@@ -37,7 +37,7 @@ from zonerelay.config.credentials.identities import IdentitiesError
 from zonerelay.message.compose.compose import compose
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.outbox.compose.drafts import BadRowError, Content, draft_of, recipients_of
+from zonerelay.outbox.drafts import BadRowError, Content, draft_of, recipients_of
 from zonerelay.process.threads import OPERATORS
 
 MAX_BODY = 32 * 1024 * 1024

@@ -21,7 +21,8 @@ from zonerelay.control.socket.server import Handler
 from zonerelay.model.clock import Clock
 
 if TYPE_CHECKING:
-    from zonerelay.admin.captured import Sandbox
+    from zonerelay.capture.store import Capture
+    from zonerelay.capture.troubles import Troubles
 
 MAX_STREAMS = 16
 """Event streams at once; they are among the connections of operators and leave the most for requests."""
@@ -35,6 +36,14 @@ Place = Path | Callable[[asyncio.Protocol], None]
 
 Trouble = Callable[[str, BaseException], None]
 Audit = Callable[[Mapping[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """The captured mail and the simulated failures that `zonerelay sandbox` gives to the page and the API."""
+
+    capture: Capture
+    troubles: Troubles
 
 
 class BusyError(Exception):

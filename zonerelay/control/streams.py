@@ -21,9 +21,9 @@ from zonerelay.control.socket.server import Answer
 from zonerelay.model.message_id import is_message_id
 from zonerelay.telemetry.events.events import Events, Field, Told
 from zonerelay.telemetry.events.stream import Stream
+from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, Line, Transcript
 from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.transcript import MAX_TRANSCRIPTS, ROOM, Line, Transcript
 
 MAX_FOLLOWERS = 16
 EVENTS_ROOM = 2000

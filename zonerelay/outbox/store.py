@@ -19,10 +19,10 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import message_id_of, row_of
-from zonerelay.outbox.compose.composer import Composed, Composer, read
-from zonerelay.outbox.compose.drafts import BadRowError
+from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.claims import OutboxClaims
+from zonerelay.outbox.rows.composer import Composed, Composer, read
 from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.reader import OutboxReader
 from zonerelay.outbox.rows.row import PROCESSING, QUEUED, Row, Write, keys_of, refused

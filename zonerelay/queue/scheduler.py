@@ -25,8 +25,8 @@ from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.model.priority import Priority, priority_of, queues_of, zone_of
 from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.destination.destinations import DestinationStatus
+from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
-from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.queue.zone.zone import Zone

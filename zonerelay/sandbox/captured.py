@@ -6,7 +6,8 @@ listener: it refuses MAIL and RCPT as Mailpit's chaos does, so that the applicat
 
 from __future__ import annotations
 
-from zonerelay.admin.captured import CaptureError, Sandbox
+from zonerelay.admin.captured import CaptureError
+from zonerelay.admin.operators import Sandbox
 from zonerelay.capture.store import Capture, CaptureTooLargeError, open_capture
 from zonerelay.capture.troubles import Trigger, Troubles
 from zonerelay.config.settings import Settings

@@ -30,8 +30,7 @@ from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
 
 if TYPE_CHECKING:
-    from zonerelay.admin.captured import Sandbox
-    from zonerelay.admin.operators import Operators, Place
+    from zonerelay.admin.operators import Operators, Place, Sandbox
 
 
 class Endpoints:

@@ -64,8 +64,7 @@ from zonerelay.worker.report import DailyReport
 from zonerelay.worker.webhooks import TellsOthers
 
 if TYPE_CHECKING:
-    from zonerelay.admin.captured import Sandbox
-    from zonerelay.admin.operators import Place
+    from zonerelay.admin.operators import Place, Sandbox
 
 __all__ = ["StartError", "Worker"]
 

@@ -1,7 +1,7 @@
 """What a request says, checked, and the message that is made of it.
 
 A fault is a 422 with a JSON pointer for each field that is wrong. What an application writes is checked as
-the columns of the outbox are (`outbox/compose/drafts`): no line end in a field, no field that the relay makes
+the columns of the outbox are (`outbox/drafts`): no line end in a field, no field that the relay makes
 itself, addresses as SMTP takes them, their domains as A-labels.
 """
 
@@ -27,8 +27,8 @@ from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
-from zonerelay.outbox.compose import drafts
-from zonerelay.outbox.compose.drafts import (
+from zonerelay.outbox import drafts
+from zonerelay.outbox.drafts import (
     MAX_FILES,
     BadRowError,
     checked_file,

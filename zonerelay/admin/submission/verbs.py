@@ -47,7 +47,7 @@ from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.model.address_list import read_addresses, recipient_fields
-from zonerelay.outbox.compose.drafts import MAX_FILES, BadRowError, mailbox
+from zonerelay.outbox.drafts import MAX_FILES, BadRowError, mailbox
 from zonerelay.process.threads import BODIES
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24

@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
@@ -115,14 +115,28 @@ def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]
 
 
 def print_steps(found: Sequence[TraceStep], *, as_json: bool) -> None:
-    from zonerelay.cli.operate.read import trace_table
-
     if as_json:
         for step in found:
             output.print_line(step)
     elif found:
         console = output.console()
         console.print(trace_table(found, wide=console.width >= output.WIDE))
+
+
+def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
+    """One event after the other; the detail wraps. A narrow terminal shows whose it is in front of it."""
+    columns = ["time", "event", "recipient", "detail"]
+    if not wide:
+        columns.remove("recipient")
+    rows: list[list[output.Cell]] = []
+    for step in steps:
+        whose, detail = text.clean(step.recipient), text.clean(step.text)
+        if wide:
+            rows.append([text.when(step.at), step.event, whose, Text(detail)])
+        else:
+            told = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
+            rows.append([text.when(step.at), step.event, told])
+    return output.table(columns, rows, cut=("recipient", "detail"))
 
 
 def forget_address(arguments: Namespace) -> int:

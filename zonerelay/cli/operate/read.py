@@ -11,7 +11,6 @@ from itertools import islice
 
 import msgspec
 from rich.table import Table
-from rich.text import Text
 
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
 from zonerelay.cli.operate.explain import zone_of
@@ -227,22 +226,6 @@ def trace(arguments: Namespace) -> int:
         output.chatter().print(f"Only from the history: {missing}")
     print_steps(steps, as_json=arguments.json)
     return OK
-
-
-def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
-    """One event after the other; the detail wraps. A narrow terminal shows whose it is in front of it."""
-    columns = ["time", "event", "recipient", "detail"]
-    if not wide:
-        columns.remove("recipient")
-    rows: list[list[output.Cell]] = []
-    for step in steps:
-        whose, detail = text.clean(step.recipient), text.clean(step.text)
-        if wide:
-            rows.append([text.when(step.at), step.event, whose, Text(detail)])
-        else:
-            told = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
-            rows.append([text.when(step.at), step.event, told])
-    return output.table(columns, rows, cut=("recipient", "detail"))
 
 
 def resolve(arguments: Namespace) -> int:

@@ -70,7 +70,7 @@ from zonerelay.routing.destinations.route import MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.smtp.client.transaction import Phase, Transaction
 from zonerelay.store.contract import ClaimLostError, StoreError
-from zonerelay.telemetry.transcript import Record, Transcripts
+from zonerelay.telemetry.events.transcript import Record, Transcripts
 
 MAX_ASKED_AGAIN = 3
 """Suspect refusals, without a message taken in between, until a batch gives up."""

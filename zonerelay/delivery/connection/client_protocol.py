@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.replies import ReplyParser
-from zonerelay.telemetry.transcript import Record
+from zonerelay.telemetry.events.transcript import Record
 
 WRITE_LIMIT = 256 * 1024
 """Octets queued in this process before the writer waits."""

@@ -44,7 +44,7 @@ from zonerelay.routing.destinations.route import MxHost
 from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
 from zonerelay.smtp.client.replies import PeerError, ReplyParser, make_reply, printable
 from zonerelay.smtp.client.transaction import Peer
-from zonerelay.telemetry.transcript import Record
+from zonerelay.telemetry.events.transcript import Record
 
 
 class TlsTrouble(HostTrouble):

@@ -20,7 +20,7 @@ from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
-from zonerelay.telemetry.transcript import Record
+from zonerelay.telemetry.events.transcript import Record
 
 
 class Slot:

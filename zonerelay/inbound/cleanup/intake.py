@@ -34,8 +34,8 @@ from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import HTTP_NOTE, IDEMPOTENCY_KEY, ListenerContext
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
-from zonerelay.inbound.state.rewriting import Rewrites, notes_of
-from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction, mailboxes
+from zonerelay.inbound.state.rewriting import notes_of
+from zonerelay.inbound.state.transaction import NO_EDITS, Edits, HeaderRules, Transaction, mailboxes
 from zonerelay.message.dkim.body import BodyHash
 from zonerelay.message.header.headers import Header, HeaderScanner, HeaderTooLargeError, authors, parse_header
 from zonerelay.model.delivery import Delivery
@@ -262,7 +262,7 @@ class Intake:
             self._append(own_fields(self.envelope, self._header, self._context))
             self._append(held)
 
-    def _rewritten(self, rewrites: Rewrites, held: bytes, size: int) -> bytes:
+    def _rewritten(self, rewrites: HeaderRules, held: bytes, size: int) -> bytes:
         """Rewrite addresses in the first `size` octets, which are the header."""
         block = with_other_addresses(rewrites, self._header.lead, held[:size])
         if block is None:

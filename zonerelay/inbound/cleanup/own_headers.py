@@ -10,8 +10,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.rewriting import Rewrites
-from zonerelay.inbound.state.transaction import Edits
+from zonerelay.inbound.state.transaction import Edits, HeaderRules
 from zonerelay.message.header.edits import edit_header
 from zonerelay.message.header.headers import Header
 from zonerelay.message.header.received import trace_fields
@@ -24,7 +23,7 @@ def without(header: Header, dropped: Set[str]) -> Header:
     return replace(header, fields=fields, names=header.names - dropped)
 
 
-def with_other_addresses(rewrites: Rewrites, lead: bytes, block: bytes) -> bytes | None:
+def with_other_addresses(rewrites: HeaderRules, lead: bytes, block: bytes) -> bytes | None:
     """Rewrite addresses in the whole header `block`; return `None` when nothing changes."""
     rewritten = rewrites.rewrite_header(lead + block)
     return None if rewritten == lead + block else rewritten[len(lead) :]

@@ -48,7 +48,7 @@ from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO
 from zonerelay.smtp.server.lines import LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
-from zonerelay.telemetry.transcript import Record
+from zonerelay.telemetry.events.transcript import Record
 
 MAX_PIPELINED = 64 * 1024
 MAX_LINES_AT_ONCE = 500  # then other connections are served

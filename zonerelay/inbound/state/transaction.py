@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from zonerelay.inbound.access.guard import Allowance
 from zonerelay.inbound.policy import Decision
@@ -17,9 +17,6 @@ from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.smtp.server.params import MailCommand
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.state.rewriting import Rewrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,16 @@ NO_EDITS = Edits()
 RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for
 
 
+class HeaderRules(Protocol):
+    """The [[rewrite]] rules for the header of one client's mail. `rules_of_header` are those that have
+    changed something.
+    """
+
+    rules_of_header: set[int]
+
+    def rewrite_header(self, header: bytes) -> bytes: ...
+
+
 class Transaction:
     """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
 
@@ -64,7 +71,7 @@ class Transaction:
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0
         self.octets = 0
-        self.rewrites: Rewrites | None = None  # for this client's mail, once the envelope is complete
+        self.rewrites: HeaderRules | None = None  # for this client's mail, once the envelope is complete
         self.rewritten: list[tuple[str, Mailbox]] = []
         self.chunked = False  # BDAT has begun: no RCPT, no DATA any more
 

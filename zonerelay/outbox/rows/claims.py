@@ -21,7 +21,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import MAX_ROW, mailbox_zone, message_id_of
 from zonerelay.model.priority import zone_of
-from zonerelay.outbox.compose.drafts import BadRowError
+from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
 from zonerelay.outbox.rows.row import Row, Write, keys_of, put_off, read_row, refused

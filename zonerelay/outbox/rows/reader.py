@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outbox import MAILBOXES
-from zonerelay.outbox.compose.drafts import BadRowError, Content
+from zonerelay.outbox.drafts import BadRowError, Content
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox
 from zonerelay.outbox.rows.row import Row, read_row

@@ -26,8 +26,8 @@ from zonerelay.model.outbox import MAX_ROW, PROTOCOL, mailbox_zone, message_id_o
 from zonerelay.model.outcome import Attempt, Outcome
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.outbox.compose.drafts import BadRowError, Content, Recipients, recipients_of
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
+from zonerelay.outbox.drafts import BadRowError, Content, Recipients, recipients_of
 from zonerelay.outbox.rows.mailboxes import Mailbox as TableMailbox
 from zonerelay.store.postgres.driver import Columns
 from zonerelay.telemetry.logs.redact import Redactor

@@ -17,8 +17,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.backlog import Line
+from zonerelay.queue.destination.rates import Pace, Rates, Ticket
 from zonerelay.queue.destination.suspension import Suspension
-from zonerelay.queue.selection.rates import Pace, Rates, Ticket
 from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, SiteKey
 from zonerelay.smtp.client.reply_class import class_of
 

@@ -32,8 +32,8 @@ from zonerelay.queue.destination.destinations import Destination, Site, Standing
 from zonerelay.queue.destination.order import FairQueue
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 from zonerelay.queue.destination.probation import Probation
+from zonerelay.queue.destination.rates import Rates, Ticket
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
-from zonerelay.queue.selection.rates import Rates, Ticket
 from zonerelay.routing.destinations.route import SiteKey
 
 MOST_IN_VISIT = 10

@@ -17,8 +17,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus
+from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import Transition
-from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.selection.round_robin import RoundRobin
 from zonerelay.routing.destinations.route import DestinationKey, Route
 

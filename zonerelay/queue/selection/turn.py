@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 
 from zonerelay.model.clock import Clock
-from zonerelay.queue.selection.rates import Ticket
+from zonerelay.queue.destination.rates import Ticket
 
 PATIENCE = 5.0
 LONGEST_FIRST = 120.0

@@ -19,9 +19,9 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, Once, Tasks, Timers, in_slices
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
+from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
 from zonerelay.queue.orders.order import OPEN
-from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.disposition import TROUBLE
 from zonerelay.queue.zone.attempts import Attempts
 from zonerelay.queue.zone.claims import Claims

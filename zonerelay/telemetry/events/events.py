@@ -28,10 +28,10 @@ from zonerelay.telemetry.events.subsystems import (
     StsEvents,
     WebhookEvents,
 )
+from zonerelay.telemetry.events.transcript import Transcripts
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.logs.refusals import OTHERS, RefusalLog
 from zonerelay.telemetry.metrics.metrics import Metrics
-from zonerelay.telemetry.transcript import Transcripts
 
 Field = str | int | float | bool | None
 

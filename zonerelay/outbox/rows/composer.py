@@ -21,8 +21,8 @@ from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.outbox.compose.drafts import BadRowError, Content, draft_of
 from zonerelay.outbox.database.sql import INLINE
+from zonerelay.outbox.drafts import BadRowError, Content, draft_of
 from zonerelay.outbox.rows.row import Row
 from zonerelay.process.threads import BODIES
 from zonerelay.store.contract import CHUNK_SIZE, StoreError

@@ -1,1 +1,0 @@
-"""Makes messages of rows: `drafts` checks the columns, `composer` keeps the finished messages."""
