@@ -19,6 +19,8 @@ from typing import Any
 from tests.simulation.loop import PROCESS, Process, SimLoop
 
 HIGH = 64 * 1024
+FORGOTTEN = 300.0
+"""Seconds after which the server's end of a half-open connection gives up (RFC 5321, 4.5.3.2.7)."""
 Factory = Callable[[], asyncio.Protocol]
 
 
@@ -190,10 +192,12 @@ class Link:
         """Nothing more is carried; both ends learn of it, unless it is `silent`."""
         self.silent = self.silent or silent
         self.broken = True
-        if not silent:
-            for end in (self.client, self.server):
-                when = max(after + 1e-7, self.loop.now + self.latency())
-                self.loop.call_at(when, end.reset, context=end.context)
+        if silent:
+            self.loop.call_later(FORGOTTEN, self.server.reset, context=self.server.context)
+            return
+        for end in (self.client, self.server):
+            when = max(after + 1e-7, self.loop.now + self.latency())
+            self.loop.call_at(when, end.reset, context=end.context)
 
     def ended(self, end: End) -> None:
         self.network.open_ends.pop(end, None)

@@ -12,12 +12,14 @@ import pytest
 from tests.store.builders import attempt
 from tests.support.queueing import DEFERRED, DELIVERED, Relay
 from zonerelay.config.settings import RetrySettings, ZoneSettings
+from zonerelay.inbound.cleanup.deliveries import OVERDUE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue.operator.clock_watch import ClockWatch
-from zonerelay.queue.operator.journal import Journal
-from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.operator.journal import Act, Journal
+from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.orders.order import SUSPEND, Order
 
 DAY = 86_400.0
 MINUTE = 60.0
@@ -38,16 +40,19 @@ def clock_of(relay: Relay) -> ManualClock:
     return relay.clock
 
 
-def watch_of(relay: Relay) -> ClockWatch:
-    operations = Operations(
+def operations_of(relay: Relay, journal: Path = Path("no-act")) -> Operations:
+    return Operations(
         store=relay.store,
         scheduler=relay.scheduler,
         settler=relay.settler,
         events=relay.events,
         clock=relay.clock,
-        journal=Journal(Path("no-act"), relay.clock),
+        journal=Journal(journal, relay.clock),
     )
-    return ClockWatch(operations, events=relay.events, clock=relay.clock)
+
+
+def watch_of(relay: Relay) -> ClockWatch:
+    return ClockWatch(operations_of(relay), events=relay.events, clock=relay.clock)
 
 
 async def deferred(relay: Relay) -> Delivery:
@@ -102,12 +107,13 @@ async def test_times_that_a_sender_or_an_operator_chose_stay(relay: Relay) -> No
     for fields in (
         {"last": None, "created": clock.now() + DAY},  # FUTURERELEASE
         {"last": attempt(clock.now() - 2 * DAY)},  # chosen after an attempt of the past
+        {"last": attempt(clock.now()), "act": "0123abcd"},  # retry --at
     ):
         before = await changed(relay, next_attempt=clock.now() + DAY, **fields)
         clock.step(-2 * MINUTE)
         await watch.look()
         assert await relay.stored() == [before]
-    assert [each["corrected"] for each in relay.sink.named("clock-set-back")] == [0, 0]
+    assert [each["corrected"] for each in relay.sink.named("clock-set-back")] == [0, 0, 0]
 
 
 async def test_nothing_is_read_while_the_clock_goes_on_as_it_should(relay: Relay) -> None:
@@ -121,3 +127,59 @@ async def test_nothing_is_read_while_the_clock_goes_on_as_it_should(relay: Relay
         await watch.look()
     await watch.stop()
     assert relay.sink.named("clock-set-back") == []
+
+
+async def test_an_undo_restores_due_times_by_the_clock_as_it_is_now(relay: Relay, tmp_path: Path) -> None:
+    clock, operations = clock_of(relay), operations_of(relay, tmp_path)
+    await deferred(relay)
+    hold = Act(id="00000001", at=clock.now(), verb="hold")
+    assert (await operations.hold(QueueFilter(), act=hold)).changed == 1
+    clock.step(-DAY)
+    await watch_of(relay).look()
+    undo = Act(id="00000002", at=clock.now(), verb="undo", undoes=hold.id)
+    assert (await operations.undo(hold, undo)).changed == 1
+    (stored,) = await relay.stored()
+    assert (stored.held, stored.next_attempt) == (False, clock.now() + MINUTE)
+    # The undo is undone as well.
+    again = Act(id="00000003", at=clock.now(), verb="undo", undoes=undo.id)
+    assert (await operations.undo(undo, again)).changed == 1
+    assert (await relay.stored())[0].held
+
+
+async def test_what_an_order_held_is_due_by_the_clock_as_it_is_when_the_order_ends(relay: Relay) -> None:
+    clock, operations = clock_of(relay), operations_of(relay)
+    order = Order(id="0123abcd", effect=SUSPEND, reason="a test", who="ann", since=clock.now())
+    await deferred(relay)
+    await changed(relay, held=True, act=order.id)
+    clock.step(-DAY)
+    await watch_of(relay).look()
+    assert await operations.release_orders([order]) == 1
+    (stored,) = await relay.stored()
+    assert (stored.held, stored.next_attempt) == (False, clock.now() + MINUTE)
+
+
+async def test_a_release_and_a_reroute_take_an_acceptance_in_the_future_for_no_release_of_a_sender(
+    relay: Relay,
+) -> None:
+    clock, operations = clock_of(relay), operations_of(relay)
+    await deferred(relay)
+    await operations.hold(QueueFilter())
+    clock.step(-DAY)
+    assert (await operations.release(QueueFilter())).changed == 1
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
+    # A list that was not attempted yet, and mail that its sender holds back.
+    for fields, due in (({"next_attempt": clock.now() + DAY - OVERDUE}, 0.0), ({}, clock.now() + DAY)):
+        release = {"created": clock.now() + DAY, "next_attempt": clock.now() + DAY}
+        before = await changed(relay, **{"last": None, "held": True, **release, **fields})
+        assert before.released_at(clock.now()) == due
+
+
+async def test_a_list_that_waits_is_due_by_the_clock_as_it_is(relay: Relay) -> None:
+    clock = clock_of(relay)
+    await deferred(relay)
+    watch = watch_of(relay)
+    born = clock.now()
+    clock.step(-DAY)
+    await changed(relay, last=None, created=born, next_attempt=born - OVERDUE)
+    await watch.look()
+    assert (await relay.stored())[0].next_attempt == clock.now()

@@ -98,3 +98,22 @@ class Delivery:
             last=attempt,
             act="",
         )
+
+    def corrected_at(self, now: float) -> Delivery:
+        """Return the delivery with the due time that it has by a clock that was set back to `now`.
+
+        An attempt in the future shows that the clock was ahead when it was made: the next one waits, from now
+        on, for as long as it was to wait then. Mail without an attempt that was due before it was accepted is
+        due now. A due time that a sender or an operator (`act`) chose stays.
+        """
+        last = self.last
+        if last is None:
+            return replace(self, next_attempt=now) if now < self.next_attempt < self.created else self
+        if last.at <= now or self.next_attempt <= last.at or self.act:
+            return self
+        return replace(self, next_attempt=now + self.next_attempt - last.at, last=replace(last, at=now))
+
+    def released_at(self, now: float) -> float:
+        """Return the due time of a delivery that is released: when its sender wants it sent, 0.0 for now."""
+        is_held_back = self.last is None and self.next_attempt == self.created
+        return self.created if is_held_back and self.created > now else 0.0

@@ -2,7 +2,7 @@
 
 The policy's choice of a zone comes first, then the message's own (a zone header), then the routes'.
 
-Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
+Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due before it was accepted.
 The queue alternates between fresh and due mail, so a list of a million recipients does not delay all other
 mail. The same holds for senders of very many messages while the queue is long (`limits/bursts`).
 
@@ -21,13 +21,15 @@ from zonerelay.routing.zones.zones import Choice, ZoneOf, zone_notes
 
 BY_POLICY = "policy"
 BY_MODE = "mode"
+OVERDUE = 1.0
+"""Seconds for which such mail has been due at its acceptance. A due time of that moment is a sender's."""
 
 
 def first_due(envelope: Envelope, release: float = 0.0) -> float:
     """Return the Unix time of the first attempt; 0.0 means at once, before deferred mail."""
     if release:
         return release
-    return envelope.created if len(envelope.recipients) > MANY else 0.0
+    return envelope.created - OVERDUE if len(envelope.recipients) > MANY else 0.0
 
 
 def deliveries_of(
@@ -44,7 +46,7 @@ def deliveries_of(
     born = max(envelope.created, transaction.release)
     due = first_due(envelope, transaction.release)
     if not due and bursts is not None and bursts.is_over(envelope):
-        due = envelope.created
+        due = envelope.created - OVERDUE
     allowance = transaction.allowance
     deliveries: list[Delivery] = []
     choices: list[tuple[str, Choice]] = []

@@ -1,8 +1,8 @@
 """Corrects the due times that were written while the wall clock was ahead.
 
-An attempt that is recorded in the future shows that the clock was ahead when it was made; the next one then
-waits for as long as the retry policy said, from now on. Other times are left alone: a sender's release (RFC
-4865) and an operator's choice record no attempt, and a policy's long step starts in the past.
+`Delivery.corrected_at` says which, and what becomes of them. Other times are left alone: a sender's release
+(RFC 4865), an operator's choice, and a policy's long step that starts in the past. What is held is corrected
+when it is released, or when an undo restores its due time.
 
 The queue is read when there is a reason: the clock has gone back by more than `TOLERANCE` seconds, or the
 store's highest message id, which holds a time, is in the future at a start. A store that refuses is read at
@@ -12,10 +12,8 @@ the next look, `INTERVAL` seconds later.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.operator.operations import Operations
@@ -55,7 +53,7 @@ class ClockWatch:
             return
         now = self._clock.now()
         try:
-            corrected = await self._operations.correct(lambda delivery: corrected_at(delivery, now))
+            corrected = await self._operations.correct(lambda delivery: delivery.corrected_at(now))
         except StoreError as error:
             self._events.trouble("queue.clock", error)
             return
@@ -69,11 +67,3 @@ class ClockWatch:
 
     def _difference(self) -> float:
         return self._clock.now() - self._clock.monotonic()
-
-
-def corrected_at(delivery: Delivery, now: float) -> Delivery:
-    """The delivery with the due time that it has by the clock as it is at `now` (Unix seconds)."""
-    last = delivery.last
-    if last is None or last.at <= now or delivery.next_attempt <= last.at:
-        return delivery
-    return replace(delivery, next_attempt=now + delivery.next_attempt - last.at, last=replace(last, at=now))

@@ -300,10 +300,11 @@ class Operations:
         counts = self._store.counts().values()
         if self._store.is_counted() and not any(each.held for each in counts):
             return 0
+        now = self._clock.now()
 
         def released(delivery: Delivery) -> Delivery:
             is_theirs = delivery.held and delivery.act in ids
-            return replace(delivery, held=False, act="") if is_theirs else delivery
+            return replace(delivery, held=False, act="").corrected_at(now) if is_theirs else delivery
 
         result = await self._correct(QueueFilter(state=DeliveryState.HELD), released)
         count = result.changed
@@ -375,11 +376,17 @@ class Operations:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
         free = self._scheduler.withdraw(wanted)
         states: dict[DeliveryKey, State] = {}
+        restored: dict[DeliveryKey, State] = {}
+        now = self._clock.now()
 
         def step(current: Delivery) -> Delivery:
             entry = wanted[current.key]
             states[entry.key] = State.of(current)
-            return entry.before.restored(current) if states[entry.key] == entry.after else current
+            if states[entry.key] != entry.after:
+                return current
+            new = entry.before.restored(current).corrected_at(now)
+            restored[entry.key] = State.of(new)
+            return new
 
         try:
             await self._store.update([key for key in wanted if key in free], step)
@@ -387,18 +394,18 @@ class Operations:
             self._scheduler.give_back(free)
         missing = [entry for key, entry in wanted.items() if key in free and entry.key not in states]
         await self._look_elsewhere(missing, states)
-        restored = [entry for entry in entries if states.get(entry.key) == entry.after]
-        self._wake(entry.before.queue for entry in restored if entry.before.queue != entry.after.queue)
+        undone = [entry for entry in entries if states.get(entry.key) == entry.after]
+        self._wake(entry.before.queue for entry in undone if entry.before.queue != entry.after.queue)
         # Noted when it is done: a crash in between leaves less to undo of this undo, never more.
         await self._journal.note(
             act.id,
-            [Entry(e.key._replace(queue=e.before.queue), e.after, e.before) for e in restored],
+            [Entry(e.key._replace(queue=e.before.queue), e.after, restored[e.key]) for e in undone],
         )
         busy = sum(e.key._replace(queue=e.after.queue) not in free for e in entries if e.key not in states)
         known = [(entry, states[entry.key]) for entry in entries if entry.key in states]
         return Result(
             len(entries),
-            len(restored),
+            len(undone),
             busy,
             gone=len(entries) - len(known) - busy,
             altered=sum(state not in (entry.before, entry.after) for entry, state in known),
@@ -607,19 +614,16 @@ def _retried(delivery: Delivery, at: float) -> Delivery:
 
 
 def _released(delivery: Delivery, now: float) -> Delivery:
-    return replace(delivery, held=False, next_attempt=_due(delivery, now)) if delivery.held else delivery
+    return (
+        replace(delivery, held=False, next_attempt=delivery.released_at(now)) if delivery.held else delivery
+    )
 
 
 def _moved(delivery: Delivery, queue: str, now: float) -> Delivery:
     if queue == delivery.queue:
         return delivery
-    due = delivery.next_attempt if delivery.held else _due(delivery, now)
+    due = delivery.next_attempt if delivery.held else delivery.released_at(now)
     return replace(delivery, queue=queue, next_attempt=due)
-
-
-def _due(delivery: Delivery, now: float) -> float:
-    """Now, or when its sender wants it to be sent."""
-    return delivery.created if delivery.created > now else 0.0
 
 
 def described(wanted: QueueFilter) -> str:
