@@ -18,7 +18,6 @@ from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.control.messages.answers import Changed, Count, DeliveryRow
 from zonerelay.control.messages.requests import Filter, QueueChange, QueueCount, Undo
 from zonerelay.control.socket.client import ControlClient
@@ -72,9 +71,9 @@ def _can_ask() -> bool:
 
 
 def _preview(client: ControlClient, wanted: Filter) -> tuple[int, list[DeliveryRow]]:
-    with ProgressBar("Counting") as bar:
+    with output.progress("Counting") as reach:
         request = QueueCount(filter=wanted, sample=SAMPLE)
-        found, _ = client.all(request, msgspec.Struct, bar.saw)
+        found, _ = client.all(request, msgspec.Struct, output.frames_seen(reach))
     sample = [frame for frame in found if isinstance(frame, DeliveryRow)]
     return sum(frame.matched for frame in found if isinstance(frame, Count)), sample
 
@@ -122,8 +121,8 @@ def changed_by(client: ControlClient, request: QueueChange | Undo, arguments: Na
     """Sends a changing request and shows how far it is. `arguments.incomplete` is set when a part of the
     relay did not answer.
     """
-    with ProgressBar("Undo" if isinstance(request, Undo) else request.action.capitalize()) as bar:
-        changed, end = client.answered(request, Changed, bar.saw)
+    with output.progress("Undo" if isinstance(request, Undo) else request.action.capitalize()) as reach:
+        changed, end = client.answered(request, Changed, output.frames_seen(reach))
     if output.completeness(end) != OK:
         arguments.incomplete = True
     return changed

@@ -1,4 +1,5 @@
-"""`zonerelay log find`, `log show` and `log forget`: what became of mail, from the histories of all workers.
+"""`zonerelay log find`, `log show`, `log forget` and `report`: what became of mail, from the histories of all
+workers.
 
 The commands read the files beside the spool, whether the relay runs or not. Whatever a search does not cover
 is said with its answer; nothing found is never said without what was searched.
@@ -7,6 +8,7 @@ is said with its answer; nothing found is never said without what was searched.
 from __future__ import annotations
 
 import contextlib
+import socket
 import sqlite3
 import time
 from argparse import Namespace
@@ -19,8 +21,10 @@ from zonerelay.cli.arguments import given
 from zonerelay.cli.relay import load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.config.hostname import resolve_hostname
 from zonerelay.control import history
 from zonerelay.control.messages.answers import TraceStep
+from zonerelay.control.report import report as figures
 from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import Entry, Gap
@@ -157,6 +161,19 @@ def forget_address(arguments: Namespace) -> int:
     if aside := sorted(directory.glob("*.aside")):
         output.chatter().print(f"It may still be in {' '.join(map(str, aside))}: remove that.")
     output.chatter().print("Mail in the queue, log lines and backups are as before.")
+    return OK
+
+
+def report(arguments: Namespace) -> int:
+    """`report`: what the daily report says, of the time until now."""
+    settings = load_for_reading(arguments.config)
+    now = time.time()
+    print(
+        text.clean_lines(
+            figures(settings, resolve_hostname(settings, socket.getfqdn), now - arguments.since, now)
+        ),
+        end="",
+    )
     return OK
 
 

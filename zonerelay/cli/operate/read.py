@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -18,7 +18,6 @@ from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_for_reading
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.control.messages.answers import (
     Address,
     DeliveryRow,
@@ -60,9 +59,10 @@ def list_deliveries(arguments: Namespace) -> int:
 
 def _list_json(frames: Iterator[Frame]) -> int:
     end = End()
-    with ProgressBar("Listing the queue", enabled=not sys.stdout.isatty()) as bar:
+    with output.progress("Listing the queue", enabled=not sys.stdout.isatty()) as reach:
+        saw = output.frames_seen(reach)
         for frame in frames:
-            bar.saw(frame)
+            saw(frame)
             if isinstance(frame, DeliveryRow):
                 output.print_line(frame)
             elif isinstance(frame, End):
@@ -94,12 +94,12 @@ class _Rows:
         self.end = End()
 
     def page(self) -> list[DeliveryRow]:
-        with ProgressBar("Looking through the queue") as bar:
-            return list(islice(self._rows(bar), PAGE))
+        with output.progress("Looking through the queue") as reach:
+            return list(islice(self._rows(output.frames_seen(reach)), PAGE))
 
-    def _rows(self, bar: ProgressBar) -> Iterator[DeliveryRow]:
+    def _rows(self, saw: Callable[[Frame], None]) -> Iterator[DeliveryRow]:
         for frame in self._frames:
-            bar.saw(frame)
+            saw(frame)
             if isinstance(frame, DeliveryRow):
                 yield frame
             elif isinstance(frame, End):
@@ -231,9 +231,9 @@ def trace(arguments: Namespace) -> int:
 def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
-    with ProgressBar("Looking through the queue") as bar:
+    with output.progress("Looking through the queue") as reach:
         request = Resolve(pseudonym=arguments.pseudonym)
-        found, end = connect(arguments).all(request, Address, bar.saw)
+        found, end = connect(arguments).all(request, Address, output.frames_seen(reach))
     if arguments.json:
         for address in found:
             output.print_line(address)
@@ -249,8 +249,8 @@ def resolve(arguments: Namespace) -> int:
 
 def summary(arguments: Namespace) -> int:
     request = QueueSummary(by=arguments.by, filter=filter_of(arguments), exact=arguments.exact)
-    with ProgressBar("Looking through the queue") as bar:
-        found, end = connect(arguments).answered(request, Summary, bar.saw)
+    with output.progress("Looking through the queue") as reach:
+        found, end = connect(arguments).answered(request, Summary, output.frames_seen(reach))
     if arguments.json:
         output.print_document(found)
         return output.completeness(end)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import sys
+import termios
 import time
+import tty
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +21,6 @@ from zonerelay.cli.operate.orders import orders_table
 from zonerelay.cli.relay import find_relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.cli.terminal.watch import watch
 from zonerelay.control.messages.answers import (
     DestinationStatus,
     QuotaStatus,
@@ -33,6 +37,8 @@ WIDE = 150
 """Columns of a terminal from which a destination fits on one line."""
 MAX_SHOWN = 20
 """Destinations in the table; `--json` has them all."""
+INTERVAL = 2.0
+"""Seconds between two looks of --watch."""
 
 
 def status(arguments: Namespace) -> int:
@@ -40,7 +46,7 @@ def status(arguments: Namespace) -> int:
     if arguments.watch:
         if arguments.json:
             raise CliError("--watch is for a terminal, --json for scripts: leave one of the two out", USAGE)
-        return watch(lambda: _watched(client, config, is_all=arguments.all))
+        return _watch(client, config, is_all=arguments.all)
     found = client.ask(Status(), RelayStatus)
     if arguments.json:
         output.print_document(found)
@@ -49,6 +55,38 @@ def status(arguments: Namespace) -> int:
     for part in _parts(found, config, is_all=arguments.all, wide=console.width >= WIDE):
         console.print(part)
     return OK
+
+
+def _watch(client: ControlClient, config: Path | None, *, is_all: bool) -> int:
+    """Draw the status again every few seconds, until the person presses q or Ctrl-C. The screen is as before
+    at the end. Raises CliError where there is no terminal.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise CliError("--watch draws on a terminal, and here is none", USAGE)
+    from rich.live import Live
+
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    try:
+        tty.setcbreak(keys)
+        first = _watched(client, config, is_all=is_all)
+        with Live(first, console=output.console(), screen=True, auto_refresh=False) as live:
+            while not _left(keys, INTERVAL):
+                live.update(_watched(client, config, is_all=is_all), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+    return OK
+
+
+def _left(keys: int, seconds: float) -> bool:
+    """Wait, and return whether the person wants to leave; other keys do nothing."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if select.select([keys], [], [], left)[0] and os.read(keys, 1).lower() in (b"q", b""):
+            return True
+    return False
 
 
 def _watched(client: ControlClient, config: Path | None, *, is_all: bool) -> Group:

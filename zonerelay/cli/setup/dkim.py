@@ -7,6 +7,7 @@ every key whose time is not over, and fails when a record would let signatures f
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import os
 import sys
@@ -35,6 +36,14 @@ from zonerelay.routing.idna import ascii_domain
 ALGORITHMS = {"rsa": RSA, "ed25519": ED25519}
 
 
+class Signs(enum.StrEnum):
+    """When a key signs, by its dates."""
+
+    NOW = "now"
+    LATER = "later"
+    NO_MORE = "no more"
+
+
 class CheckedKey(msgspec.Struct, frozen=True):
     """One line of `dkim check --json`. Times are Unix time, 0 when there is none."""
 
@@ -44,8 +53,8 @@ class CheckedKey(msgspec.Struct, frozen=True):
     algorithm: str
     bits: int
     record: str
-    signs: str
-    status: str
+    signs: Signs
+    status: RecordStatus
     detail: str
     not_before: float
     not_after: float
@@ -145,7 +154,7 @@ async def _finding(resolver: Resolver, entry: DkimEntry) -> Finding:
     domain = entry.signing_domain or entry.domain
     if domain.startswith("*."):
         detail = "each name below has a record of its own; signing_domain would need one for all"
-        return Finding(RecordStatus.UNKNOWN, detail)
+        return Finding(RecordStatus.WILDCARD, detail)
     answer = await resolver.txt(record_name(entry.selector, domain))
     if not answer.status.is_definite:
         return Finding(RecordStatus.UNKNOWN, str(answer.status))
@@ -172,17 +181,21 @@ def _checked(entry: DkimEntry, finding: Finding, now: float) -> CheckedKey:
     )
 
 
-def _signs(entry: DkimEntry, now: float) -> str:
+def _signs(entry: DkimEntry, now: float) -> Signs:
     if entry.fits(now):
-        return "now"
-    return "later" if entry.not_before > now else "no more"
+        return Signs.NOW
+    return Signs.LATER if entry.not_before > now else Signs.NO_MORE
 
 
 def _is_wrong(row: CheckedKey) -> bool:
     """The record of a key whose time is over may be gone; a name server's bad minute is wrong too."""
-    if row.signs == "no more" or row.record.partition("._domainkey.")[2].startswith("*."):
-        return False
-    return row.status != RecordStatus.OK
+    return row.signs is not Signs.NO_MORE and row.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
+
+
+def _style(row: CheckedKey) -> str:
+    if _is_wrong(row):
+        return "red"
+    return "green" if row.status is RecordStatus.OK else ""
 
 
 def _print_table(rows: Sequence[CheckedKey]) -> None:
@@ -192,7 +205,7 @@ def _print_table(rows: Sequence[CheckedKey]) -> None:
             row.record,
             f"{row.algorithm.partition('-')[0]} {row.bits}" if row.algorithm == RSA else "ed25519",
             row.signs,
-            Text(row.status, style="red" if _is_wrong(row) else "green" if row.status == "ok" else ""),
+            Text(row.status, style=_style(row)),
             text.clean(row.detail),
         )
         for row in rows

@@ -109,7 +109,7 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
 def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> list[str]:
     if listener.tls is ListenerTls.NONE:
         return []
-    from zonerelay.inbound.tls.certificate_files import CertificateError, read_pair
+    from zonerelay.inbound.tls.certificate_files import CertificateError, KeyFileError, read_pair
     from zonerelay.inbound.tls.contexts import build_context
 
     notes: list[str] = []
@@ -120,7 +120,7 @@ def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> 
             pair = read_pair(certificate, key)
             build_context([pair], ask_certificate=False)
         except CertificateError as error:
-            about_key = str(error).startswith((f"{key} ", f"{key}:", "the key in ")) and bool(listener.key)
+            about_key = isinstance(error, KeyFileError) and listener.key
             blamed = (*path, "key" if about_key else "certificate")
             report.refuse((*blamed, at) if report.given(*blamed, at) else blamed, str(error))
         else:

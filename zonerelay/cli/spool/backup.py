@@ -38,7 +38,6 @@ from zonerelay.cli.spool.exchange import check_rooms
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError
@@ -163,7 +162,7 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) ->
     now = time.time()
     everything = Matcher(QueueFilter(), now)
     meant = await survey(store, everything, now)
-    with ProgressBar("backup") as bar:
+    with output.progress("backup") as reach:
 
         def saw(deliveries: int, trouble: Unusable | None) -> None:
             sheet.messages += deliveries > 0
@@ -171,7 +170,7 @@ async def _export(store: QueueView, sheet: BackupSheet, target: files.Target) ->
             if trouble is not None:
                 sheet.unusable += 1
                 output.chatter().print(f"{trouble.name}: not in the backup: {trouble.why}")
-            bar.reach(sheet.messages, max(len(meant.ids), sheet.messages))
+            reach(sheet.messages, max(len(meant.ids), sheet.messages))
 
         await export(store, meant, everything, now, target, saw=saw)
 
@@ -281,7 +280,7 @@ async def _left_over(settings: Settings, store: Store) -> str:
 async def _load(
     settings: Settings, source: Path, sheet: BackupSheet, store: Store, register: Register
 ) -> Loaded:
-    with ProgressBar("restoring") as bar:
+    with output.progress("restoring") as reach:
         seen = 0
 
         def saw(trouble: Unusable | None) -> None:
@@ -289,7 +288,7 @@ async def _load(
             seen += 1
             if trouble is not None:
                 output.chatter().print(f"{trouble.name}: not restored: {trouble.why}")
-            bar.reach(seen, max(seen, sheet.messages))
+            reach(seen, max(seen, sheet.messages))
 
         zones = Zones(settings.zone, settings.route)
         loader = Loader(store, register, zones, now=time.time(), saw=saw)

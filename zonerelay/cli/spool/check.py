@@ -22,7 +22,6 @@ from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.store.check import HARMLESS, Contents, Examination, Finding, Findings
 from zonerelay.store.contract import StoreError
@@ -89,9 +88,9 @@ def check(arguments: Namespace) -> int:
 def _check_one(settings: Settings, worker: int, tmp: Path | None, findings: Findings) -> Contents:
     spool = spool_of(settings.spool, worker)
     name = f"checking {spool.path.name}" if worker else "checking the spool"
-    with ProgressBar(name, octets=True) as bar:
+    with output.progress(name, octets=True) as reach:
         try:
-            examination = Examination(_scratch(spool, tmp), findings, bar.reach, os.environ)
+            examination = Examination(_scratch(spool, tmp), findings, reach, os.environ)
             return asyncio.run(check_spool(settings, worker, examination))
         except (StoreError, OSError) as error:
             place = place_of_queue(settings) or spool.path

@@ -22,10 +22,8 @@ from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.acts import queue_filter
-from zonerelay.control.messages.answers import Progress
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.queue.operator.filters import Matcher
@@ -88,15 +86,15 @@ async def _export(
     for worker in spools(settings.spool):
         async with opened(settings, worker) as store:
             meant = await export.survey(store, matcher, now)
-            with ProgressBar("Exporting") as bar:
+            with output.progress("Exporting") as reach:
 
-                def saw(deliveries: int, trouble: Unusable | None, bar: ProgressBar = bar) -> None:
+                def saw(deliveries: int, trouble: Unusable | None, reach: output.Reach = reach) -> None:
                     done.messages += deliveries > 0
                     done.deliveries += deliveries
                     if trouble is not None:
                         done.unusable += 1
                         _tell(trouble)
-                    bar.saw(Progress(done=done.messages, total=len(meant.ids)))  # noqa: B023 - used in this round
+                    reach(done.messages, len(meant.ids))  # noqa: B023 - used in this round
 
                 await export.export(store, meant, matcher, now, target, saw=saw, change=held)
     return done
@@ -151,7 +149,7 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
     register = Register(home)
     try:
         async with opened(settings) as store:
-            with ProgressBar("Importing") as bar:
+            with output.progress("Importing") as reach:
                 seen = 0
 
                 def saw(trouble: Unusable | None) -> None:
@@ -159,7 +157,7 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
                     seen += 1
                     if trouble is not None:
                         _tell(trouble)
-                    bar.saw(Progress(done=seen, total=source.messages))
+                    reach(seen, source.messages)
 
                 zones = Zones(settings.zone, settings.route)
                 loader = Loader(store, register, zones, now=now, saw=saw)

@@ -40,7 +40,6 @@ from zonerelay.cli.spool.exchange import check_rooms
 from zonerelay.cli.spool.stopped import RunningError, beside, opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
 from zonerelay.control.messages.answers import OrdersInForce, RelayStatus
 from zonerelay.control.messages.requests import Orders, Status
@@ -254,7 +253,7 @@ class _Run:
         self._patience = max(_patience(source), _patience(target))
         self._seen = 0.0
         self._total = 0
-        self._bar = ProgressBar("Migrating")
+        self._reach: output.Reach = lambda _done, _total: None
         self.moved = Moved()
         self.keys = dict[int, int]()
         """How many were copied from the spool of each worker."""
@@ -269,7 +268,7 @@ class _Run:
         for worker in spools(self._source.spool) if carry_keys else ():
             async with opened(self._source, worker) as store:
                 await self._copy_keys(store, worker)
-        with self._bar:
+        with output.progress("Migrating") as self._reach:
             for worker in spools(self._source.spool):
                 async with opened(self._source, worker) as store:
                     left += await self._empty(store, worker)
@@ -400,7 +399,7 @@ class _Run:
         self._seen += messages
         if trouble is not None:
             output.chatter().print(f"{trouble.name}: not moved: {trouble.why}")
-        self._bar.reach(int(self._seen), max(int(self._seen), self._total))
+        self._reach(int(self._seen), max(int(self._seen), self._total))
 
 
 def _print(done: Migrated, process: int) -> None:

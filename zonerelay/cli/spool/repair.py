@@ -26,7 +26,6 @@ from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool.stopped import give_to_owner, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.cli.terminal.progress_bar import ProgressBar
 from zonerelay.config.settings import Settings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
@@ -84,14 +83,14 @@ def repair(arguments: Namespace) -> int:
 
 def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) -> Repaired:
     writer = _Salvage(salvage) if carry_out else None
-    with ProgressBar("repairing" if carry_out else "looking", octets=True) as bar:
+    with output.progress("repairing" if carry_out else "looking", octets=True) as reach:
         try:
             return asyncio.run(
                 repair_spool(
                     settings,
                     worker,
                     writer.add if writer is not None else _leave,
-                    bar.reach,
+                    reach,
                     carry_out=carry_out,
                     environment=os.environ,
                 )

@@ -1,7 +1,6 @@
 """Where output goes: tables for people on standard output, JSON for scripts, chatter on standard error.
 
-Colour only on a terminal. A pipe gets the same tables, never cut to a width. The only
-module that knows rich, with `progress_bar`.
+Colour only on a terminal. A pipe gets the same tables, never cut to a width.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import contextlib
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 100_000
 WIDE = 110
 """Columns of a terminal from which a table of deliveries shows everything."""
+DELAY = 1.0
+"""Seconds that a command takes before it shows a progress bar."""
 
 Cell = str | Text
+Reach = Callable[[float, float], None]
+"""Takes how much is done, and the total, which is 0 if it is not known."""
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -119,6 +123,48 @@ def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
         if value:
             made.add_row(name, value)
     return made
+
+
+@contextlib.contextmanager
+def progress(text: str, *, octets: bool = False, enabled: bool = True) -> Iterator[Reach]:
+    """Show a progress bar on standard error from `DELAY` seconds on, if that is a terminal."""
+    if not (enabled and sys.stderr.isatty()):
+        yield lambda _done, _total: None
+        return
+    from rich import progress as rich  # a short command never shows a bar
+
+    amount = rich.DownloadColumn() if octets else rich.MofNCompleteColumn()
+    words = rich.TextColumn("{task.description}", markup=False)
+    columns = (words, rich.BarColumn(), amount, rich.TimeElapsedColumn())
+    bar = rich.Progress(*columns, transient=True, console=chatter())
+    task = bar.add_task(text, total=None)
+    timer = threading.Timer(DELAY, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+    finally:
+        timer.cancel()
+        timer.join()
+        if bar.live.is_started:
+            bar.stop()
+
+
+def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
+    """Return a function that takes each frame of an answer: a sign of progress, or one more result."""
+    from zonerelay.control.messages.answers import Progress
+
+    done = total = 0
+
+    def saw(frame: msgspec.Struct) -> None:
+        nonlocal done, total
+        if isinstance(frame, Progress):
+            done, total = max(done, frame.done), frame.total
+        elif not total:
+            done += 1
+        reach(done, total)
+
+    return saw
 
 
 def completeness(end: End) -> int:

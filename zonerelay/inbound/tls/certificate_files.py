@@ -34,6 +34,10 @@ class CertificateError(Exception):
     """A certificate cannot be used; the text is for the operator."""
 
 
+class KeyFileError(CertificateError):
+    """The fault is in the file of the private key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A certificate that its key belongs to. `not_before` and `not_after` are Unix times."""
@@ -63,8 +67,8 @@ def read_pair(certificate: Path, key: Path) -> Pair:
 
 def read_texts(certificate: Path, key: Path) -> Texts:
     """Raises CertificateError."""
-    certificate_text = _read(certificate, "certificate")
-    return certificate_text, certificate_text if key == certificate else _read(key, "private key")
+    text = _read(certificate, "certificate")
+    return text, text if key == certificate else _read(key, "private key", KeyFileError)
 
 
 def parse_pair(certificate: Path, key: Path, texts: Texts) -> Pair:
@@ -102,16 +106,16 @@ def is_exposed(path: Path) -> bool:
         return False
 
 
-def _read(path: Path, what: str) -> bytes:
+def _read(path: Path, what: str, failure: type[CertificateError] = CertificateError) -> bytes:
     try:
         with path.open("rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise CertificateError(f"{path} is not a file")
+                raise failure(f"{path} is not a file")
             text = file.read(MAX_FILE + 1)
     except OSError as error:
-        raise CertificateError(_read_problem(path, what, error)) from error
+        raise failure(_read_problem(path, what, error)) from error
     if len(text) > MAX_FILE:
-        raise CertificateError(f"{path} is too large for a {what}")
+        raise failure(f"{path} is too large for a {what}")
     return text
 
 
@@ -154,24 +158,24 @@ def _parse_key(path: Path, text: bytes) -> CertificateKey:
     if b"PRIVATE KEY-----" not in text:
         swapped = b"-----BEGIN CERTIFICATE-----" in text
         what = "only a certificate (are certificate and key swapped?)" if swapped else _what_it_is(text)
-        raise CertificateError(f"{path} holds no private key: {what}")
+        raise KeyFileError(f"{path} holds no private key: {what}")
     try:
         # The block alone: certificates and EC PARAMETERS may stand in the same file.
         block = _KEY_BLOCK.search(text)
         key = serialization.load_pem_private_key(block[0] if block else text, None)
     except TypeError as error:
-        raise CertificateError(
+        raise KeyFileError(
             f"{path} is encrypted with a passphrase, which no operator could type at every start: write "
             "the key "
             "without one (openssl pkey) and protect the file by its rights"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         # Its text is left out: no documentation promises that it tells nothing of the key.
-        raise CertificateError(f"{path} holds a private key that is damaged or of an unknown kind") from error
+        raise KeyFileError(f"{path} holds a private key that is damaged or of an unknown kind") from error
     if not isinstance(key, _CertificateKeys):
         kind = {dsa.DSAPrivateKey: "DSA", ed448.Ed448PrivateKey: "Ed448"}
         name = next((name for type_, name in kind.items() if isinstance(key, type_)), "this kind of")
-        raise CertificateError(f"{path}: {name} keys are of no use in TLS: take ECDSA P-256 or RSA")
+        raise KeyFileError(f"{path}: {name} keys are of no use in TLS: take ECDSA P-256 or RSA")
     return key
 
 
@@ -188,7 +192,7 @@ def _match(
                 "first, its issuer's after it"
             )
         return
-    raise CertificateError(
+    raise KeyFileError(
         f"the key in {key_path} does not belong to the certificate in {certificate_path} (was only one of "
         "them renewed?)"
     )

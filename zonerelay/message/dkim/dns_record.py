@@ -26,6 +26,7 @@ class RecordStatus(enum.StrEnum):
     TESTING = "testing"
     SEVERAL = "several"
     MALFORMED = "malformed"
+    WILDCARD = "wildcard"
     UNKNOWN = "unknown"
 
 
