@@ -161,7 +161,7 @@ class Clients:
             raise ConnectionAbortedError("the client leaves")
 
     async def _send_chunks(self, talk: _Conversation, submission: Submission, body: bytes) -> None:
-        step = self._random.choice((100, 5_000, 70_000, 200_000))
+        step = max(self._random.choice((100, 5_000, 70_000, 200_000)), len(body) // 20)
         for start in range(0, len(body), step):
             piece = body[start : start + step]
             last = start + step >= len(body)

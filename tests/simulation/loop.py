@@ -87,6 +87,25 @@ class Process:
     boottime = monotonic
 
 
+class _Handle(events.TimerHandle):
+    """A callback, now or at a time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Any, args: tuple[Any, ...], loop: SimLoop, context: Any, when: float = 0.0
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = False
+
+
 class SimLoop(VirtualLoop):
     """`failures` collects exceptions that nobody handled; `network` is set by the world."""
 
@@ -100,10 +119,18 @@ class SimLoop(VirtualLoop):
         self._number = 0
         self.set_task_factory(_task)
 
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> events.TimerHandle:
-        timer = events.TimerHandle(when, callback, args, self, context)
+    # What asyncio's do, without its checks for other threads and for debugging.
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> events.Handle:  # type: ignore[override]
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:  # type: ignore[override]
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:  # type: ignore[override]
+        timer = _Handle(callback, args, self, context, when)
         self._number += 1
         heapq.heappush(self._timers, (when, self._number, timer))
         return timer
@@ -128,11 +155,16 @@ class SimLoop(VirtualLoop):
                 continue
             process = handle._context.get(PROCESS)
             if process is None or (process.alive and not process.still):
-                handle._run()
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
             elif process.alive:
                 process.held.append(handle)
 
-    call_soon_threadsafe = asyncio.BaseEventLoop.call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def set_exception_handler(self, handler: Any) -> None:
         """The relay's own would be one for all processes."""

@@ -163,7 +163,7 @@ def simulated(
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.compaction.LevelDb", SimLevelDb),
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
-        patch("zonerelay.store.common.keeper.local_keeper.SPACE_INTERVAL", 5.0),
+        patch("zonerelay.store.common.keeper.local_keeper.SPACE_INTERVAL", 60.0),
         patch("zonerelay.telemetry.load.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),
         patch("zonerelay.store.s3.open.Bucket", SimBucket),
