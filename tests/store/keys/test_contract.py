@@ -1,0 +1,486 @@
+"""What every engine of ordered keys promises, with the real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+
+import pytest
+
+from tests.store.keys.conftest import Opened
+from tests.store.keys.places import LEASE, Place
+from tests.store.keys.unreliable import Unreliable, UnreliableKeeper
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.common.queue_mark import StrangeStoreError
+from zonerelay.store.contract import ClaimLostError, StoreError
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.port import (
+    MAX_KEY,
+    Batch,
+    FencedError,
+    KeyPage,
+    KeyRange,
+    KeyReader,
+    NodeTakenError,
+    OlderStateError,
+    Position,
+    Row,
+    Write,
+    pages,
+)
+
+EVERYTHING = (b"\0", b"\xff" * 9)
+
+
+def put(**values: str) -> Write:
+    return Write({key.encode(): value.encode() for key, value in values.items()})
+
+
+async def all_rows(reader: KeyReader, rows: int = 1000) -> list[Row]:
+    return [row async for page in pages(reader, *EVERYTHING, rows=rows) for row in page]
+
+
+# --- an ordered map
+
+
+async def test_what_was_written_is_read(opened: Opened) -> None:
+    partition = await opened()
+    await partition.write(put(a="1", b="2", empty=""))
+    assert await partition.get([b"b", b"none", b"a", b"empty", b"b"]) == [b"2", None, b"1", b"", b"2"]
+    await partition.write(Write({b"a": None, b"b": b"3", b"none": None}))
+    assert await partition.get([b"a", b"b"]) == [None, b"3"]
+    assert await partition.get([]) == []
+
+
+async def test_keys_are_in_the_order_of_their_bytes(opened: Opened) -> None:
+    keys = [
+        b"a",
+        b"a\0",
+        b"a\0b",
+        b"a ",
+        b"a#",
+        b"a*",
+        b"aa",
+        b"A",
+        b"\0",
+        b"\x01",
+        b"\xfe\xff",
+        b"z\xff",
+        b"\xc3\xa9",
+    ]
+    partition = await opened()
+    await partition.write(Write({key: key[::-1] for key in keys}))
+    assert await all_rows(partition) == [(key, key[::-1]) for key in sorted(keys)]
+
+
+async def test_a_page_has_a_cursor(opened: Opened) -> None:
+    partition = await opened()
+    await partition.write(Write({b"k%03d" % number: b"v" * 10 for number in range(25)}))
+    first = await partition.page(b"k", b"l", rows=10)
+    assert [key for key, _ in first.rows] == [b"k%03d" % number for number in range(10)]
+    assert first.cursor is not None
+    second = await partition.page(first.cursor, b"l", rows=10)
+    assert second.rows[0][0] == b"k010"
+    assert len(await all_rows(partition, rows=7)) == 25
+    assert await partition.page(b"m", b"n") == KeyPage([], None)
+    assert (await partition.page(b"k010", b"k012")).rows == [(b"k010", b"v" * 10), (b"k011", b"v" * 10)]
+
+
+async def test_a_page_is_bounded_in_bytes_and_has_one_row_at_least(opened: Opened) -> None:
+    partition = await opened()
+    await partition.write(Write({b"k%d" % number: bytes(1000) for number in range(9)}))
+    assert len((await partition.page(b"k", b"l", octets=2500)).rows) == 3
+    small = await partition.page(b"k", b"l", octets=1)
+    assert len(small.rows) == 1
+    assert small.cursor is not None
+    without = await partition.page(b"k", b"l", values=False)
+    assert without.rows == [(b"k%d" % number, b"") for number in range(9)]
+
+
+async def test_the_last_key_of_a_range(opened: Opened) -> None:
+    partition = await opened()
+    assert await partition.last_key(*EVERYTHING) is None
+    await partition.write(put(a="", b="", c=""))
+    assert await partition.last_key(b"a", b"c") == b"b"
+    assert await partition.last_key(b"a", b"d") == b"c"
+    assert await partition.last_key(b"d", b"e") is None
+
+
+async def test_a_range_is_emptied_before_the_changes_of_the_same_write(opened: Opened) -> None:
+    partition = await opened()
+    await partition.write(put(m1="old", m2="old", m3="old", n="old"))
+    await partition.write(Write({b"m2": b"new", b"m4": None}, [KeyRange.of_prefix(b"m")]))
+    assert await all_rows(partition) == [(b"m2", b"new"), (b"n", b"old")]
+
+
+async def test_writes_that_wait_together_are_done_one_after_the_other(opened: Opened) -> None:
+    """They go in one batch: the later one decides, ranges included."""
+    partition = await opened()
+    await asyncio.gather(
+        partition.write(put(a="1", k="1")),
+        partition.write(Write({}, [KeyRange(b"a", b"b")])),
+        partition.write(put(a="2")),
+        partition.write(Write({b"k": None})),
+        partition.write(put(a="3", z="")),
+        partition.write(Write({}, [KeyRange(b"z", b"zz")])),
+    )
+    assert await all_rows(partition) == [(b"a", b"3")]
+
+
+async def test_a_model_of_it(place: Place, opened: Opened) -> None:
+    """Random writes, against a dictionary; also after the partition was opened again."""
+    choose = random.Random(7)
+    model: dict[bytes, bytes] = {}
+    partition = await opened()
+    for _ in range(60):
+        changes = {
+            b"%d" % choose.randrange(300): choose.choice([None, choose.randbytes(choose.randrange(2000))])
+            for _ in range(choose.randrange(12))
+        }
+        low, high = sorted(choose.sample(range(300), 2))
+        ranges = [KeyRange(b"%d" % low, b"%d" % high)] if choose.random() < 0.2 else []
+        await partition.write(Write(changes, ranges))
+        for emptied in ranges:
+            model = {key: value for key, value in model.items() if not emptied.holds(key)}
+        for key, value in changes.items():
+            if value is None:
+                model.pop(key, None)
+            else:
+                model[key] = value
+    assert await all_rows(partition, rows=17) == sorted(model.items())
+    await partition.close()
+    again = await opened()
+    assert await all_rows(again) == sorted(model.items())
+
+
+async def test_the_largest_keys_and_values(opened: Opened) -> None:
+    partition = await opened()
+    choose = random.Random(1)
+    key, value = choose.randbytes(MAX_KEY), choose.randbytes(1_500_000)
+    await partition.write(Write({key: value, key[:-1]: b"shorter"}))
+    assert await partition.get([key, key[:-1]]) == [value, b"shorter"]
+    with pytest.raises(ValueError, match="2049 bytes"):
+        await partition.write(Write({bytes(MAX_KEY + 1): b""}))
+    await partition.write(Write({key: b"small now"}))
+    assert await partition.get([key]) == [b"small now"]
+
+
+async def test_large_ranges_take_little_memory(opened: Opened) -> None:
+    partition = await opened()
+    for first in range(0, 4000, 500):
+        await partition.write(Write({b"big %06d" % n: bytes(4000) for n in range(first, first + 500)}))
+    tracemalloc.start()
+    try:
+        count = 0
+        async for rows in pages(partition, *EVERYTHING, octets=200_000):
+            count += len(rows)
+        _, walked = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        await partition.clear(KeyRange.of_prefix(b"big "))
+        _, cleared = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 4000
+    assert await all_rows(partition) == []
+    assert walked < 4_000_000
+    assert cleared < 4_000_000
+
+
+@pytest.mark.usefixtures("shared")
+async def test_nodes_do_not_see_each_other(opened: Opened) -> None:
+    here, there = await opened(0), await opened(1, token="there")
+    await here.write(put(a="here"))
+    await there.write(put(a="there", b="there"))
+    await there.write(Write({}, [KeyRange(b"b", b"c")]))
+    assert await all_rows(here) == [(b"a", b"here")]
+    assert await all_rows(there) == [(b"a", b"there")]
+
+
+# --- batches
+
+
+async def test_waiting_writers_share_a_batch(opened: Opened) -> None:
+    partition = await opened()
+    before = partition.position.number
+
+    async def session(number: int) -> None:
+        for step in range(5):
+            await partition.write(Write({b"%d %d" % (number, step): b"x" * 100}))
+
+    await asyncio.gather(*(session(number) for number in range(64)))
+    assert len(await all_rows(partition)) == 320
+    assert partition.position.number - before < 100
+
+
+async def test_batches_are_numbered_over_epochs(opened: Opened) -> None:
+    partition = await opened()
+    await partition.write(put(a="1"))
+    await partition.write(put(a="2"))
+    assert partition.position == Position(partition.epoch, 2)
+    await partition.close()
+    again = await opened()
+    assert (again.position, again.epoch) == (Position(partition.epoch, 2), partition.epoch + 1)
+    await again.write(put(a="3"))
+    assert again.position == Position(again.epoch, 3)
+
+
+async def test_a_callback_runs_in_the_order_of_writes(opened: Opened) -> None:
+    partition = await opened()
+    told: list[int] = []
+    waiting = [
+        asyncio.ensure_future(partition.write(put(a=str(n)), applied=lambda n=n: told.append(n)))  # type: ignore[misc]
+        for n in range(9)
+    ]
+    await asyncio.sleep(0)
+    waiting[4].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert told == list(range(9))
+
+
+# --- the fence
+
+
+@pytest.mark.usefixtures("shared")
+async def test_a_writer_of_an_earlier_epoch_is_refused(opened: Opened) -> None:
+    heard: list[StoreError] = []
+    old = await opened(hooks=Hooks(on_trouble=heard.append))
+    await old.write(put(a="old"))
+    new = await opened()  # the same token: the successor of a process that died
+    await new.write(put(a="new"))
+    with pytest.raises(FencedError):
+        await old.write(put(a="late"))
+    with pytest.raises(FencedError):
+        await old.write(put(b="and later"))
+    assert [type(error) for error in heard] == [FencedError]
+    assert await all_rows(new) == [(b"a", b"new")]
+    with pytest.raises(ClaimLostError):
+        old.check()
+
+
+async def test_a_batch_that_lands_after_a_take_over_is_refused(place: Place, opened: Opened) -> None:
+    keeper = opened.engine().keeper(0)
+    state = await keeper.enter("one", mark="mark")
+    late = Batch(Position(state.epoch, 1), put(a="late"))
+    try:
+        successor = keeper
+        if place.is_shared:
+            successor = opened.engine().keeper(0)
+        entered = await successor.enter("one", mark="mark")
+        assert entered.last == Position()
+        with pytest.raises(FencedError):
+            await keeper.apply(late)
+        await successor.apply(Batch(Position(entered.epoch, 1), put(b="mine")))
+        with pytest.raises(FencedError):
+            await keeper.apply(late)
+        assert await all_rows(successor) == [(b"b", b"mine")]
+    finally:
+        await keeper.close()
+        await successor.close()
+
+
+# --- lost answers
+
+
+@pytest.mark.parametrize("what", ["before", "after", "late"])
+async def test_a_batch_without_an_answer_is_found_out(place: Place, opened: Opened, what: str) -> None:
+    """Its callers learn of no trouble. It is there once, whatever became of it."""
+    engine = Unreliable(opened.engine())
+    partition = await opened(engine=engine)
+    await partition.write(put(a="1"))
+    losses = [what]
+    engine.lose = lambda batch: losses.pop() if losses else ""
+    await asyncio.gather(partition.write(put(a="2", n="1")), partition.write(put(b="2")))
+    assert await all_rows(partition) == [(b"a", b"2"), (b"b", b"2"), (b"n", b"1")]
+    assert partition.position.number == 2
+    await partition.write(Write({b"n": b"2", b"a": None}))
+    keeper = partition._keeper
+    assert isinstance(keeper, UnreliableKeeper)
+    if what == "late":
+        with pytest.raises(FencedError):
+            await keeper.land()
+    assert await all_rows(partition) == [(b"b", b"2"), (b"n", b"2")]
+
+
+async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Opened) -> None:
+    heard: list[str] = []
+    engine = Unreliable(opened.engine())
+    back = asyncio.Event()
+    hooks = Hooks(on_trouble=lambda error: heard.append(str(error)), on_back=back.set)
+    partition = await opened(engine=engine, hooks=hooks, patience=0.1)
+    await partition.write(put(a="1"))
+
+    def lose(batch: Batch) -> str:
+        engine.is_away = True
+        return "after"
+
+    engine.lose = lose
+    with pytest.raises(StoreError, match="not known"):
+        await partition.write(put(a="2"))
+    with pytest.raises(StoreError):
+        await partition.write(put(a="3"))
+    assert len(heard) == 1
+    engine.lose = lambda batch: ""
+    engine.is_away = False
+    async with asyncio.timeout(10):
+        await back.wait()
+    assert await partition.get([b"a"]) == [b"2"]  # it had happened
+    assert partition.position.number == 2
+    await partition.write(put(a="4"))
+    assert await partition.get([b"a"]) == [b"4"]
+
+
+@pytest.mark.usefixtures("shared")
+async def test_another_writer_in_the_meantime_makes_memory_void(opened: Opened) -> None:
+    """Its batch has the number of ours that is in doubt: the epoch tells them apart."""
+    engine = Unreliable(opened.engine())
+    partition = await opened(engine=engine, patience=0.05)
+    await partition.write(put(a="1"))
+
+    def lose(batch: Batch) -> str:
+        engine.is_away = True
+        return "before"
+
+    engine.lose = lose
+    with pytest.raises(StoreError):
+        await partition.write(put(a="mine"))
+    other = await opened()
+    await other.write(put(a="theirs"))
+    await other.close()
+    engine.lose = lambda batch: ""
+    engine.is_away = False
+    for _ in range(200):
+        with pytest.raises(StoreError) as raised:
+            await partition.write(put(a="again"))
+        if isinstance(raised.value, FencedError):
+            break
+        await asyncio.sleep(0.05)
+    else:
+        pytest.fail("it goes on")
+
+
+# --- an older state, an empty store
+
+
+async def test_an_older_state_is_refused(place: Place, opened: Opened) -> None:
+    first = await opened(seen_file=opened.seen_file())
+    await first.write(put(a="1"))
+    await first.close()
+    saved = place.save()
+    second = await opened(seen_file=opened.seen_file())
+    await second.write(put(a="2"))
+    await second.close()
+    place.restore(saved)
+    with pytest.raises(OlderStateError, match=r"last batch is number 1 .*this machine has stored number 2"):
+        await opened(seen_file=opened.seen_file())
+    unchanged = await opened(token="machine")
+    assert unchanged.epoch == 2  # that of `second`: the refusal has changed nothing
+    assert await unchanged.get([b"a"]) == [b"1"]
+
+
+async def test_an_empty_store_is_refused(place: Place, opened: Opened) -> None:
+    first = await opened(seen_file=opened.seen_file())
+    await first.write(put(a="1"))
+    await first.close()
+    place.restore(None)
+    with pytest.raises(StrangeStoreError, match="it has no mark, as an empty one"):
+        await opened(seen_file=opened.seen_file())
+    seen_file = opened.seen_file()
+    seen_file.forget()
+    accepted = await opened(seen_file=seen_file)
+    assert await all_rows(accepted) == []
+
+
+async def test_another_store_is_refused(place: Place, opened: Opened) -> None:
+    first = await opened(seen_file=opened.seen_file())
+    await first.write(put(a="1"))
+    await first.close()
+    place.restore(None)
+    other = await opened(token="someone")
+    await other.write(put(a="1"))
+    await other.close()
+    with pytest.raises(StrangeStoreError, match="its mark is"):
+        await opened(seen_file=opened.seen_file())
+
+
+# --- leases
+
+
+@pytest.mark.usefixtures("shared")
+async def test_a_node_is_taken_while_its_lease_runs(opened: Opened) -> None:
+    await opened(0)
+    with pytest.raises(NodeTakenError):
+        await opened(0, token="another machine")
+
+
+@pytest.mark.usefixtures("shared")
+async def test_a_partition_of_a_dead_node_is_adopted(opened: Opened) -> None:
+    dead = await opened(0)
+    await dead.write(put(a="1", b="2"))
+    await dead.abandon()
+    engine = opened.engine()
+    heir = await opened(1, engine=engine, token="heir")
+    peers = {peer.node: peer for peer in await engine.peers()}
+    assert set(peers) == {0, 1}
+    assert not peers[0].is_left
+    assert not peers[0].is_over
+    adopted = await opened(0, engine=engine, token="heir", wait=10 * LEASE)
+    assert await all_rows(adopted) == [(b"a", b"1"), (b"b", b"2")]
+    await adopted.write(Write({b"a": None}))
+    assert adopted.position.number == 2
+    await heir.write(put(c="3"))
+    with pytest.raises(NodeTakenError):
+        await opened(0, token="here")  # the owner comes back
+    await adopted.close()
+    back = await opened(0, token="here")
+    assert await all_rows(back) == [(b"b", b"2")]
+
+
+@pytest.mark.usefixtures("shared")
+async def test_a_partition_that_was_left_is_adopted_at_once(opened: Opened) -> None:
+    left = await opened(0)
+    await left.write(put(a="1"))
+    await left.close()
+    engine = opened.engine()
+    (peer,) = await engine.peers()
+    assert (peer.node, peer.is_left, peer.is_over) == (0, True, True)
+    adopted = await opened(0, engine=engine, token="heir")
+    assert await adopted.get([b"a"]) == [b"1"]
+
+
+@pytest.mark.usefixtures("shared")
+async def test_a_living_node_keeps_its_lease(opened: Opened) -> None:
+    living = await opened(0)
+    engine = opened.engine()
+    for _ in range(12):
+        await asyncio.sleep(LEASE / 5)
+        assert [peer.is_over for peer in await engine.peers()] == [False]
+        living.check()
+    await living.write(put(a="1"))
+
+
+async def test_the_successor_of_a_dead_process_does_not_wait(opened: Opened) -> None:
+    first = await opened(seen_file=opened.seen_file())
+    await first.write(put(a="1"))
+    await first.abandon()
+    second = await opened(seen_file=opened.seen_file())
+    assert await second.get([b"a"]) == [b"1"]
+    with pytest.raises(NodeTakenError, match="another process of this machine"):
+        opened.seen_file()
+
+
+async def test_a_partition_that_cannot_be_opened_leaves_nothing_open(opened: Opened) -> None:
+    engine = Unreliable(opened.engine())
+    engine.is_away = True
+    with pytest.raises(StoreError, match="away"):
+        await open_partition(engine, 0, token="x", clock=SystemClock(), seen_file=opened.seen_file())
+    opened.seen_file().close()
+
+
+async def test_a_closed_partition_refuses(opened: Opened) -> None:
+    partition: Partition = await opened()
+    await partition.close()
+    with pytest.raises(StoreError):
+        await partition.write(put(a="1"))
+    with pytest.raises(StoreError):
+        await partition.get([b"a"])

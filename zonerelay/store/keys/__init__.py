@@ -1,0 +1,13 @@
+"""Ordered maps of bytes with one writer each, and the engines that keep them.
+
+This package is complete in itself: nothing of the running relay uses it. The engines of the queue are the
+other sub-packages of `store/`.
+
+- `port`: the types, the promises and the errors. Read this first.
+- `partition`: the writer of one partition. It groups writes, numbers them, finds out what became of a write
+  without an answer, renews the lease, and refuses a store that holds an older state.
+- `seen_file`: the file in which a machine notes how far a partition had come.
+- `memory`, `leveldb`, `postgres`, `redis`, and `objects` over `directory` or `s3`: the engines.
+
+`tests/store/keys/test_contract.py` runs over every engine.
+"""

@@ -1,0 +1,161 @@
+"""Keeps keys in this process's memory, for tests, simulations and throw-away use.
+
+Nothing survives the process. All else of the port holds, fences and leases included: several partitions of
+one `MemoryEngine` are as several nodes of a shared store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedDict
+
+from zonerelay.model.clock import Clock
+from zonerelay.store.contract import StoreError
+from zonerelay.store.keys.port import (
+    NOTHING,
+    PAGE_OCTETS,
+    PAGE_ROWS,
+    Batch,
+    FencedError,
+    KeyPage,
+    NodeTakenError,
+    Peer,
+    Position,
+    Row,
+    State,
+    page_of,
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Partition:
+    rows: SortedDict[bytes, bytes] = field(default_factory=SortedDict)
+    epoch: int = 0
+    writer: str = ""
+    last: Position = NOTHING
+    expires: float = 0.0
+
+
+class MemoryEngine:
+    """Any number of partitions. With a `lease` of 0 a partition is free once its writer has closed it."""
+
+    def __init__(self, clock: Clock, *, lease: float = 0.0) -> None:
+        self.lease = lease
+        self.clock = clock
+        self.mark = ""
+        self.partitions: dict[int, _Partition] = {}
+
+    def keeper(self, node: int) -> MemoryKeeper:
+        return MemoryKeeper(self, node)
+
+    async def peers(self) -> list[Peer]:
+        now = self.clock.boottime()
+        return [
+            Peer(node, each.epoch, each.expires == 0, each.expires <= now)
+            for node, each in sorted(self.partitions.items())
+        ]
+
+    async def close(self) -> None:
+        """Keep everything: who opens a partition again finds it."""
+
+
+class MemoryKeeper:
+    """One partition."""
+
+    def __init__(self, engine: MemoryEngine, node: int) -> None:
+        self._engine = engine
+        self._node = node
+        self._epoch = 0
+        self._is_closed = False
+
+    # --- reading
+
+    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        rows = self._rows()
+        return [rows.get(key) for key in keys]
+
+    async def page(
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        rows: int = PAGE_ROWS,
+        octets: int = PAGE_OCTETS,
+        values: bool = True,
+    ) -> KeyPage:
+        there = self._rows()
+        found: list[Row] = []
+        for key in there.irange(start, end, (True, False)):
+            if len(found) == rows or octets <= 0:
+                return page_of(found, is_last=False)
+            found.append((key, there[key] if values else b""))
+            octets -= len(key) + len(found[-1][1])
+        return page_of(found, is_last=True)
+
+    async def last_key(self, start: bytes, end: bytes) -> bytes | None:
+        return next(self._rows().irange(start, end, (True, False), reverse=True), None)
+
+    # --- writing
+
+    async def look(self) -> State | None:
+        engine = self._engine
+        if not engine.mark:
+            return None
+        there = engine.partitions.get(self._node, _Partition())
+        return State(engine.mark, there.epoch, there.writer, there.last)
+
+    async def enter(self, writer: str, *, mark: str) -> State:
+        engine = self._engine
+        engine.mark = engine.mark or mark
+        there = engine.partitions.setdefault(self._node, _Partition())
+        if there.writer != writer and there.expires > engine.clock.boottime():
+            raise NodeTakenError(f"node {self._node} is in use: another writer holds its lease")
+        there.epoch += 1
+        there.writer = writer
+        self._epoch = there.epoch
+        there.expires = self._until()
+        return State(engine.mark, there.epoch, writer, there.last)
+
+    async def apply(self, batch: Batch) -> None:
+        there = self._held(batch.position.epoch)
+        rows = there.rows
+        for start, end in batch.write.ranges:
+            for key in list(rows.irange(start, end, (True, False))):
+                del rows[key]
+        for key, value in batch.write.changes.items():
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+        there.last = batch.position
+
+    async def renew(self) -> None:
+        self._held(self._epoch).expires = self._until()
+
+    async def leave(self) -> None:
+        self._held(self._epoch).expires = 0.0
+
+    async def room(self) -> int | None:
+        return None
+
+    async def close(self) -> None:
+        there = self._engine.partitions.get(self._node)
+        if not self._engine.lease and there is not None and there.epoch == self._epoch:
+            there.expires = 0.0
+        self._is_closed = True
+
+    def _rows(self) -> SortedDict[bytes, bytes]:
+        if self._is_closed:
+            raise StoreError("the partition is closed")
+        return self._engine.partitions.get(self._node, _Partition()).rows
+
+    def _held(self, epoch: int) -> _Partition:
+        there = self._engine.partitions[self._node]
+        if self._is_closed or there.epoch != epoch:
+            raise FencedError(f"node {self._node} has epoch {there.epoch}, the writer {epoch}")
+        return there
+
+    def _until(self) -> float:
+        return self._engine.clock.boottime() + (self._engine.lease or float("inf"))

@@ -1,0 +1,442 @@
+"""Writes one partition: groups, numbers and repeats batches, and keeps the lease.
+
+Writes of callers that wait at the same time go in one batch (`group_commit`). One batch is under way at a
+time.
+
+On failure of a batch its fate is found out before any caller learns of it: the partition is entered again in
+a new epoch, which fences the late batch, and the stored position says whether it was made durable. If so, the
+callers have succeeded. If not, the batch is written once more, except when there is no room: then the writes
+that make room are written alone, and the callers of the others get StoreFullError. When the store does not
+answer within `PATIENCE`, the callers get StoreError and never learn; `on_trouble` is told, everything after
+that is refused, and the partition is entered in the background with growing pauses. `on_back` follows when it
+answers again. The owner then reads again whatever it was not certain of.
+
+FencedError and a state that is older or strange are told the same way. After FencedError there is no way
+back: the partition belongs to another writer, and what the owner remembers of it is void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import Tasks
+from zonerelay.store.common.keeper.health import CLOSED
+from zonerelay.store.common.queue_mark import StrangeStoreError
+from zonerelay.store.common.write.group_commit import GroupCommitter
+from zonerelay.store.common.write.writer_thread import Failed
+from zonerelay.store.contract import ClaimLostError, StoreError, StoreFullError
+from zonerelay.store.keys.port import (
+    PAGE_OCTETS,
+    PAGE_ROWS,
+    Batch,
+    Engine,
+    FencedError,
+    Keeper,
+    KeyPage,
+    KeyRange,
+    NodeTakenError,
+    OlderStateError,
+    Position,
+    State,
+    Write,
+    merged,
+    pages,
+)
+from zonerelay.store.keys.seen_file import Seen, SeenFile
+
+PATIENCE = 5.0
+"""Seconds in which the fate of a batch is found out while its callers wait."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+BEATS = 4
+"""Renewals in one lease: three may fail."""
+CLEAR_ROWS = 500
+
+_log = logging.getLogger("zonerelay.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """How the owner hears of trouble, on the event loop. None may raise. `observe`: seconds of each batch."""
+
+    on_trouble: Callable[[StoreError], None] = lambda error: None
+    on_back: Callable[[], None] = lambda: None
+    observe: Callable[[float], None] = lambda seconds: None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    write: Write
+    error: StoreError | None = None
+
+
+class Partition:
+    """One partition of which this process is the writer. Opened by `open_partition`. Belongs to one event
+    loop.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        *,
+        lease: float,
+        seen: Seen,
+        seen_file: SeenFile | None,
+        clock: Clock,
+        hooks: Hooks,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._keeper = keeper
+        self._lease = lease
+        self._seen = seen
+        self._seen_file = seen_file
+        self._clock = clock
+        self._hooks = hooks
+        self._patience = patience
+        self._has_entered = False
+        self._valid_until = float("inf") if not lease else float("-inf")
+        self._in_doubt: Batch | None = None
+        self._turn = asyncio.Lock()
+        self._tasks = Tasks()
+        self._is_closing = False
+        self._is_fenced = False
+        self._committer: GroupCommitter[_Job, Sequence[_Job], float] = GroupCommitter(
+            lambda jobs, _size: [job for some in jobs for job in some],
+            lambda tell: _Writer(self._commit, tell, clock),
+            clock=clock,
+            observe=hooks.observe,
+            failed=self._fail,
+        )
+        self.get = keeper.get
+        self.last_key = keeper.last_key
+        self.room = keeper.room
+
+    @property
+    def position(self) -> Position:
+        """The last batch that is known to be durable."""
+        return self._seen.last
+
+    @property
+    def epoch(self) -> int:
+        return self._seen.epoch
+
+    # --- reading
+
+    async def page(
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        rows: int = PAGE_ROWS,
+        octets: int = PAGE_OCTETS,
+        values: bool = True,
+    ) -> KeyPage:
+        return await self._keeper.page(start, end, rows=rows, octets=octets, values=values)
+
+    # --- writing
+
+    async def write(
+        self, write: Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
+    ) -> None:
+        """Make the write durable, whole. Raises StoreFullError (nothing was written), FencedError, and
+        StoreError, after which the owner has to ask what is stored once `on_back` was called.
+
+        `lazy` may wait for company. `applied` is called on the loop when the write is durable, in the order
+        of writes, whether or not the caller still waits.
+        """
+        write.check()
+        job = _Job(write)
+
+        def tell() -> None:
+            if job.error is None and applied is not None:
+                applied()
+
+        await self._committer.submit([job], size=write.size, lazy=lazy, applied=tell)
+        if job.error is not None:
+            raise type(job.error)(str(job.error)) from job.error
+
+    async def clear(self, emptied: KeyRange) -> None:
+        """Remove a large range in many batches. A crash leaves the rest of it."""
+        async for rows in pages(self, *emptied, rows=CLEAR_ROWS, values=False):
+            await self.write(Write({key: None for key, _ in rows}, makes_room=True))
+
+    async def _commit(self, jobs: Sequence[_Job]) -> None:
+        try:
+            await self._make_durable(merged(job.write for job in jobs))
+        except StoreFullError as error:
+            if self._in_doubt is not None:
+                raise
+            frees = [job for job in jobs if job.write.makes_room]
+            for job in jobs:
+                if not job.write.makes_room or len(frees) == len(jobs):
+                    job.error = error
+            if 0 < len(frees) < len(jobs):
+                await self._commit(frees)
+
+    async def _make_durable(self, write: Write) -> None:
+        first: StoreError | None = None
+        while True:
+            batch = Batch(Position(self._seen.epoch, self._seen.last.number + 1), write)
+            try:
+                await self._keeper.apply(batch)
+            except FencedError:
+                raise
+            except StoreError as error:
+                self._in_doubt = batch
+                if await self._ask(error):
+                    return
+                if isinstance(error, StoreFullError) or first is not None:
+                    raise
+                first = error
+            else:
+                self._note(self._seen._replace(last=batch.position))
+                return
+
+    async def _ask(self, error: StoreError) -> bool:
+        """Whether the batch in doubt was made durable. Raises StoreError when it cannot be found out now."""
+        _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
+        until = self._clock.monotonic() + self._patience
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._enter_again()
+            except (FencedError, OlderStateError, StrangeStoreError):
+                raise
+            except StoreError as refusal:
+                if self._clock.monotonic() + pause > until or self._is_closing:
+                    raise StoreError(f"it is not known whether the batch was stored: {refusal}") from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    # --- entering
+
+    async def enter(self) -> None:
+        """Become the writer. Raises StoreError."""
+        async with self._turn:
+            await self._enter()
+        if self._lease:
+            self._tasks.start(self._beat())
+
+    async def _enter(self) -> State:
+        asked_at = self._clock.boottime()
+        judge(self._seen, await self._keeper.look())
+        state = await self._keeper.enter(self._seen.writer, mark=self._new_mark())
+        judge(self._seen, state)
+        if self._lease:
+            self._valid_until = asked_at + self._lease
+        if self._in_doubt is None:
+            if self._has_entered and state.last != self._seen.last:
+                raise FencedError(f"another writer was here: {state.last} follows {self._seen.last}")
+            self._note(self._seen.after(state))
+        self._has_entered = True
+        return state
+
+    async def _enter_again(self) -> bool:
+        """Whether the batch in doubt was made durable; after this none is in doubt."""
+        async with self._turn:
+            state = await self._enter()
+            batch = self._in_doubt
+            if batch is None:
+                return False
+            if state.last not in (batch.position, self._seen.last):
+                raise FencedError(f"another writer was here: {state.last} is not {batch.position}")
+            self._in_doubt = None
+            self._note(self._seen.after(state))
+            return state.last == batch.position
+
+    def _new_mark(self) -> str:
+        """A text that also says when: an operator may have to tell two of them apart."""
+        when = datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="microseconds")
+        return f"{when} {self._seen.writer}"
+
+    def _note(self, seen: Seen) -> None:
+        self._seen = seen
+        if self._seen_file is not None:
+            self._seen_file.note(seen)
+
+    # --- the lease
+
+    def check(self) -> None:
+        """Raise ClaimLostError when another writer may have taken the partition over."""
+        if self._clock.boottime() >= self._valid_until:
+            raise ClaimLostError("the lease of this relay was not renewed in time")
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease / BEATS)
+            async with self._turn:
+                asked_at = self._clock.boottime()
+                try:
+                    await self._keeper.renew()
+                except FencedError as error:
+                    self._valid_until = float("-inf")
+                    self._fail(error)
+                    return
+                except StoreError as error:
+                    _log.warning("the lease could not be renewed this time: %s", error)
+                else:
+                    self._valid_until = asked_at + self._lease
+
+    # --- trouble
+
+    def _fail(self, error: StoreError) -> None:
+        if self._is_fenced:
+            return
+        _log.error("the partition cannot be written: %s", error)
+        self._committer.refuse(error)
+        self._is_fenced = isinstance(error, FencedError)
+        if self._is_fenced:
+            self._valid_until = float("-inf")
+        elif not self._is_closing:
+            self._tasks.start(self._come_back())
+        self._hooks.on_trouble(error)
+
+    async def _come_back(self) -> None:
+        pause, said = FIRST_PAUSE, ""
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self._enter_again()
+            except FencedError as error:
+                self._fail(error)
+                return
+            except StoreError as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("the partition cannot be written yet: %s", error)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                break
+        self._committer.resume()
+        self._hooks.on_back()
+
+    async def close(self) -> None:
+        """Write what was submitted, leave the partition to heirs, and release everything."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        await self._committer.drain()
+        self._committer.refuse(StoreError(CLOSED))
+        self._committer.stop()
+        await self._tasks.cancel()
+        if not self._is_fenced and self._in_doubt is None:
+            with contextlib.suppress(StoreError):
+                await self._keeper.leave()
+        await self._release()
+
+    async def abandon(self) -> None:
+        """Release everything as a process that dies does: what was not written is given up, the lease runs
+        on.
+        """
+        self._is_closing = True
+        self._committer.refuse(StoreError(CLOSED))
+        self._committer.stop()
+        await self._tasks.cancel()
+        await self._release()
+
+    async def _release(self) -> None:
+        await self._keeper.close()
+        if self._seen_file is not None:
+            self._seen_file.close()
+
+
+class _Writer:
+    """Writes one job after the other in a task; `group_commit` waits for each."""
+
+    def __init__(
+        self,
+        commit: Callable[[Sequence[_Job]], Coroutine[Any, Any, None]],  # Any: what a coroutine sends
+        tell: Callable[[float | Failed], None],
+        clock: Clock,
+    ) -> None:
+        self._commit = commit
+        self._tell = tell
+        self._now = clock.monotonic
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, jobs: Sequence[_Job]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(jobs))
+
+    def stop(self) -> None:
+        self._task = None
+
+    async def _run(self, jobs: Sequence[_Job]) -> None:
+        started = self._now()
+        try:
+            await self._commit(jobs)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the submitters have to learn of it
+            self._tell(Failed(error))
+        else:
+            self._tell(self._now() - started)
+
+
+def judge(seen: Seen, state: State | None) -> None:
+    """Compare what a store says with what this machine has seen. Raises StrangeStoreError or
+    OlderStateError.
+    """
+    if not seen.mark:
+        return
+    mark = "" if state is None else state.mark
+    if state is None or mark != seen.mark:
+        found = f"its mark is {mark!r}" if mark else "it has no mark, as an empty one"
+        raise StrangeStoreError(
+            f"the store does not hold the queue that this machine knows (mark {seen.mark!r}): {found}."
+            " Nothing was changed there. Bring its data back, or the right server. If it was emptied on"
+            " purpose, run zonerelay spool accept-empty on each machine that shares it"
+        )
+    last = state.last
+    if state.epoch < seen.epoch or last.epoch < seen.last.epoch or last.number < seen.last.number:
+        raise OlderStateError(
+            f"the store holds an older state of the queue: its last batch is number {last.number} (epoch"
+            f" {state.epoch}), and this machine has stored number {seen.last.number} (epoch {seen.epoch})."
+            " It may be a former primary, or a file that was cut or restored. Nothing was changed there."
+            " Bring the newer state back, or the right server. If that is not possible, run zonerelay spool"
+            " accept-empty"
+        )
+
+
+async def open_partition(
+    engine: Engine,
+    node: int,
+    *,
+    token: str,
+    clock: Clock,
+    seen_file: SeenFile | None = None,
+    hooks: Hooks | None = None,
+    wait: float = 0.0,
+    patience: float = PATIENCE,
+) -> Partition:
+    """Become the writer of a node's partition: this node's, or one of `Engine.peers` that `is_over`.
+
+    `token` names this process when there is no seen_file. While another process holds the lease this waits
+    for up to `wait` seconds, and then raises NodeTakenError. Raises StoreError; nothing is left open then.
+    """
+    partition = Partition(
+        engine.keeper(node),
+        lease=engine.lease,
+        seen=Seen(token) if seen_file is None else seen_file.seen,
+        seen_file=seen_file,
+        clock=clock,
+        hooks=hooks or Hooks(),
+        patience=patience,
+    )
+    until = clock.monotonic() + wait
+    try:
+        while True:
+            try:
+                await partition.enter()
+            except NodeTakenError:
+                if clock.monotonic() >= until:
+                    raise
+                await asyncio.sleep(max(0.01, min(1.0, engine.lease / 8)))
+            else:
+                return partition
+    except BaseException:
+        await partition.abandon()
+        raise
