@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.auth.logins import NO_PASSWORDS
-from zonerelay.delivery.batch.chunking import chunked
+from zonerelay.delivery.batch.offers import chunked
 from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, BatchProgress
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
@@ -37,7 +37,8 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
-from zonerelay.smtp.client.transaction import Transaction, needs_smtputf8, too_large
+from zonerelay.smtp.client.script import needs_smtputf8
+from zonerelay.smtp.client.transaction import Transaction, too_large
 
 
 class NoTurnError(Exception):

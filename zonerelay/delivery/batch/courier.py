@@ -24,6 +24,7 @@ Policies:
   the batch has one credential and uses connections that were logged in with it; while the log-in fails the
   batch waits (`auth/logins.py`). Where no credential is configured and the next hop wants a
   log-in, no mail bounces (`batch_state.py`).
+- A host that refuses BDAT or parameters that it offers gets mail without them for a day (`offers.py`).
 - A message that demands TLS and a verified certificate (`require_tls`) has connections of its own where other
   mail demands less. A host that does not meet the demand defers this message alone (4.7.30).
 - When a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
@@ -47,7 +48,7 @@ from dataclasses import replace
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
-from zonerelay.delivery.batch.chunking import REMEMBER_FOR, Chunking
+from zonerelay.delivery.batch.offers import REMEMBER_FOR, Offers
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
@@ -119,7 +120,7 @@ class SmtpCourier:
         )
         self._skipped = skipped
         self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
-        self._chunking = Chunking(clock)
+        self._offers = Offers(clock)
         self._limits = SessionLimits(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
         self.granted, self.relieve = self._pool.granted, self._pool.relieve
@@ -132,8 +133,10 @@ class SmtpCourier:
         lines = []
         if (most := self._limits.most(address)) is not None:
             lines.append(f"a connection ends after {most} messages: the host refused more")
-        if trouble := self._chunking.trouble(address):
+        if trouble := self._offers.trouble(address):
             lines.append(f"it gets DATA instead of BDAT for a day: {trouble}")
+        if self._offers.few_parameters(address):
+            lines.append("it gets few parameters of MAIL and RCPT for a day: it refused some that it offers")
         return tuple(lines)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
@@ -281,7 +284,7 @@ class SmtpCourier:
         if terms.key.source is not None:
             self._sources.bound(terms.key.source, ip)
         self._report_skipped(session, session.skipped)
-        self._chunking.allow(session)
+        self._offers.allow(session)
         self._limits.apply(session)
         return session
 
@@ -428,8 +431,7 @@ class SmtpCourier:
                 state.record(transaction, session, suspect=self._is_suspect(transaction, session, state))
                 if state.terms.key.source is not None:
                     self._hear(transaction, session, state)
-                if session.chunking:
-                    self._chunking.learn(session, transaction)
+                self._offers.learn(session, transaction)
                 more = state.left_out or transaction.again or (transaction.delivered and transaction.overflow)
                 self._report_skipped(session, protocol.skipped)
                 if transaction.closing or not more:

@@ -1,8 +1,8 @@
 """The turns that a worker has leased: they replace its own pace where several workers share a rate.
 
 `LeasedTurns` answers the questions of a `Pacer` (`queue/destination/rates`): when may the next batch start,
-and when may its MAIL be written. Each answer is a turn that the authority has given. A turn may be taken from its
-moment on until its grace is over, by the later and the earlier bound of the authority's clock
+and when may its MAIL be written. Each answer is a turn that the authority has given. A turn may be taken from
+its moment on until its grace is over, by the later and the earlier bound of the authority's clock
 (`ClockBounds`).
 
 - A worker asks for as many turns as batches wait, at most a *block*: the block doubles when more batches

@@ -122,7 +122,7 @@ class ChunkedTransaction(Transaction):
             self._octet_unread = False
             return self._reset()
         unknown = self.trouble is BdatTrouble.UNKNOWN
-        self.again = unknown and reply.is_positive
+        self.again = (unknown or self.parameters_refused) and reply.is_positive
         if unknown and not self.again:
             text = "the server offers CHUNKING and does not know BDAT"
             later = Reply(451, "5.1", text)

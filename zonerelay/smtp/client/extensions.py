@@ -51,6 +51,8 @@ class Capabilities:
     require_tls: bool = False
     limits: PeerLimits = NO_LIMITS
     auth: frozenset[str] = NO_AUTH
+    few_parameters: bool = False
+    """True when MAIL and RCPT get only the parameters that the message cannot do without."""
 
 
 def parse_ehlo(text: str) -> Capabilities:

@@ -5,6 +5,7 @@ DATA.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Message
@@ -24,15 +25,17 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
     """
     envelope = message.envelope
     sender, rcpts = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
-    parameters = f" SIZE={message.size}" if capabilities.size_offered else ""
-    if capabilities.eight_bit_mime and (message.eight_bit or envelope.body is Body.EIGHT_BIT):
+    few = capabilities.few_parameters
+    parameters = f" SIZE={message.size}" if capabilities.size_offered and not few else ""
+    if capabilities.eight_bit_mime and (message.eight_bit or (envelope.body is Body.EIGHT_BIT and not few)):
         parameters += " BODY=8BITMIME"
-    smtputf8 = capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and rcpts.isascii()))
+    declared = needs_smtputf8(message) if few else envelope.smtputf8
+    smtputf8 = capabilities.smtputf8 and (declared or not (sender.isascii() and rcpts.isascii()))
     if smtputf8:
         parameters += " SMTPUTF8"
     if envelope.require_tls and capabilities.require_tls:
         parameters += " REQUIRETLS"
-    if capabilities.dsn:
+    if capabilities.dsn and not few:
         if envelope.ret or envelope.envid:
             parameters += mail_parameters(envelope)
         for each in deliveries:
@@ -44,6 +47,29 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
     if commands.count(b"\r") != lines or commands.count(b"\n") != lines:
         raise ValueError("an envelope address holds a line break")
     return commands
+
+
+def dispensable(
+    message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities, command: int
+) -> bool:
+    """True when the command at this position (0 is MAIL) has parameters that the message can do without."""
+    if capabilities.few_parameters:
+        return False
+    few = script(message, deliveries, replace(capabilities, few_parameters=True))
+    whole = script(message, deliveries, capabilities)
+    return few.split(b"\r\n")[command] != whole.split(b"\r\n")[command]
+
+
+def needs_smtputf8(message: Message) -> bool:
+    """True when the message needs SMTPUTF8 for any recipient (RFC 6531 3.6, RFC 6532 3.2).
+
+    The sender is beyond ASCII, or a message that was declared so has UTF-8 in its header. Of a very long
+    header only the fields that the message remembers are examined.
+    """
+    envelope = message.envelope
+    if not envelope.sender.isascii():
+        return True
+    return envelope.smtputf8 and not all(name.isascii() and text.isascii() for name, text in message.headers)
 
 
 def _with_wishes(deliveries: Sequence[Delivery], *, smtputf8: bool) -> str:

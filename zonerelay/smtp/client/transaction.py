@@ -17,7 +17,8 @@ Policies:
   reason; so does any refusal there with X.5.3. If a recipient was accepted before, the rest is `overflow`,
   for a next transaction.
 - A refusal of MAIL or DATA concerns every recipient of the transaction; a recipient refused at RCPT keeps
-  that reply.
+  that reply. A refusal that may be about parameters which the server offers and the message can do without
+  (555, 501 and the like) is no answer: the recipients are to be asked `again` without them.
 - After the final dot only the peer's reply says whether the peer is responsible: without a reply the outcome
   is a deferral `in_doubt` (RFC 1047).
 - A server that offers DSN gets the client's wishes for reports (`dsn.py`), and reports success from then on
@@ -39,10 +40,15 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.script import DATA, script
+from zonerelay.smtp.client.script import DATA, dispensable, script
 from zonerelay.smtp.client.stuffing import END
 
 TOO_MANY_RECIPIENTS = "5.3"
+
+PARAMETER_CODES = frozenset({500, 501, 502, 504, 555})
+"""RFC 5321 4.2.2: syntax errors, and parameters that are not recognized or not implemented."""
+PARAMETER_DETAILS = frozenset({"5.1", "5.2", "5.4"})
+"""RFC 3463 3.6: invalid command, syntax error, invalid arguments."""
 
 
 class Phase(enum.StrEnum):
@@ -76,18 +82,6 @@ class Peer:
     host: str = ""
     address: str = ""
     tls: str = ""
-
-
-def needs_smtputf8(message: Message) -> bool:
-    """True when the message needs SMTPUTF8 for any recipient (RFC 6531 3.6, RFC 6532 3.2).
-
-    The sender is beyond ASCII, or a message that was declared so has UTF-8 in its header. Of a very long
-    header only the fields that the message remembers are examined.
-    """
-    envelope = message.envelope
-    if not envelope.sender.isascii():
-        return True
-    return envelope.smtputf8 and not all(name.isascii() and text.isascii() for name, text in message.headers)
 
 
 def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
@@ -124,6 +118,8 @@ class Transaction:
         self.refusal: Reply | None = None
         """The reply that `refused_at` was answered with, the last one of several."""
         self.trouble: BdatTrouble | None = None
+        self.parameters_refused = False
+        """True when parameters that the message can do without were refused, as it seems."""
         self.again = False
         """True when recipients without an outcome are to be asked once more, on this connection."""
         self.overflow: list[int] = []
@@ -133,7 +129,8 @@ class Transaction:
         """
         self._peer = peer
         self._pipelining = capabilities.pipelining
-        self._dsn = capabilities.dsn
+        self._dsn = capabilities.dsn and not capabilities.few_parameters
+        self._message, self._deliveries, self._capabilities = message, deliveries, capabilities
         self._script = script(message, deliveries, capabilities)
         self._commands = [] if self._pipelining else self._script.splitlines(keepends=True)
         self._asked = 0
@@ -190,8 +187,9 @@ class Transaction:
             return self._confused(reply)
         if kind != 2:
             self._mail_refused = True
-            self._refused(Phase.MAIL, reply)
-            self._refuse(range(len(self.outcomes)), reply, Scope.MESSAGE)
+            if not self._is_about_parameters(0, reply):
+                self._refused(Phase.MAIL, reply)
+                self._refuse(range(len(self.outcomes)), reply, Scope.MESSAGE)
             if not self._pipelining:
                 self.phase = Phase.DONE
                 return b""
@@ -207,13 +205,23 @@ class Transaction:
         if not self._mail_refused:
             if code < 300:
                 self._accepted.append(index)
-            else:
+            elif not self._is_about_parameters(index + 1, reply):
                 self._not_accepted(index, reply)
         if self._asked == len(self.outcomes):
-            if not (self._accepted or self._mail_refused):
+            if not (self._accepted or self._mail_refused or self.again):
                 self._refused(Phase.RCPT, reply)
             return self._envelope_answered()
         return b"" if self._pipelining else self._commands[self._asked + 1]
+
+    def _is_about_parameters(self, command: int, reply: Reply) -> bool:
+        """True when the command at this position is to be sent once more without some of its parameters."""
+        about = reply.detail in PARAMETER_DETAILS or (
+            reply.code in PARAMETER_CODES and not reply.detail.startswith(("1.", "7."))
+        )
+        if not (about and dispensable(self._message, self._deliveries, self._capabilities, command)):
+            return False
+        self.again = self.parameters_refused = True
+        return True
 
     def _envelope_answered(self) -> bytes:
         """Returns what to write after the reply to the last RCPT."""

@@ -1,13 +1,16 @@
-"""Decides when BDAT replaces DATA (RFC 3030), and remembers hosts that had trouble with BDAT.
+"""Decides which of a host's offers are used: BDAT in the place of DATA (RFC 3030), and the parameters that a
+message can do without (SIZE, BODY for a body of 7 bits, RET, ENVID, NOTIFY, ORCPT, a SMTPUTF8 without need).
 
-The decision is made once for each connection, so mail to peers without CHUNKING pays nothing. The memory
-holds addresses for REMEMBER_FOR seconds (`peer/expiring_set.py`).
+Some hosts offer an extension and then refuse it. For `REMEMBER_FOR` seconds such a host gets mail without it
+(`peer/expiring_set.py`). The decision is made once for each connection, so that mail to other hosts pays
+nothing.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
@@ -22,19 +25,26 @@ from zonerelay.smtp.client.transaction import BdatTrouble, Transaction
 REMEMBER_FOR = 24 * 3600.0
 
 
-class Chunking:
+class Offers:
     """One per worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._without_bdat = {trouble: ExpiringSet(clock, REMEMBER_FOR) for trouble in BdatTrouble}
+        self._few_parameters = ExpiringSet(clock, REMEMBER_FOR)
 
     def trouble(self, address: str) -> str:
         """Returns why a host (`ip:port`) gets DATA instead of BDAT, `""` if it does not."""
         return next((trouble for trouble, hosts in self._without_bdat.items() if address in hosts), "")
 
+    def few_parameters(self, address: str) -> bool:
+        """Returns true when a host has refused parameters that it offers, and taken mail without them."""
+        return address in self._few_parameters
+
     def allow(self, session: Session) -> None:
-        """Settles whether a new session uses BDAT."""
+        """Settles what a new session uses."""
         address = session.peer.address
+        if self.few_parameters(address):
+            session.capabilities = replace(session.capabilities, few_parameters=True)
         session.chunking = (
             session.terms.zone.chunking and session.capabilities.chunking and not self.trouble(address)
         )
@@ -43,7 +53,13 @@ class Chunking:
             session.protocol.on_surplus = functools.partial(surplus.add, address)
 
     def learn(self, session: Session, transaction: Transaction) -> None:
-        """Learns from a finished transaction on a session with `chunking`."""
+        """Learns from a finished transaction."""
+        if transaction.parameters_refused:
+            session.capabilities = replace(session.capabilities, few_parameters=True)
+        elif session.capabilities.few_parameters and transaction.delivered:
+            self._few_parameters.add(session.peer.address)
+        if not session.chunking:
+            return
         if transaction.trouble is not None:
             session.chunking = False
             self._without_bdat[transaction.trouble].add(session.peer.address)
