@@ -8,11 +8,13 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
 SHARED_QUEUE = "zonerelay_queue_deliveries"
 
@@ -75,25 +77,21 @@ def collect(registry: CollectorRegistry) -> tuple[Family, ...]:
 
 
 def exposition(families: Iterable[Family]) -> bytes:
-    """The Prometheus text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(families))
-    return generate_latest(registry)
+    """Return the Prometheus text format."""
+    # Commands know the frames of answers, which have families, and load no HTTP server for them.
+    from prometheus_client import generate_latest  # noqa: PLC0415
+    from prometheus_client.metrics_core import Metric  # noqa: PLC0415
+    from prometheus_client.registry import Collector  # noqa: PLC0415
 
+    class Given(Collector):
+        def collect(self) -> Iterator[Metric]:
+            for family in families:
+                metric = Metric(family.name, family.help, family.kind)
+                for name, labels, value in family.samples:
+                    metric.add_sample(name, dict(labels), value)
+                yield metric
 
-class _Given(Collector):
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._families:
-            metric = Metric(family.name, family.help, family.kind)
-            for name, labels, value in family.samples:
-                metric.add_sample(name, dict(labels), value)
-            yield metric
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())  # registering must not ask: the names are not known before
+    return generate_latest(Given())
 
 
 class MetricTotals:
