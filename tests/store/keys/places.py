@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import abc
 import copy
+import shutil
 from pathlib import Path
 
 from zonerelay.model.clock import SystemClock
+from zonerelay.store.keys.leveldb import LevelDbEngine
 from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.port import Engine
 
@@ -22,6 +24,8 @@ class Place(abc.ABC):
     is_durable = True
     """A process of its own finds it: `words` are its arguments."""
     words: tuple[str, ...] = ()
+    reserve = 0
+    """Bytes that are kept back for a full disk, where an engine can."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -59,4 +63,31 @@ class MemoryPlace(Place):
         self._engine.mark, self._engine.partitions = copy.deepcopy(saved) if saved else ("", {})  # type: ignore[misc]
 
 
-PLACES: dict[str, type[Place]] = {place.name: place for place in (MemoryPlace,)}
+class LevelDbPlace(Place):
+    name = "leveldb"
+    is_shared = False
+
+    def engine(self) -> Engine:
+        return LevelDbEngine(self.directory / "spool", write_buffer=256 * 1024, reserve=self.reserve)
+
+    def save(self) -> object:
+        return copy_of(self.directory / "spool")
+
+    def restore(self, saved: object) -> None:
+        bring_back(self.directory / "spool", saved)
+
+
+def copy_of(directory: Path) -> Path:
+    saved = directory.with_name("saved")
+    shutil.rmtree(saved, ignore_errors=True)
+    return shutil.copytree(directory, saved)
+
+
+def bring_back(directory: Path, saved: object) -> None:
+    shutil.rmtree(directory)
+    if saved:
+        assert isinstance(saved, Path)
+        shutil.copytree(saved, directory)
+
+
+PLACES: dict[str, type[Place]] = {place.name: place for place in (MemoryPlace, LevelDbPlace)}

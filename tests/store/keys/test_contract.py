@@ -30,7 +30,7 @@ from zonerelay.store.keys.port import (
     pages,
 )
 
-EVERYTHING = (b"\0", b"\xff" * 9)
+EVERYTHING = (b"\x01", b"\xff" * 9)
 
 
 def put(**values: str) -> Write:
@@ -38,7 +38,9 @@ def put(**values: str) -> Write:
 
 
 async def all_rows(reader: KeyReader, rows: int = 1000) -> list[Row]:
-    return [row async for page in pages(reader, *EVERYTHING, rows=rows) for row in page]
+    """Every row but the format of a LevelDB spool."""
+    found = [row async for page in pages(reader, *EVERYTHING, rows=rows) for row in page]
+    return [row for row in found if row[0] != b"meta format"]
 
 
 # --- an ordered map
@@ -63,7 +65,6 @@ async def test_keys_are_in_the_order_of_their_bytes(opened: Opened) -> None:
         b"a*",
         b"aa",
         b"A",
-        b"\0",
         b"\x01",
         b"\xfe\xff",
         b"z\xff",
@@ -83,7 +84,7 @@ async def test_a_page_has_a_cursor(opened: Opened) -> None:
     second = await partition.page(first.cursor, b"l", rows=10)
     assert second.rows[0][0] == b"k010"
     assert len(await all_rows(partition, rows=7)) == 25
-    assert await partition.page(b"m", b"n") == KeyPage([], None)
+    assert await partition.page(b"x", b"y") == KeyPage([], None)
     assert (await partition.page(b"k010", b"k012")).rows == [(b"k010", b"v" * 10), (b"k011", b"v" * 10)]
 
 
@@ -100,7 +101,7 @@ async def test_a_page_is_bounded_in_bytes_and_has_one_row_at_least(opened: Opene
 
 async def test_the_last_key_of_a_range(opened: Opened) -> None:
     partition = await opened()
-    assert await partition.last_key(*EVERYTHING) is None
+    assert await partition.last_key(b"a", b"d") is None
     await partition.write(put(a="", b="", c=""))
     assert await partition.last_key(b"a", b"c") == b"b"
     assert await partition.last_key(b"a", b"d") == b"c"
@@ -109,9 +110,9 @@ async def test_the_last_key_of_a_range(opened: Opened) -> None:
 
 async def test_a_range_is_emptied_before_the_changes_of_the_same_write(opened: Opened) -> None:
     partition = await opened()
-    await partition.write(put(m1="old", m2="old", m3="old", n="old"))
-    await partition.write(Write({b"m2": b"new", b"m4": None}, [KeyRange.of_prefix(b"m")]))
-    assert await all_rows(partition) == [(b"m2", b"new"), (b"n", b"old")]
+    await partition.write(put(q1="old", q2="old", q3="old", r="old"))
+    await partition.write(Write({b"q2": b"new", b"q4": None}, [KeyRange.of_prefix(b"q")]))
+    assert await all_rows(partition) == [(b"q2", b"new"), (b"r", b"old")]
 
 
 async def test_writes_that_wait_together_are_done_one_after_the_other(opened: Opened) -> None:
@@ -157,11 +158,13 @@ async def test_a_model_of_it(place: Place, opened: Opened) -> None:
 async def test_the_largest_keys_and_values(opened: Opened) -> None:
     partition = await opened()
     choose = random.Random(1)
-    key, value = choose.randbytes(MAX_KEY), choose.randbytes(1_500_000)
+    key, value = b"k" + choose.randbytes(MAX_KEY - 1), choose.randbytes(1_500_000)
     await partition.write(Write({key: value, key[:-1]: b"shorter"}))
     assert await partition.get([key, key[:-1]]) == [value, b"shorter"]
     with pytest.raises(ValueError, match="2049 bytes"):
         await partition.write(Write({bytes(MAX_KEY + 1): b""}))
+    with pytest.raises(ValueError, match="NUL"):
+        await partition.write(Write({b"\0key": b""}))
     await partition.write(Write({key: b"small now"}))
     assert await partition.get([key]) == [b"small now"]
 
@@ -174,7 +177,7 @@ async def test_large_ranges_take_little_memory(opened: Opened) -> None:
     try:
         count = 0
         async for rows in pages(partition, *EVERYTHING, octets=200_000):
-            count += len(rows)
+            count += sum(key.startswith(b"big ") for key, _ in rows)
         _, walked = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         await partition.clear(KeyRange.of_prefix(b"big "))

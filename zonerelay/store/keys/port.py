@@ -39,9 +39,9 @@ Room
     StoreFullError means that there is no room. A batch in which every write `makes_room` (outcomes, removals)
     is accepted longer than new mail, as far as the engine can. `room` returns how much is left.
 
-Limits: keys up to MAX_KEY bytes (an index row of PostgreSQL ends at 2,704), values up to MAX_VALUE, and
-MAX_NODES partitions. A range in a batch is meant for the keys of one message. `Partition.clear` removes large
-ranges in many batches.
+Limits: keys up to MAX_KEY bytes (an index row of PostgreSQL ends at 2,704) that do not begin with NUL, values
+up to MAX_VALUE, and MAX_NODES partitions. A range in a batch is meant for the keys of one message.
+`Partition.clear` removes large ranges in many batches.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class Write:
         for key, value in self.changes.items():
             if not 0 < len(key) <= MAX_KEY:
                 raise ValueError(f"a key of {len(key)} bytes")
+            if not key[0]:
+                raise ValueError("a key that begins with NUL")
             if value is not None and len(value) > MAX_VALUE:
                 raise ValueError(f"a value of {len(value)} bytes")
 
