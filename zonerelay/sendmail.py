@@ -414,7 +414,7 @@ def _drop(
         raise SendmailError(TEMPFAIL, f"the relay does not answer, and {reason}") from None
 
 
-DROP_FORMAT = "zonerelay drop 1"
+DROP_FORMAT = "zonerelay-drop-1"
 MAX_ENVELOPE = 1024 * 1024
 
 

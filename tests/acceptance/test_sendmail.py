@@ -321,7 +321,7 @@ async def test_mail_of_a_relay_that_is_down_waits_for_it_and_is_handed_over_by_i
             assert sendmail(relay.config, "-f", "app@b.example", "-N", "never", word) == (OK, "")
         kept = {each.name: each.read_bytes() for each in (drop / "new").iterdir()}
         outside = tmp_path / "secret"
-        outside.write_text("zonerelay drop 1\nSa@b.example\nRsecret@d.example\n\nx: y\n\nsecret\n")
+        outside.write_text("zonerelay-drop-1\nSa@b.example\nRsecret@d.example\n\nx: y\n\nsecret\n")
         os.link(outside, drop / "new" / "linked")
         (drop / "new" / "pointing").symlink_to(outside)
         os.mkfifo(drop / "new" / "pipe")
@@ -421,7 +421,7 @@ async def test_a_dropped_file_that_ends_in_half_a_line_is_taken_and_delays_nobod
     relay = RelayProcess(
         tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", tables={"sendmail": {"drop": str(drop)}}
     )
-    head = b"zonerelay drop 1\nSa@b.example\nRann@d.example\n\n"
+    head = b"zonerelay-drop-1\nSa@b.example\nRann@d.example\n\n"
     endings = (
         b"Subject: x\n\nhalf a line",
         b"Subject: x\n\n.",

@@ -61,7 +61,7 @@ import uvloop
 
 from tests.dialogs.staging import Step, client_context, load, staged
 from tests.support.inbound import House, RememberingStore, Stored, Talk, until
-from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError
+from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 STAGE = frozenset({"set", "auth", "user", "access", "rewrite", "srs", "policy", "dns", "memory"})
@@ -204,7 +204,7 @@ def break_store(store: RememberingStore, how: str) -> None:
         raise STORE_ERRORS[how]
 
     if how == "sick":
-        store.sick = NO_SPACE
+        store.sick = Unhealthy.NO_SPACE
     else:
         store.before_commit = fail
 

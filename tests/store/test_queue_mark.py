@@ -20,8 +20,8 @@ from tests.support.toml import toml_document
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.common.queue_mark import FILE, STRANGE, QueueMark, place_of
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.common.queue_mark import FILE, QueueMark, place_of
+from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.postgres import session as postgres_session
 from zonerelay.store.redis import keeper as redis_keeper
 from zonerelay.store.s3 import keeper as s3_keeper
@@ -133,7 +133,7 @@ async def test_store_that_is_emptied_under_a_running_relay_is_a_problem_until_it
     spool = await place.open("one")
     await store_message(spool.store, 1)
     place.lose()
-    await until(lambda: spool.store.unhealthy() == STRANGE)
+    await until(lambda: spool.store.unhealthy() is Unhealthy.OTHER_QUEUE)
     with pytest.raises(StoreError):
         await store_message(spool.store, 2)
     place.mark_of("one").forget()

@@ -37,6 +37,7 @@ from zonerelay.store.contract import (
     StoreFullError,
     StoreOpenError,
     Submit,
+    Unhealthy,
 )
 from zonerelay.store.open import open_store
 from zonerelay.store.redis import keeper as redis_keeper
@@ -84,7 +85,7 @@ class TestPromises:
     ) -> None:
         spool = await lonely.relay()
         lonely.server.configure("appendfsync", "everysec")
-        await until(lambda: spool.store.unhealthy() == redis_keeper.UNSAFE)
+        await until(lambda: spool.store.unhealthy() == Unhealthy.SERVER_UNSAFE)
         with pytest.raises(StoreError):
             await store_message(spool.store, 1)
         lonely.server.configure("appendfsync", "always")

@@ -15,7 +15,7 @@ from zonerelay.inbound.drop_directory import FIRST_PAUSE, LONGEST_PAUSE, SHARE, 
 from zonerelay.model.clock import ManualClock
 from zonerelay.sendmail import MAX_ENVELOPE
 
-GOOD = b"zonerelay drop 1\nSa@b.example\nRann@d.example\n\nSubject: x\n\nhello\n"
+GOOD = b"zonerelay-drop-1\nSa@b.example\nRann@d.example\n\nSubject: x\n\nhello\n"
 MOST = 1000
 
 
@@ -66,8 +66,8 @@ def test_whatever_is_no_message_is_set_aside_once_and_the_others_go_on(scene: Sc
     scene.put("empty", b"")
     scene.put("huge", GOOD + b"x" * (MOST + MAX_ENVELOPE))
     scene.put("no-format", b"Subject: x\n\nhello\n")
-    scene.put("no-end", b"zonerelay drop 1\nSa@b.example\nRann@d.example\n")
-    scene.put("no-recipient", b"zonerelay drop 1\nSa@b.example\n\nx\n")
+    scene.put("no-end", b"zonerelay-drop-1\nSa@b.example\nRann@d.example\n")
+    scene.put("no-recipient", b"zonerelay-drop-1\nSa@b.example\n\nx\n")
     scene.put("nul", GOOD.replace(b"ann", b"an\0n"))
     scene.put("latin-1", GOOD.replace(b"ann", b"\xe4nn"))
     scene.put("unknown-line", GOOD.replace(b"Sa@b", b"Qa@b"))

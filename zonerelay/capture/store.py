@@ -297,7 +297,7 @@ class Capture:
                         self._database = _open(self._file)
                 yield self._database
             except sqlite3.Error as error:
-                full = "full" in str(error)
+                full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
                 raise (CaptureFullError if full else CaptureError)(f"{self._file}: {error}") from error
             except OSError as error:
                 raise CaptureError(f"{self._file}: {error.strerror}") from error

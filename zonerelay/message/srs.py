@@ -33,7 +33,7 @@ from collections.abc import Sequence
 
 from zonerelay.config.settings import SrsSettings
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, local_part
-from zonerelay.smtp.server.paths import CommandError, reverse_path
+from zonerelay.smtp.server.paths import CommandError, PathTooLongError, reverse_path
 
 HASH_LENGTH = 8
 OLD_HASH_LENGTH = 4
@@ -231,7 +231,7 @@ def _mailbox(local: str, domain: str) -> Mailbox:
     try:
         mailbox, rest = reverse_path(text)
     except CommandError as error:
-        too_long = "too long" in error.reply.text
+        too_long = isinstance(error, PathTooLongError)
         raise SrsError(SrsFault.TOO_LONG if too_long else SrsFault.MALFORMED) from error
     if rest:
         raise SrsError(SrsFault.MALFORMED)

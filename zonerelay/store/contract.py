@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from random import Random
 from typing import Protocol, Self, TypedDict, Unpack
 
@@ -35,9 +36,21 @@ SHARED = "the queue is shared: others may have mail in it"
 """The answer of `left_over` on a shared store."""
 
 
-NO_SPACE = "insufficient disk space"
-DAMAGED = "the spool is damaged"
-"""Two reasons of `unhealthy` that callers tell from the others."""
+class Unhealthy(StrEnum):
+    """The reasons why a store accepts no new mail. Clients and `/readyz` see the texts."""
+
+    NO_SPACE = "insufficient disk space"
+    DAMAGED = "the spool is damaged"
+    WRITE_FAILED = "the spool cannot be written"
+    CLOSED = "the spool is closed"
+    SERVER_DOWN = "the spool's server cannot be reached"
+    SERVER_DENIES = "the spool's server denies what the queue needs"
+    SERVER_UNSAFE = "the spool's server may lose what it has acknowledged"
+    DATABASE_DOWN = "the database cannot be used"
+    DATABASE_UNSAFE = "the database may lose what it has acknowledged"
+    OBJECTS_DOWN = "the object store cannot be used"
+    OTHER_QUEUE = "the store does not hold the queue that this relay knows"
+    NO_LEASE = "the lease on the queue has run out"
 
 
 class StoreError(Exception):
@@ -132,13 +145,11 @@ class Kept:
 
 
 class StoredBeforeError(StoreError):
-    """The same `Once` was committed before, with the same content; nothing was stored now. Its text is the id
-    of the message that was stored.
-    """
+    """The same `Once` was committed before, with the same content; nothing was stored now."""
 
-    @property
-    def message_id(self) -> MessageId:
-        return MessageId(str(self))
+    def __init__(self, message_id: MessageId) -> None:
+        super().__init__(message_id)
+        self.message_id = message_id
 
 
 class OtherContentError(StoreError):
@@ -282,8 +293,8 @@ class QueueStore(Protocol):
         Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
         """
 
-    def unhealthy(self) -> str | None:
-        """A bland reason why no new mail should be taken now, or `None`. Cheap; asked before each message."""
+    def unhealthy(self) -> Unhealthy | None:
+        """Return the reason why no new mail should be taken now, or `None`. Cheap: asked before each mail."""
 
     def problems(self) -> Sequence[str]:
         """Everything that an operator should know of, in full; the reason of `unhealthy` is among it."""

@@ -176,10 +176,9 @@ class Journal:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise TransferError(
-                f"{self.path}: {error}"
-                + ("; another `spool migrate` has it" if "locked" in str(error) else "")
-            ) from error
+            other = "; another `spool migrate` has it"
+            is_busy = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+            raise TransferError(f"{self.path}: {error}{other if is_busy else ''}") from error
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             raise TransferError(
                 f"{self.path}, which says what was moved before, is damaged: {error}. Without it mail could"

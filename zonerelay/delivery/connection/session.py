@@ -25,6 +25,7 @@ import socket
 import ssl
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol, cast
 
 import aiosmtplib
@@ -45,6 +46,14 @@ from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
 from zonerelay.smtp.client.replies import PeerError, ReplyParser, make_reply, printable
 from zonerelay.smtp.client.transaction import Peer
 from zonerelay.telemetry.events.transcript import Record
+
+
+class Phase(StrEnum):
+    """What the relay waits for on a new connection."""
+
+    GREETING = "the greeting"
+    EHLO = "EHLO"
+    AUTH = "AUTH"
 
 
 class TlsTrouble(HostTrouble):
@@ -300,7 +309,7 @@ class _Greeter:
         except (aiosmtplib.SMTPException, OSError) as error:
             if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
                 raise self._broken_handshake(error) from error
-            raise self._trouble("the greeting", error) from error
+            raise self._trouble(Phase.GREETING, error) from error
 
     def open_transport(self) -> asyncio.Transport:
         """Returns the open transport. Raises HostTrouble if the peer has closed it."""
@@ -330,7 +339,7 @@ class _Greeter:
             text = f"{self.address} answered AUTH with what is no reply"
             raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._trouble("AUTH", error) from error
+            raise self._trouble(Phase.AUTH, error) from error
         self._heard(said)
         return said.code, said.message.strip()
 
@@ -356,7 +365,7 @@ class _Greeter:
                     raise
             await self._introduced(b"HELO", timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._trouble("EHLO", error) from error
+            raise self._trouble(Phase.EHLO, error) from error
         return Capabilities()
 
     async def _start_tls(self) -> bool:
@@ -398,7 +407,7 @@ class _Greeter:
         try:
             reply = await self._introduced(b"EHLO", self._settings.ehlo_timeout)
         except aiosmtplib.SMTPHeloError as error:
-            raise self._trouble("EHLO", error) from error
+            raise self._trouble(Phase.EHLO, error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         return parse_ehlo(reply.message)
@@ -438,12 +447,12 @@ class _Greeter:
             self.record.note(text)
         return TlsTrouble(Reply(451, "7.5", text), address=self.address)
 
-    def _trouble(self, phase: str, error: Exception) -> HostTrouble:
+    def _trouble(self, phase: Phase, error: Exception) -> HostTrouble:
         """Returns a transient trouble: the failure is about the host, and no mail has been mentioned yet."""
         said = None
         if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
             self.record.note(f"{phase}: {error or type(error).__name__}")
-        elif phase == "the greeting" and isinstance(error, aiosmtplib.SMTPResponseException):
+        elif phase is Phase.GREETING and isinstance(error, aiosmtplib.SMTPResponseException):
             self._heard(error)
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
@@ -453,5 +462,5 @@ class _Greeter:
         else:
             words = error.message if isinstance(error, aiosmtplib.SMTPResponseException) else str(error)
             detail, text = "4.2", f"{self.address} failed at {phase}: {printable(words)}"
-        down = phase != "AUTH" and (said is None or said.is_permanent)
+        down = phase is not Phase.AUTH and (said is None or said.is_permanent)
         return HostTrouble(Reply(451, detail, text), address=self.address, said=said, down=down)

@@ -43,7 +43,7 @@ from zonerelay.model.envelope import Notify, Recipient, Ret
 from zonerelay.smtp.server.bdat import parse_bdat
 from zonerelay.smtp.server.params import HTTP_MAIL_PARAMETERS, MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
-from zonerelay.store.contract import NO_SPACE
+from zonerelay.store.contract import Unhealthy
 
 REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
 
@@ -133,7 +133,7 @@ def _mail_refusal(conversation: Conversation, command: MailCommand) -> ServerRep
         return conversation.refuse(answer, "MAIL", mailbox=command.sender)
     unhealthy = context.store.unhealthy()
     if unhealthy is not None:
-        answer = replies.STORE_FULL if unhealthy == NO_SPACE else replies.STORE_TROUBLE
+        answer = replies.STORE_FULL if unhealthy is Unhealthy.NO_SPACE else replies.STORE_TROUBLE
         return conversation.refuse(answer, "MAIL", mailbox=command.sender, detail=unhealthy)
     if conversation.client_state.user is not None and not conversation.client_state.may_send_as(
         command.sender

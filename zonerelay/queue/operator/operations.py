@@ -45,7 +45,7 @@ from zonerelay.queue.operator.trace import Shown, Step, steps
 from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.store.contract import DAMAGED, EveryNth, MessageNotFoundError, Store, StoreCorruptError
+from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, StoreCorruptError, Unhealthy
 from zonerelay.telemetry.events.events import Events
 
 __all__ = ["BOUNDS", "MAX_KEYS", "SAMPLE", "Operations", "QueueFilter", "Result", "Shown", "Step", "Tally"]
@@ -131,7 +131,7 @@ class Operations:
 
     def left_out(self) -> tuple[str, ...]:
         """Says in words what the answers of a damaged store lack."""
-        return (LEFT_OUT,) if self._store.unhealthy() == DAMAGED else ()
+        return (LEFT_OUT,) if self._store.unhealthy() is Unhealthy.DAMAGED else ()
 
     async def select(
         self,

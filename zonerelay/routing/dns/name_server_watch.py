@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from zonerelay.routing.dns.answers import DnsStatus
@@ -22,8 +23,11 @@ if TYPE_CHECKING:  # a command that only explains needs no metrics
 PROBE = "127.in-addr.arpa"
 PROBE_PAUSE = 3.0
 FAILURES = 5
-SILENT = "they do not answer, or cannot be reached"
-FAILING = "they answer every question with a failure"
+
+
+class Outage(StrEnum):
+    SILENT = "they do not answer, or cannot be reached"
+    FAILING = "they answer every question with a failure"
 
 
 class NameServerWatch:
@@ -37,7 +41,7 @@ class NameServerWatch:
         self._observer = observer
         self._failed: dict[str, None] = {}
         self._answers = 0
-        self._reason = ""
+        self._reason: Outage | None = None
         self._since = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -49,7 +53,7 @@ class NameServerWatch:
             f"no name server is of use ({self.servers}): {self._reason}. New mail is accepted, and mail"
             " whose domain has to be looked up waits in the queue. See that they run and can be reached from"
             " here, or set [dns] servers to others"
-            + ("; with [dns] trust_ad they have to understand EDNS" if self._reason == FAILING else "")
+            + ("; with [dns] trust_ad they have to understand EDNS" if self._reason is Outage.FAILING else "")
         )
 
     def state(self) -> str:
@@ -71,12 +75,12 @@ class NameServerWatch:
             self._answered()
         elif status is DnsStatus.TIMEOUT:
             self.silent()
-        elif self._reason == SILENT:
+        elif self._reason is Outage.SILENT:
             self._answered()
         elif not self._reason:
             self._failed[name] = None
             if len(self._failed) >= FAILURES:
-                self._lose(FAILING)
+                self._lose(Outage.FAILING)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -90,9 +94,9 @@ class NameServerWatch:
         status = await self._ask(PROBE)
         self._task = None
         if status is DnsStatus.TIMEOUT and self._answers == before:
-            self._lose(SILENT)
+            self._lose(Outage.SILENT)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: Outage) -> None:
         if self._reason:
             return
         loop = asyncio.get_running_loop()
@@ -105,7 +109,7 @@ class NameServerWatch:
 
     async def _look_again(self) -> None:
         # The probe's name has an answer even where no other name has one.
-        name = PROBE if self._reason == SILENT else next(iter(self._failed))
+        name = PROBE if self._reason is Outage.SILENT else next(iter(self._failed))
         while self._reason:
             await asyncio.sleep(PROBE_PAUSE)
             self.ended(name, await self._ask(name))
@@ -115,7 +119,7 @@ class NameServerWatch:
         self._answers += 1
         if not self._reason:
             return
-        self._reason = ""
+        self._reason = None
         if self._observer is not None:
             self._observer.restored(self.servers, asyncio.get_running_loop().time() - self._since)
         # When the task itself has heard the answer, its loop ends here.

@@ -55,6 +55,10 @@ class CommandError(Exception):
         self.reply = reply
 
 
+class PathTooLongError(CommandError):
+    """The local part, the domain or the whole path is longer than RFC 5321 allows."""
+
+
 def command_error(code: int, detail: str, text: str) -> CommandError:
     return CommandError(Reply(code, detail, text))
 
@@ -105,10 +109,10 @@ def _check_lengths(local: str, domain: str, mailbox: str, bad: str) -> None:
     if mailbox.isascii() and len(mailbox) <= MAX_LOCAL_PART:
         return
     if len(local.encode()) > MAX_LOCAL_PART:
-        raise command_error(501, bad, "Local part too long")
+        raise PathTooLongError(Reply(501, bad, "Local part too long"))
     # The brackets count as part of the path.
     if len(domain.encode()) > MAX_DOMAIN or len(mailbox.encode()) + 2 > MAX_PATH:
-        raise command_error(501, bad, "Address too long")
+        raise PathTooLongError(Reply(501, bad, "Address too long"))
 
 
 def _is_local_part(local: str) -> bool:

@@ -26,7 +26,6 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.contract import StoreOpenError
 
 FILE = "known-queues.json"
-STRANGE = "the store does not hold the queue that this relay knows"
 
 _log = logging.getLogger("zonerelay.store")
 

@@ -15,7 +15,7 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError
+from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.disk import batch as disk_batch
 from zonerelay.store.disk import stock as disk_stock
 from zonerelay.store.disk.batch import FileBatch, FileBatchWriter, Op
@@ -68,7 +68,7 @@ class DiskKeeper(LocalKeeper[Directories, Op, FileBatch, Found]):
 
     def note_full(self) -> None:
         """An upload found no room. The next look at the free space says whether there is some again."""
-        self._health.set("space", NO_SPACE)
+        self._health.set("space", Unhealthy.NO_SPACE)
 
     # --- writing
 

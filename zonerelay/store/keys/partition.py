@@ -27,11 +27,10 @@ from typing import Any
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.common.keeper.health import CLOSED
 from zonerelay.store.common.queue_mark import StrangeStoreError
 from zonerelay.store.common.write.group_commit import GroupCommitter
 from zonerelay.store.common.write.writer_thread import Failed
-from zonerelay.store.contract import ClaimLostError, StoreError, StoreFullError
+from zonerelay.store.contract import ClaimLostError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.port import (
     PAGE_OCTETS,
     PAGE_ROWS,
@@ -322,7 +321,7 @@ class Partition:
             return
         self._is_closing = True
         await self._committer.drain()
-        self._committer.refuse(StoreError(CLOSED))
+        self._committer.refuse(StoreError(Unhealthy.CLOSED))
         self._committer.stop()
         await self._tasks.cancel()
         if not self._is_fenced and self._in_doubt is None:
@@ -335,7 +334,7 @@ class Partition:
         on.
         """
         self._is_closing = True
-        self._committer.refuse(StoreError(CLOSED))
+        self._committer.refuse(StoreError(Unhealthy.CLOSED))
         self._committer.stop()
         await self._tasks.cancel()
         await self._release()

@@ -25,6 +25,7 @@ from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.check import Contents, Examination, Fault
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreOpenError
+from zonerelay.store.leveldb.damage.directory import DamagedSpoolError
 from zonerelay.store.leveldb.damage.format import named_in
 from zonerelay.store.leveldb.damage.table import damaged_blocks, has_index
 from zonerelay.store.leveldb.engine import Row
@@ -63,7 +64,7 @@ def _check_snapshot(spool: Path, examination: Examination) -> Contents:
     try:
         db.open()
     except StoreOpenError as error:
-        damaged(str(error).partition("; nothing was changed")[0])
+        damaged(error.finding if isinstance(error, DamagedSpoolError) else str(error))
         return Contents(0, 0, octets)
     try:
         for loss in db.losses.open:  # what the opening has mended in the snapshot

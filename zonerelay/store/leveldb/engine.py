@@ -402,18 +402,25 @@ def is_there(db: plyvel.DB, key: bytes) -> bool:
 
 def _is_damage(error: Exception) -> bool:
     """Not for a while, and not for want of anything: a checksum, a disk that cannot read, a missing table."""
-    text = words(error)
     return isinstance(error, plyvel.CorruptionError) or (
         isinstance(error, plyvel.Error)
-        and text.endswith((os.strerror(errno.EIO), os.strerror(errno.ENOENT)))
-        and ".ldb" in text
+        and has_words(error, errno.EIO, errno.ENOENT)
+        and ".ldb" in words(error)
     )
 
 
 def is_full(error: Exception) -> bool:
-    # LevelDB hands the system's words on, nothing else.
-    text = words(error)
-    return "No space left" in text or "quota exceeded" in text
+    return has_words(error, errno.ENOSPC, errno.EDQUOT)
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether another process, or this one, has the database open."""
+    return has_words(error, errno.EAGAIN) or words(error).endswith("already held by process")
+
+
+def has_words(error: Exception, *numbers: int) -> bool:
+    """Return whether LevelDB failed with one of these errors of the system: it hands on their words alone."""
+    return any(os.strerror(number) in words(error) for number in numbers)
 
 
 def words(error: Exception) -> str:

@@ -23,7 +23,7 @@ from zonerelay.store.common.keeper import recovery
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.contract import DAMAGED, StoreCorruptError, StoreError, StoreFullError
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.compaction import Compactor, whole
 from zonerelay.store.leveldb.damage.directory import RESCUE
@@ -113,7 +113,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         """Raises StoreError while nothing may be handed out."""
         self._health.check_usable()
         if self._refused > MOST_REFUSED:
-            raise StoreCorruptError(DAMAGED)
+            raise StoreCorruptError(Unhealthy.DAMAGED)
 
     # --- writing
 
@@ -189,7 +189,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
             self._damage.add(text)
             _log.error("the spool %s is damaged: %s", self._db.path, text)
             self._on_damage(text)
-        self._health.set("damage", DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
+        self._health.set("damage", Unhealthy.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
 
     def _note_unreadable(self, text: str) -> None:
         """LevelDB is sound, a record is not: others are as good as before."""

@@ -22,6 +22,7 @@ from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullErr
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     REBUILD,
+    DamagedSpoolError,
     Judgement,
     Mark,
     Needed,
@@ -42,7 +43,9 @@ from zonerelay.store.leveldb.engine import (
     LevelDbCorruptionError,
     LevelDbError,
     connect,
+    has_words,
     is_full,
+    is_locked,
     is_there,
     peek,
     words,
@@ -96,8 +99,27 @@ class LevelDb(Database):
 
     def open_error(self, error: Exception) -> StoreOpenError:
         """The error whose text says what failed at opening and what the operator should do."""
-        kind = NoRoomToOpenError if is_full(error) else StoreOpenError
-        return kind(_explain(self.path, error))
+        path, text = self.path, words(error)
+        if is_locked(error):
+            return StoreOpenError(
+                f"another zonerelay has {path} open; stop it or choose another [spool] path"
+            )
+        if is_full(error):
+            return NoRoomToOpenError(
+                f"the file system of the spool {path} is full: free some space and start again ({text})"
+            )
+        if has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
+            return StoreOpenError(
+                f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount of its"
+                " disk"
+            )
+        if has_words(error, errno.EIO):
+            return StoreOpenError(
+                f"the disk of the spool {path} fails: {text}; nothing was changed. Look at the kernel's"
+                " messages, and copy the directory to another disk while it can be read (GNU ddrescue for"
+                " single files); to take new mail meanwhile, set another [spool] path"
+            )
+        return DamagedSpoolError(path, text, REBUILD)
 
     def reopen(self, *, full: bool = False) -> None:
         """Reads the log back up to the last whole batch after a failed write, and starts a new log.
@@ -275,23 +297,3 @@ def _make_directory(path: Path) -> None:
             f"the spool directory {path} cannot be written by this user; give it to the user that"
             " zonerelay runs as, or choose another [spool] path"
         )
-
-
-def _explain(path: Path, error: Exception) -> str:
-    """Says what happened at opening and what the operator should do."""
-    text = words(error)
-    if "lock" in text.lower() and ("temporarily unavailable" in text or "already held" in text):
-        return f"another zonerelay has {path} open; stop it or choose another [spool] path"
-    if is_full(error):
-        return f"the file system of the spool {path} is full: free some space and start again ({text})"
-    if "Permission denied" in text or "Read-only" in text:
-        return (
-            f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount of its disk"
-        )
-    if os.strerror(errno.EIO) in text:
-        return (
-            f"the disk of the spool {path} fails: {text}; nothing was changed. Look at the kernel's messages,"
-            " and copy the directory to another disk while it can be read (GNU ddrescue for single files); to"
-            " take new mail meanwhile, set another [spool] path"
-        )
-    return f"the spool {path} is damaged: {text}{REBUILD}"

@@ -21,7 +21,6 @@ from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage
 from zonerelay.store.common.counts import Counts
-from zonerelay.store.common.keeper import health
 from zonerelay.store.common.once.reservations import Page, Reservations
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
@@ -35,6 +34,7 @@ from zonerelay.store.contract import (
     QueueCounts,
     StoreError,
     Submit,
+    Unhealthy,
     Wanted,
     everybody,
 )
@@ -330,8 +330,8 @@ class MemoryStore:
 
     # --- health
 
-    def unhealthy(self) -> str | None:
-        return health.CLOSED if self._closed else None
+    def unhealthy(self) -> Unhealthy | None:
+        return Unhealthy.CLOSED if self._closed else None
 
     def problems(self) -> tuple[str, ...]:
         return ()
@@ -351,7 +351,7 @@ class MemoryStore:
 
     def check_writable(self) -> None:
         if self._closed:
-            raise StoreError(health.CLOSED)
+            raise StoreError(Unhealthy.CLOSED)
 
 
 def _done() -> asyncio.Future[None]:

@@ -33,7 +33,6 @@ STEP_TIMEOUT = 600.0
 """Seconds: a page may be of large bodies, and a count of a long queue."""
 _HIGHEST = 2**63 - 1
 
-BESIDE = "chunks beside a body that is whole"
 HAS_TABLES = "SELECT to_regclass('message') IS NOT NULL"
 _SIZE = "SELECT pg_table_size('message') + pg_table_size('chunk') + pg_table_size('delivery')"
 
@@ -219,8 +218,8 @@ class PostgresWalk:
         self._tell(min(self._octets, self._total), self._total)
 
 
-def judge(row: Columns) -> tuple[Fault, str] | None:
-    """What is wrong with a row of `MESSAGES`."""
+def judge(row: Columns, *, extra_chunks: bool = True) -> tuple[Fault, str] | None:
+    """Return what is wrong with a row of `MESSAGES`; `extra_chunks`: also chunks next to a whole body."""
     key, metadata, size, _, chunks, last, octets, short, _ = row
     try:
         message = records.decode_message(MessageId(identity(key)), bytes(metadata))
@@ -231,4 +230,4 @@ def judge(row: Columns) -> tuple[Fault, str] | None:
         return body_fault(message, chunks, last, octets, uneven=uneven)
     if size != message.size or message.chunks > 1:
         return Fault.WRONG_SIZE, f"its body has {size:,} octets, not {message.size:,}"
-    return (Fault.WRONG_SIZE, BESIDE) if chunks else None
+    return (Fault.WRONG_SIZE, "chunks beside a body that is whole") if chunks and extra_chunks else None

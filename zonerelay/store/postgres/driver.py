@@ -80,6 +80,10 @@ class ClashError(StoreError):
     """Another transaction was in the way."""
 
 
+class DamagedFilesError(StoreError):
+    """Files of the database itself are damaged, or the server has met a bug of its own (class XX)."""
+
+
 class BusyError(StoreError):
     """A lock was not to be had in the time given."""
 
@@ -335,7 +339,9 @@ def _refused(state: str, message: str, password: str) -> StoreError:
         return BusyError(text)
     if state.startswith(_SICK_CLASSES):
         return SickError(text)
-    return StoreFullError(text) if state in _FULL else StoreError(text)
+    if state in _FULL:
+        return StoreFullError(text)
+    return DamagedFilesError(text) if state.startswith("XX00") else StoreError(text)
 
 
 def _hide(text: str, password: str) -> str:

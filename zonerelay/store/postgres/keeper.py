@@ -18,17 +18,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from zonerelay.store.common.claims import index_claims
-from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.health import Health
-from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError
+from zonerelay.store.common.queue_mark import QueueMark, StrangeStoreError
 from zonerelay.store.common.write.group_commit import GroupCommitter
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.batch import Submission, Target, TransactionWriter
 from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.rows import unword
 from zonerelay.store.postgres.schema import check_rights, check_schema, migrate
-from zonerelay.store.postgres.session import UNREACHABLE, DatabaseSession
+from zonerelay.store.postgres.session import DatabaseSession
 from zonerelay.store.surroundings import Surroundings
 
 FREE_ROWS = 1000
@@ -38,7 +37,6 @@ OLDEST_VERSION = 13
 KEEPS = ("fsync", "full_page_writes", "synchronous_commit")
 """The settings that make a commit durable, as `sql.SERVER` asks for them."""
 
-UNSAFE = "the database may lose what it has acknowledged"
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -98,7 +96,7 @@ class PostgresKeeper(DatabaseSession):
     def check_open(self) -> None:
         """Raises StoreError once the relay has closed the store."""
         if self._closed:
-            raise StoreError(health.CLOSED)
+            raise StoreError(Unhealthy.CLOSED)
 
     async def probe(self) -> None:
         self.check_usable()
@@ -131,7 +129,7 @@ class PostgresKeeper(DatabaseSession):
         self.health.close()
         await self._tasks.cancel()
         was_usable = self.health.refusal is None
-        closed = StoreError(health.CLOSED)
+        closed = StoreError(Unhealthy.CLOSED)
         self.health.refusal = self.health.refusal or closed
         await self.committer.drain()
         self.committer.refuse(closed)
@@ -257,7 +255,7 @@ class PostgresKeeper(DatabaseSession):
 
     def _begin_trouble(self, error: StoreError) -> None:
         _log.error("the database cannot be used: %s", error)
-        self.health.refusal = type(error)(str(error))
+        self.health.refusal = type(error)(*error.args)
         self.committer.refuse(self.health.refusal)
         self.health.set("database", _reason(error))
         self._said = ""
@@ -313,7 +311,7 @@ async def _free(link: Link, session: int) -> set[str]:
     return zones
 
 
-def _reason(error: StoreError) -> str:
+def _reason(error: StoreError) -> Unhealthy:
     if isinstance(error, StrangeStoreError):
-        return STRANGE
-    return UNSAFE if isinstance(error, UnsafeError) else UNREACHABLE
+        return Unhealthy.OTHER_QUEUE
+    return Unhealthy.DATABASE_UNSAFE if isinstance(error, UnsafeError) else Unhealthy.DATABASE_DOWN

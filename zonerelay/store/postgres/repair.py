@@ -20,7 +20,6 @@ from zonerelay.store.common.repairs import Remains, SharedRepair, Troubled, reci
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.check import (
-    BESIDE,
     HAS_TABLES,
     MESSAGES,
     STEP_TIMEOUT,
@@ -28,12 +27,18 @@ from zonerelay.store.postgres.check import (
     differing_indexes,
     judge,
 )
-from zonerelay.store.postgres.driver import BusyError, Columns, ConnectionLostError, Fetch, Link
+from zonerelay.store.postgres.driver import (
+    BusyError,
+    Columns,
+    ConnectionLostError,
+    DamagedFilesError,
+    Fetch,
+    Link,
+)
 from zonerelay.store.postgres.open import access_of
 from zonerelay.store.postgres.rows import delivery_of, number, word
 from zonerelay.store.postgres.schema import check_schema
 
-_FILES_DAMAGED = " XX00"
 _LOCK = "LOCK TABLE node, upload, message, chunk, delivery IN SHARE ROW EXCLUSIVE MODE"
 _ALIVE = """
 SELECT node, extract(epoch FROM expires - clock_timestamp())::float8 FROM node
@@ -77,9 +82,7 @@ async def repair(
                 await fetch(_LOCK)
                 await _refuse_living(fetch)  # one may have been faster
             return await _Repair(fetch, mending, tell).run()
-    except StoreError as error:
-        if _FILES_DAMAGED not in str(error):
-            raise
+    except DamagedFilesError as error:
         raise StoreError(
             f"{error}: files of the database itself are damaged, which its administrator repairs first."
             " The queue is as it was; what was salvaged until then is kept"
@@ -178,8 +181,10 @@ class _Repair:
         except StoreCorruptError as error:
             return None, str(error), old
         whole = await self._attempt(MESSAGES, key, "", key, 1)
-        trouble = judge(whole[0]) if whole else (Fault.UNREADABLE, "its body cannot be read")
-        return message, "" if trouble is None or trouble[1] == BESIDE else trouble[1], old
+        fault = (
+            judge(whole[0], extra_chunks=False) if whole else (Fault.UNREADABLE, "its body cannot be read")
+        )
+        return message, "" if fault is None else fault[1], old
 
     async def _attempt(self, statement: str, *values: object) -> Sequence[Columns]:
         """The rows, none when the server cannot read them."""

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import StoreError, Unhealthy
 from zonerelay.store.postgres.driver import (
     Access,
     ClashError,
@@ -39,8 +39,6 @@ LONGEST_BEAT = 10.0
 LONGEST_LEASE = 3600.0
 """Seconds that a relay's lease may last from now on, as other relays see it. A longer one was written before
 the server's clock was set back, and would keep a dead relay's mail for as long as the clock was ahead."""
-
-UNREACHABLE = "the database cannot be used"
 
 
 class DatabaseSession(ABC):
@@ -122,7 +120,7 @@ class DatabaseSession(ABC):
 
     def _connected(self, link: Link | None) -> Link:
         if link is None:
-            raise StoreError(UNREACHABLE)
+            raise StoreError(Unhealthy.DATABASE_DOWN)
         return link
 
     def _cut(self) -> None:

@@ -40,7 +40,7 @@ from redis.exceptions import (
 from zonerelay.config.settings import RedisSettings
 from zonerelay.process.threads import FILES
 from zonerelay.store.common.write.replies import refuse
-from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.redis.scripts import DIGESTS, SOURCES
 from zonerelay.store.surroundings import ReadSecret
 
@@ -49,7 +49,6 @@ Argument = bytes | str | int
 Command = tuple[Argument, ...]
 _Call = tuple[Command, "asyncio.Future[Reply]"]
 
-UNREACHABLE = "the spool's server cannot be reached"
 IN_FLIGHT = 2
 """Batches: one that the server works on, one that it finds when it is done."""
 TOGETHER = 100
@@ -253,7 +252,7 @@ class Wire:
     def _break(self, reason: str, *, tell: bool = True) -> None:
         if self._broken is not None:
             return
-        self._broken = StoreError(f"{UNREACHABLE}: {reason}")
+        self._broken = StoreError(f"{Unhealthy.SERVER_DOWN}: {reason}")
         self._watch.cancel()
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -333,7 +332,7 @@ async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
         yield connection
     except (RedisError, OSError) as error:
         await _hang_up(connection, writer)
-        raise StoreError(f"{UNREACHABLE}: {error}") from error
+        raise StoreError(f"{Unhealthy.SERVER_DOWN}: {error}") from error
     except asyncio.CancelledError:
         await _hang_up(connection, writer)
         raise
@@ -368,7 +367,7 @@ class Channel:
                     said: bytes = heard[2]
                     return said
         except (RedisError, OSError) as error:
-            raise StoreError(f"{UNREACHABLE}: {error}") from error
+            raise StoreError(f"{Unhealthy.SERVER_DOWN}: {error}") from error
 
     async def close(self) -> None:
         await _hang_up(self._connection, self._writer)

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 
 from zonerelay.config.settings import LOSS_WORDS
 from zonerelay.process.tasks import cancel_all
-from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.recovery import recover
-from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError
-from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.common.queue_mark import QueueMark, StrangeStoreError
+from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.redis.connection import (
     RULE,
-    UNREACHABLE,
     Argument,
     Channel,
     Confirmation,
@@ -39,8 +37,6 @@ from zonerelay.store.redis.durability import OLDEST, ServerFacts, ask
 from zonerelay.store.redis.lease import RedisLease
 from zonerelay.store.surroundings import Surroundings
 
-UNSAFE = "the spool's server may lose what it has acknowledged"
-DENIED = "the spool's server denies what the queue needs"
 SHOWN_RIGHTS = 5
 """Missing rights that a message names."""
 FIRST_PAUSE = 0.1
@@ -88,7 +84,7 @@ class RedisKeeper:
         self._clock = around.clock
         self._server = server
         self.health = Health(around.on_health)
-        self.health.refusal = StoreError(UNREACHABLE)
+        self.health.refusal = StoreError(Unhealthy.SERVER_DOWN)
         self._records: Wire | None = None
         self._bodies: Wire | None = None
         self._channel: Channel | None = None
@@ -116,13 +112,13 @@ class RedisKeeper:
     def _usable(self, wire: Wire | None) -> Wire:
         self.health.check_usable()
         if wire is None:
-            raise StoreError(UNREACHABLE)
+            raise StoreError(Unhealthy.SERVER_DOWN)
         return wire
 
     def check_open(self) -> None:
         """Raises StoreError when the store is closed, not when the server is out of reach."""
         if self._closing:
-            raise StoreError(health.CLOSED)
+            raise StoreError(Unhealthy.CLOSED)
 
     async def with_retry(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply:
         """Asks once more when a lost connection is there again within `timeout`. For reads only."""
@@ -151,7 +147,7 @@ class RedisKeeper:
         if self.health.refusal is None:
             with contextlib.suppress(StoreError):
                 await self.lease.leave(self._usable(self._records))
-        self.health.refusal = StoreError(health.CLOSED)
+        self.health.refusal = StoreError(Unhealthy.CLOSED)
         await self._disconnect()
 
     # --- connecting
@@ -181,8 +177,8 @@ class RedisKeeper:
         if not facts.is_primary:
             raise StoreError("the server is a replica and cannot be written")
         if facts.flaws and self._settings.accept_loss != LOSS_WORDS:
-            _log.error("%s: %s", UNSAFE, "; ".join(facts.flaws))
-            raise StoreOpenError(f"[redis] url: {UNSAFE}: {'; '.join(facts.flaws)}")
+            _log.error("%s: %s", Unhealthy.SERVER_UNSAFE, "; ".join(facts.flaws))
+            raise StoreOpenError(f"[redis] url: {Unhealthy.SERVER_UNSAFE}: {'; '.join(facts.flaws)}")
 
     async def _check_rights(self, wire: Wire) -> None:
         """Raises RightsError, or StoreError with the server's own text. The rights for WAIT and WAITAOF show
@@ -195,11 +191,11 @@ class RedisKeeper:
         missing = [each.decode("utf-8", "replace") for each in as_list(found) if isinstance(each, bytes)]
         if missing:
             more = f"; and {len(missing) - SHOWN_RIGHTS} more" if len(missing) > SHOWN_RIGHTS else ""
-            raise RightsError(f"[redis] user: {DENIED}: {'; '.join(missing[:SHOWN_RIGHTS])}{more} ({RULE})")
+            raise _rights_error("; ".join(missing[:SHOWN_RIGHTS]) + more)
         try:
             channel = await open_channel(self._server, self.prefix + b"limits")
         except StoreError as error:
-            raise RightsError(f"[redis] user: {DENIED}: SUBSCRIBE to limits: {error} ({RULE})") from error
+            raise _rights_error(f"SUBSCRIBE to limits: {error}") from error
         await channel.close()
 
     async def _recognise(self, wire: Wire) -> None:
@@ -232,7 +228,7 @@ class RedisKeeper:
             await self._channel.close()
             self._channel = None
 
-    def _on_broken(self, why: str, reason: str = UNREACHABLE) -> None:
+    def _on_broken(self, why: str, reason: Unhealthy = Unhealthy.SERVER_DOWN) -> None:
         if self.health.refusal is None:
             _log.error("%s: %s", reason, why)
             self.health.refusal = StoreError(reason)
@@ -314,19 +310,23 @@ class RedisKeeper:
     def _note_memory(self, facts: ServerFacts) -> None:
         free = facts.free_memory
         short = free is not None and free < self._min_free_memory
-        self.health.set("memory", NO_SPACE if short else None)
+        self.health.set("memory", Unhealthy.NO_SPACE if short else None)
 
     def full(self) -> None:
         """Notes that the server has no memory left; the next beat says whether that is still so."""
-        self.health.set("memory", NO_SPACE)
+        self.health.set("memory", Unhealthy.NO_SPACE)
 
 
-def _reason(error: StoreError) -> str:
+def _rights_error(what: str) -> RightsError:
+    return RightsError(f"[redis] user: {Unhealthy.SERVER_DENIES}: {what} ({RULE})")
+
+
+def _reason(error: StoreError) -> Unhealthy:
     if isinstance(error, StrangeStoreError):
-        return STRANGE
+        return Unhealthy.OTHER_QUEUE
     if isinstance(error, RightsError):
-        return DENIED
-    return UNSAFE if isinstance(error, StoreOpenError) else UNREACHABLE
+        return Unhealthy.SERVER_DENIES
+    return Unhealthy.SERVER_UNSAFE if isinstance(error, StoreOpenError) else Unhealthy.SERVER_DOWN
 
 
 def _text(reply: Reply) -> str | None:

@@ -12,10 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 
 from zonerelay.process.tasks import cancel_all
-from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.health import Health
-from zonerelay.store.common.queue_mark import STRANGE, StrangeStoreError
-from zonerelay.store.contract import StoreError
+from zonerelay.store.common.queue_mark import StrangeStoreError
+from zonerelay.store.contract import StoreError, Unhealthy
 from zonerelay.store.s3.nodes import LeaseLostError, Nodes
 
 FIRST_PAUSE = 0.1
@@ -24,8 +23,6 @@ BEATS = 4
 """Renewals in one lease: three may fail."""
 LONGEST_BEAT = 10.0
 
-UNREACHABLE = "the object store cannot be used"
-NO_LEASE = "the lease on the queue has run out"
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -59,9 +56,9 @@ class S3Keeper:
         self._task: asyncio.Task[None] | None = None
         self.unhealthy = self._reason
 
-    def _reason(self) -> str | None:
+    def _reason(self) -> Unhealthy | None:
         reason = self._health.reason
-        return reason if reason is not None or self.nodes.holds_lease else NO_LEASE
+        return reason if reason is not None or self.nodes.holds_lease else Unhealthy.NO_LEASE
 
     def problems(self) -> tuple[str, ...]:
         reason = self._reason()
@@ -71,7 +68,7 @@ class S3Keeper:
 
     def check_open(self) -> None:
         if self._closed:
-            raise StoreError(health.CLOSED)
+            raise StoreError(Unhealthy.CLOSED)
 
     def check_usable(self) -> None:
         """Raises StoreError while the service is not there, or the lease is over."""
@@ -83,14 +80,14 @@ class S3Keeper:
         return await self._health.wait_while(lambda: self._reason() is not None)
 
     def trouble(self, error: StoreError) -> None:
-        if isinstance(error, StrangeStoreError) and self._health.reason != STRANGE:
+        if isinstance(error, StrangeStoreError) and self._health.reason is not Unhealthy.OTHER_QUEUE:
             _log.error("%s", error)
-            self._health.set("lease", STRANGE)
+            self._health.set("lease", Unhealthy.OTHER_QUEUE)
         if self._closed or self._in_trouble:
             return
-        _log.error("%s: %s", UNREACHABLE, error)
+        _log.error("%s: %s", Unhealthy.OBJECTS_DOWN, error)
         self._in_trouble = True
-        self._health.set("service", UNREACHABLE)
+        self._health.set("service", Unhealthy.OBJECTS_DOWN)
         self._wake.set()
 
     async def probe(self) -> None:
@@ -129,7 +126,7 @@ class S3Keeper:
                 await self.nodes.renew()
             except LeaseLostError as error:
                 _log.warning("%s", error)
-                self._health.set("lease", NO_LEASE)
+                self._health.set("lease", Unhealthy.NO_LEASE)
                 await self._lost()
             ended = await self.nodes.look()
             if self._in_trouble:

@@ -11,10 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from zonerelay.store.contract import DAMAGED, StoreCorruptError, StoreError, StoreFullError
-
-WRITE_FAILED = "the spool cannot be written"
-CLOSED = "the spool is closed"
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, Unhealthy
 
 
 class Health:
@@ -24,12 +21,12 @@ class Health:
 
     def __init__(self, on_change: Callable[[str | None], None]) -> None:
         self._on_change = on_change
-        self._causes: dict[str, str] = {}
+        self._causes: dict[str, Unhealthy] = {}
         self._texts: dict[str, str] = {}
         self._closed = False
         self._changed = asyncio.Event()
         self._refusal: StoreError | None = None
-        self.reason: str | None = None
+        self.reason: Unhealthy | None = None
 
     @property
     def refusal(self) -> StoreError | None:
@@ -61,7 +58,7 @@ class Health:
         """Raises StoreError while the store is failed or closed."""
         if self.refusal is not None:
             # A new one for each: an exception that is raised again grows by a traceback.
-            raise type(self.refusal)(str(self.refusal))
+            raise type(self.refusal)(*self.refusal.args)
 
     def check_writable(self) -> None:
         """Also raises StoreFullError when there is too little room for new mail, StoreCorruptError when the
@@ -69,9 +66,9 @@ class Health:
         """
         if self.reason is not None:
             self.check_usable()
-            raise (StoreCorruptError if self.reason == DAMAGED else StoreFullError)(self.reason)
+            raise (StoreCorruptError if self.reason is Unhealthy.DAMAGED else StoreFullError)(self.reason)
 
-    def unhealthy(self) -> str | None:
+    def unhealthy(self) -> Unhealthy | None:
         return self.reason
 
     def problems(self) -> tuple[str, ...]:
@@ -84,7 +81,7 @@ class Health:
         else:
             self._texts[cause] = text
 
-    def set(self, cause: str, reason: str | None, text: str = "") -> None:
+    def set(self, cause: str, reason: Unhealthy | None, text: str = "") -> None:
         """`text` is what the operator reads in place of the bland reason."""
         if self._closed:
             return
@@ -95,7 +92,7 @@ class Health:
             self._causes[cause] = reason
         self.note(cause, None if reason is None else text or reason)
         reasons = self._causes.values()
-        self.reason = DAMAGED if DAMAGED in reasons else next(iter(reasons), None)
+        self.reason = Unhealthy.DAMAGED if Unhealthy.DAMAGED in reasons else next(iter(reasons), None)
         if self.reason != before:
             self._on_change(self.reason)
         self._tell()
@@ -103,4 +100,4 @@ class Health:
     def close(self) -> None:
         """The store is being closed on purpose: `on_change` hears neither of that nor of later causes."""
         self._closed = True
-        self.reason = CLOSED
+        self.reason = Unhealthy.CLOSED

@@ -19,13 +19,13 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from zonerelay.store.common.keeper import health, recovery
+from zonerelay.store.common.keeper import recovery
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.write.group_commit import GroupCommitter
 from zonerelay.store.common.write.writer_thread import WriterThread
-from zonerelay.store.contract import NO_SPACE, StoreError, StoreFullError
+from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.surroundings import Surroundings
 
 SPACE_INTERVAL = 1.0
@@ -155,7 +155,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
     def _note_space(self, free: int) -> bool:
         """True when there is too little."""
         left = free - self._min_free_space
-        self._health.set("space", NO_SPACE if left < 0 else None)
+        self._health.set("space", Unhealthy.NO_SPACE if left < 0 else None)
         # Fast writers must not use up what is left before the next look.
         self._may_write = left // (1 + self.COPIES) if left >= 0 else sys.maxsize
         return left < 0
@@ -169,7 +169,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
         if not self._closing:
             self._spawn(self._recover(attempt))
         full = isinstance(error, StoreFullError)
-        self._health.set("write", NO_SPACE if full else health.WRITE_FAILED)
+        self._health.set("write", Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED)
 
     async def _recover(self, attempt: Callable[[], Coroutine[None, None, Repaired]]) -> None:
         async def repair() -> tuple[Repaired, int]:
@@ -196,7 +196,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
             return
         self._closing = True
         self._health.close()
-        self._health.refusal = StoreError(health.CLOSED)
+        self._health.refusal = StoreError(Unhealthy.CLOSED)
         self.committer.refuse(self._health.refusal)
         await self.committer.drain()
         self.committer.stop()

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar, TypeVarTuple
 
-from zonerelay.store.common.keeper import health
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import StoreError, Unhealthy
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -31,7 +30,7 @@ class ReaderThreads(Generic[Opened]):
     def run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """`function(…)` in a thread. Raises StoreError after `stop`."""
         if self._stopped:
-            raise StoreError(health.CLOSED)
+            raise StoreError(Unhealthy.CLOSED)
         return self._loop.run_in_executor(self._executor, function, *args)
 
     async def read(self, function: Callable[[Opened, *Ts], T], *args: *Ts) -> T:

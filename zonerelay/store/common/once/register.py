@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
 from zonerelay import durable
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.directory_lock import locked_directory
-from zonerelay.store.common.keeper import health
-from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError
+from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError, Unhealthy
 from zonerelay.store.surroundings import Siblings
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class Register:
         import sqlite3  # noqa: PLC0415 - a relay without keys does without
 
         if self._closed:
-            raise StoreError(health.CLOSED)
+            raise StoreError(Unhealthy.CLOSED)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "once-register")
         try:

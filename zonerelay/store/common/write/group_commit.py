@@ -250,7 +250,7 @@ class GroupCommitter(Generic[Change, P, W]):
 
 
 def _refuse(done: asyncio.Future[None], reason: StoreError) -> None:
-    error = type(reason)(str(reason))
+    error = type(reason)(*reason.args)
     error.__cause__ = reason
     done.set_exception(error)
     # A lazy removal or a cancelled session does not wait: the loop must not report the error as unhandled.

@@ -52,7 +52,7 @@ def refuse(waiting: asyncio.Future[Any], error: BaseException) -> None:  # Any: 
     caller may have left; every error that is no StoreError becomes one.
     """
     if not waiting.done():
-        refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(repr(error))
+        refusal = type(error)(*error.args) if isinstance(error, StoreError) else StoreError(repr(error))
         refusal.__cause__ = error
         waiting.set_exception(refusal)
         waiting.exception()  # without a caller the loop must not complain

@@ -57,11 +57,14 @@ _ADVICE = (
 
 
 class DamagedSpoolError(StoreOpenError):
-    """LevelDB must not open the directory as it is. `what` is in short what is wrong with it."""
+    """LevelDB must not open the directory as it is. `what` is in short what is wrong with it; `finding` also
+    names the directory.
+    """
 
     def __init__(self, directory: Path, what: str, advice: str) -> None:
-        super().__init__(f"the spool {directory} is damaged: {what}{advice}")
         self.what = what
+        self.finding = f"the spool {directory} is damaged: {what}"
+        super().__init__(f"{self.finding}{advice}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,196 @@
+"""No decision of the relay hangs on a sentence: errors and results have kinds and fields.
+
+A sentence that somebody rewrites would change what the relay does, and no type checker would notice. Texts
+of other programs are read where nothing else tells what happened; each such place has its reason in FOREIGN.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import zonerelay
+
+PACKAGE = Path(zonerelay.__file__).parent
+
+FOREIGN = {
+    "smtp": "commands of clients and replies of peers",
+    "message": "header fields",
+    "config": "what operators write",
+    "transfer/others": "files and logs of other systems",
+    "telemetry/logs/redact.py": "addresses in texts of peers and libraries",
+    "delivery/tls/certificate_facts.py": "kinds of names in Python's description of a certificate",
+    "inbound/tls/errors.py": "reasons of OpenSSL, for which pyOpenSSL has no numbers",
+    "store/leveldb/engine.py": "LevelDB's errors, which plyvel hands on as text alone",
+    "admin/api/problems.py": "msgspec's errors, which have no fields",
+}
+"""Files and folders that parse what others write."""
+
+EXCEPTIONS = {
+    "admin/api/routes.py": "goes with the one protocol for operators (issue 36 C)",
+    "admin/submission/transaction.py": "goes with submit() (issue 36 B)",
+    "admin/submission/verbs.py": "goes with submit() (issue 36 B)",
+    "cli/arguments.py": "goes with the one protocol for operators (issue 36 C)",
+    "cli/setup/init.py": "goes with the one protocol for operators (issue 36 C)",
+    "cli/setup/trial.py": "goes with the one protocol for operators (issue 36 C)",
+    "control/explain/explainer.py": "goes with the one protocol for operators (issue 36 C)",
+    "control/history.py": "goes with the one protocol for operators (issue 36 C)",
+    "control/report.py": "goes with the one protocol for operators (issue 36 C)",
+    "supervisor/merge/merging.py": "goes with the one protocol for operators (issue 36 C)",
+}
+
+METHODS = {
+    *("startswith", "endswith", "removeprefix", "removesuffix", "index", "find", "rindex", "rfind"),
+    *("partition", "rpartition", "split", "rsplit", "replace", "count"),
+}
+_WORDS = re.compile(r"[A-Za-z]+[,;:.]? \(?\w+")
+_SIGNS = re.compile(r"\[[^]]*\]|\\.")
+"""Classes and escapes of a regular expression."""
+
+
+def decisions(tree: ast.Module) -> Iterator[str]:
+    """Yield the places that compare or search a text with a sentence, as `line: sentence`."""
+    constants = {
+        alias.asname or alias.name: value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        for value in [_exported(node.module or "").get(alias.name)]
+        if value is not None
+    }
+    constants |= dict(_assigned(tree.body))
+    constants |= {
+        name: value
+        for name, value in _assigned(ast.walk(tree))
+        if isinstance(value, ast.Tuple) and all(isinstance(each, ast.Constant) for each in value.elts)
+    }
+    caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)}
+    for node in ast.walk(tree):
+        operands = _operands(node, constants)
+        is_of_error = any(_is_text_of(each, caught) for each in operands)
+        for operand in operands:
+            for text in _texts(operand, constants):
+                if is_of_error or _WORDS.search(_SIGNS.sub("", text)):
+                    yield f"{getattr(node, 'lineno', 0)}: {text!r}"
+
+
+@cache
+def _exported(module: str) -> Mapping[str, ast.expr]:
+    path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
+    return (
+        dict(_assigned(ast.parse(path.read_bytes()).body))
+        if path.is_relative_to(PACKAGE) and path.exists()
+        else {}
+    )
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    yield target.id, node.value
+
+
+def _operands(node: ast.AST, constants: Mapping[str, ast.expr]) -> list[ast.expr]:
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.MatchValue):
+        return [node.value]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        owner, name = node.func.value, node.func.attr
+        if isinstance(owner, ast.Name) and owner.id == "re":
+            return node.args[:1]
+        if name in METHODS:
+            known = constants.get(owner.id) if isinstance(owner, ast.Name) else owner
+            is_searched = isinstance(known, ast.Tuple | ast.List | ast.Call)
+            return [owner, *node.args] if is_searched else [*node.args]
+    return []
+
+
+def _is_text_of(node: ast.expr, caught: set[str | None]) -> bool:
+    """`str(error)`, or a call of a method on it."""
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute):
+        return _is_text_of(node.func.value, caught)
+    is_text = isinstance(node.func, ast.Name) and node.func.id == "str" and len(node.args) == 1
+    return is_text and isinstance(node.args[0], ast.Name) and node.args[0].id in caught
+
+
+def _texts(node: ast.expr | None, constants: Mapping[str, ast.expr], depth: int = 0) -> Iterator[str]:
+    """Yield the constant texts that a value is made of."""
+    parts: list[ast.expr | None] = []
+    match node:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.JoinedStr(values=values):
+            yield "".join(str(each.value) for each in values if isinstance(each, ast.Constant))
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+            parts = [*elements]
+        case ast.Dict(keys=keys):
+            parts = keys
+        case ast.BinOp(left=left, right=right):
+            parts = [left, right]
+        case ast.Call(func=ast.Name(id="frozenset" | "set" | "tuple"), args=arguments):
+            parts = [*arguments]
+        case ast.Name(id=name) if name in constants:
+            parts = [constants[name]]
+    if depth < 5:
+        for part in parts:
+            yield from _texts(part, constants, depth + 1)
+
+
+def test_no_decision_hangs_on_a_sentence() -> None:
+    names = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+    found = {
+        name: places
+        for name, path in names.items()
+        if not any(f"{name}/".startswith(f"{each}/") for each in FOREIGN)
+        and (places := list(decisions(ast.parse(path.read_bytes()))))
+    }
+    assert {name: places for name, places in found.items() if name not in EXCEPTIONS} == {}
+    assert EXCEPTIONS.keys() <= found.keys(), "a reason without a use"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if reason == "the spool is damaged": pass',
+        'if "in use, by another" in text: pass',
+        'if text in ("no mail", "some mail"): pass',
+        'text.startswith("no worker ")',
+        'text.startswith(("the spool: ", "no"))',
+        'number = text.index(" octets accepted")',
+        'text.partition("; nothing was changed")',
+        'WHEN = re.compile(r"in (\\d+) minutes or hours")',
+        'FULL = "disk full"\nif text == FULL: pass',
+        'match text:\n    case "the disk is full": pass',
+        'STATES = ("ok", "disabled (410) for good")\nSTATES.index(state)',
+        'try: pass\nexcept OSError as error:\n    full = "full" in str(error)',
+        'try: pass\nexcept OSError as error:\n    full = str(error).lower().startswith("full")',
+    ],
+)
+def test_every_way_is_seen(line: str) -> None:
+    assert list(decisions(ast.parse(line)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if unhealthy is Unhealthy.DAMAGED: pass",
+        'if name == "default": pass',
+        'raise StoreError("the spool is damaged")',
+        'words = "one two three".split()',
+        'FIELD = re.compile(r"[!-9;-~]+[ \\t]*:")',
+        'if key.startswith(b"meta open "): pass',
+        "try: pass\nexcept OSError as error:\n    print(str(error))",
+    ],
+)
+def test_what_decides_nothing_is_left_alone(line: str) -> None:
+    assert not list(decisions(ast.parse(line)))
