@@ -194,6 +194,16 @@ def test_a_message_as_octets(app: Api, operator: Api) -> None:
     assert operator.get(f"/v1/queue/messages/{named.json['id']}")["sender"] == ""
 
 
+@pytest.mark.parametrize("local", ["john..doe", "john.", ".john", "reply+" + "x" * 180])
+def test_an_address_as_it_exists(app: Api, operator: Api, local: str) -> None:
+    address = f"{local}@docomo.example"
+    sender = f"{local}@example.org"
+    reply = app("POST", "/v1/messages", {**MESSAGE, "to": f"John <{address}>", "envelope": {"from": sender}})
+    assert reply.status == 202, reply.body
+    assert address in [each["address"] for each in reply.json["recipients"]]
+    assert operator.get(f"/v1/queue/messages/{reply.json['id']}")["sender"] == sender
+
+
 SEVERAL = "Ann <ann@example.net>, Bob <bob@example.com>"
 BOTH = ["ann@example.net", "bob@example.com"]
 

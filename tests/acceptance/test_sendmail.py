@@ -139,6 +139,8 @@ LETTERS = {
     "semicolons": ("-t", "To: a@d.example; b@d.example", ["a@d.example", "b@d.example"], ""),
     "a comma in a comment": ("-t", "To: A (Foo, Inc) <a@d.example>", ["a@d.example"], ""),
     "one that cannot be read": ("-t", "To: x@@, Sales Team\nCc: a@d.example", ["a@d.example"], "'x@@' in To"),
+    "dots anywhere": (
+        "-t", "To: J. D. <john..doe@d.example>, .j.@d.example", ["john..doe@d.example", ".j.@d.example"], ""),
     "in the arguments": ("a@d.example x@@", "Subject: x", ["a@d.example"], "'x@@' in the arguments"),
     "an option behind": ("a@d.example -f b@b.example", "Subject: x", ["a@d.example"], ""),
     "an option like an address": ("-f b@b.example -- a@d.example", "Subject: x", ["a@d.example"], ""),

@@ -86,8 +86,6 @@ LEFT_ALONE = [
     (b"(a@old.example", "a comment without an end"),
     (b"a@old.example (x", "and the whole field with it"),
     (b"a@old.example\x00", "a control character"),
-    (b"a..b@old.example", "two dots"),
-    (b".a@old.example", "a dot in front"),
     (b"@old.example", "no local part"),
     (b"ann@", "no domain"),
     (b"\xff@old.example", "not UTF-8"),

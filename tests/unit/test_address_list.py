@@ -67,7 +67,11 @@ LISTS: list[tuple[str, list[tuple[str, str]]]] = [
     ("Sales Team, a@x.example", [("", NONE), ("", "a@x.example")]),
     ("john smith@x.example, a@x.example", [("", NONE), ("", "a@x.example")]),
     ("Ann <a@x.example> bob, c@x.example", [("Ann", "a@x.example"), ("", NONE), ("", "c@x.example")]),
-    ("a..b@x.example, .c@x.example, d@, @e.example", [("", NONE)] * 4),
+    ("d@, @e.example, ., ..@x.example, f@x..example", [("", NONE)] * 5),
+    (
+        "a..b@x.example, .c@x.example; Dee. <d.@x.example>",
+        [("", "a..b@x.example"), ("", ".c@x.example"), ("Dee.", "d.@x.example")],
+    ),
     ("<<a@x.example>>, b@x.example", [("", NONE), ("", "b@x.example")]),
     ("jos\ufffd@x.example, jos\udce9@x.example", [("", NONE)] * 2),
     ('"a\x00b"@x.example', [("", NONE)]),

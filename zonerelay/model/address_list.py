@@ -69,7 +69,8 @@ _IN_QUOTED = re.compile(rf'[^"{_ODD}]++|{_FOREIGN}\\?|{_ISO_2022}|\\.|"', re.DOT
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
 _SEPARATES = re.compile(r'[,;<>()"]')
 
-LOCAL = r"[wq](?:\.[wq])*"
+LOCAL = r"\.*+[wq](?:\.++[wq])*+\.*+"
+"""Dots anywhere, as `smtp/server/paths.py` reads them."""
 SPEC = rf"{LOCAL}@(?:w(?:\.w)*|l)"
 ROUTE = "(?:@[wl.,@]*+:)?"
 # Patterns over one letter for each token. In this order: what separates elements, the name of a group, an

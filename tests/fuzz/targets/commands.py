@@ -29,7 +29,6 @@ from zonerelay.smtp.server.params import (
 )
 from zonerelay.smtp.server.paths import (
     MAX_DOMAIN,
-    MAX_LOCAL_PART,
     MAX_PATH,
     CommandError,
     forward_path,
@@ -143,7 +142,6 @@ def _check_mailbox(mailbox: str) -> None:
     assert mailbox.isprintable()
     assert not set(_QUOTED.sub("", mailbox)) & set(' <>",;:\\()') - (set(":") if domain[0] == "[" else set())
     assert not set(_QUOTED.sub("", local)) & set("@")
-    assert len(local.encode()) <= MAX_LOCAL_PART
     assert len(domain.encode()) <= MAX_DOMAIN
     assert len(path(mailbox).encode()) <= MAX_PATH  # type: ignore[arg-type]  # it is one, or we are not here
     assert not domain_of(mailbox).endswith(".")  # type: ignore[arg-type]

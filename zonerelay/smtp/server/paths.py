@@ -3,6 +3,10 @@
 Strict where the grammar is (brackets, one `@`, no white space, lengths of 4.5.3.1), because a path ends in
 logs, in header fields and in the next server's parser. Departures, each for mail that exists:
 
+- dots anywhere in a local part (`john..doe@`, `john.@`, `.john@`): mobile networks have given out such
+  addresses, and no receiver is helped by a bounce from here;
+- a local part longer than 64 octets (VERP, SRS, addresses for replies by mail), as long as the path is not:
+  RFC 5321 4.5.3.1 wants no limit where none is needed;
 - an underscore in a domain (internal hosts have them and DNS allows it);
 - white space between the colon and the path, which is skipped by the caller (common clients send it).
 
@@ -26,7 +30,6 @@ import unicodedata
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.reply import Reply
 
-MAX_LOCAL_PART = 64
 MAX_DOMAIN = 255
 MAX_PATH = 256
 MAX_LABEL = 63
@@ -39,10 +42,11 @@ _LABEL = rf"(?!-)[A-Za-z0-9_-]{{1,{MAX_LABEL}}}(?<!-)"
 
 # Nearly every path, at once. The last character is no digit, so that it is no address without its brackets.
 _USUAL = re.compile(rf"<({_ATEXT}+(?:\.{_ATEXT}+)*@{_LABEL}(?:\.{_LABEL})*(?<![0-9]))>")
+_USUAL_LENGTH = 64
 # Finds the end of the path; what is inside is checked piece by piece.
 _PATH = re.compile(r'<(@[^<>"]*:)?("(?:[^"\\]|\\.)*"|[^"<>@\[\]]*)(?:@(\[[^\[\]<>]*\]|[^<>@"\[\]]*))?>')
-_DOT_ATOM = re.compile(rf"{_ATEXT}+(?:\.{_ATEXT}+)*")
-_DOT_ATOM_UTF8 = re.compile(rf"{_ATEXT_UTF8}+(?:\.{_ATEXT_UTF8}+)*")
+_DOTTED = re.compile(rf"\.*+(?:{_ATEXT}++\.*+)++")
+_DOTTED_UTF8 = re.compile(rf"\.*+(?:{_ATEXT_UTF8}++\.*+)++")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\[\x20-\x7e])*"')
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
@@ -83,7 +87,7 @@ def require_ascii(mailbox: Mailbox) -> None:
 
 def _path(text: str, *, bad: str, bare_postmaster: bool = False) -> tuple[Mailbox, str]:
     usual = _USUAL.match(text)
-    if usual is not None and len(usual[1]) <= MAX_LOCAL_PART:
+    if usual is not None and len(usual[1]) <= _USUAL_LENGTH:
         return Mailbox(usual[1]), text[usual.end() :]
     match = _PATH.match(text)
     if match is None:
@@ -100,27 +104,18 @@ def _path(text: str, *, bad: str, bare_postmaster: bool = False) -> tuple[Mailbo
     if not (_is_local_part(local) and _is_domain_part(domain)):
         raise command_error(501, bad, "Bad address syntax")
     mailbox = match[0][1:-1]
-    _check_lengths(local, domain, mailbox, bad)
-    return Mailbox(mailbox), text[match.end() :]
-
-
-def _check_lengths(local: str, domain: str, mailbox: str, bad: str) -> None:
-    """RFC 5321 4.5.3.1.1–3, in octets."""
-    if mailbox.isascii() and len(mailbox) <= MAX_LOCAL_PART:
-        return
-    if len(local.encode()) > MAX_LOCAL_PART:
-        raise PathTooLongError(Reply(501, bad, "Local part too long"))
-    # The brackets count as part of the path.
-    if len(domain.encode()) > MAX_DOMAIN or len(mailbox.encode()) + 2 > MAX_PATH:
+    # RFC 5321 4.5.3.1.2 and 3, in octets. The brackets count as part of the path.
+    if len(domain.encode()) > MAX_DOMAIN or len(match[0].encode()) > MAX_PATH:
         raise PathTooLongError(Reply(501, bad, "Address too long"))
+    return Mailbox(mailbox), text[match.end() :]
 
 
 def _is_local_part(local: str) -> bool:
     if local.startswith('"'):
         return _QUOTED.fullmatch(local) is not None and local.isprintable()
     if local.isascii():
-        return _DOT_ATOM.fullmatch(local) is not None
-    return _DOT_ATOM_UTF8.fullmatch(local) is not None and local.isprintable()
+        return _DOTTED.fullmatch(local) is not None
+    return _DOTTED_UTF8.fullmatch(local) is not None and local.isprintable()
 
 
 def _is_domain_part(domain: str) -> bool:
