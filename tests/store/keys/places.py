@@ -5,14 +5,19 @@ from __future__ import annotations
 import abc
 import copy
 import shutil
+import uuid
 from pathlib import Path
 
+from tests.support.postgres import PostgresServer, shared_postgres
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.keys.leveldb import LevelDbEngine
 from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.port import Engine
+from zonerelay.store.keys.postgres import PostgresEngine
+from zonerelay.store.postgres.driver import Access
 
 LEASE = 1.0
+TABLES = ("mark", "partition", "entry")
 
 
 class Place(abc.ABC):
@@ -22,13 +27,13 @@ class Place(abc.ABC):
     is_shared = True
     """Several nodes have a partition each."""
     is_durable = True
-    """A process of its own finds it: `words` are its arguments."""
-    words: tuple[str, ...] = ()
+    """A process of its own finds it by `words`."""
     reserve = 0
     """Bytes that are kept back for a full disk, where an engine can."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *words: str) -> None:
         self.directory = directory
+        self.words = words
 
     @abc.abstractmethod
     def engine(self) -> Engine: ...
@@ -49,8 +54,8 @@ class MemoryPlace(Place):
     name = "memory"
     is_durable = False
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, *words: str) -> None:
+        super().__init__(directory, *words)
         self._engine = MemoryEngine(SystemClock(), lease=LEASE)
 
     def engine(self) -> Engine:
@@ -90,4 +95,47 @@ def bring_back(directory: Path, saved: object) -> None:
         shutil.copytree(saved, directory)
 
 
-PLACES: dict[str, type[Place]] = {place.name: place for place in (MemoryPlace, LevelDbPlace)}
+class PostgresPlace(Place):
+    """A schema in the server that all tests share, or in that of `words`: a URL and the name of a schema."""
+
+    name = "postgres"
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.server: PostgresServer | None = None
+        if not words:
+            self.server = shared_postgres()
+            words = (self.server.url, f"keys_{uuid.uuid4().hex[:16]}")
+        super().__init__(directory, *words)
+
+    def access(self) -> Access:
+        url, schema = self.words
+        return Access(url, str, schema, "test", LEASE)
+
+    def engine(self) -> Engine:
+        return PostgresEngine(self.access())
+
+    def save(self) -> object:
+        schema = self.access().schema
+        self._sql(f"DROP SCHEMA IF EXISTS {schema}_saved CASCADE; CREATE SCHEMA {schema}_saved")
+        for table in TABLES:
+            self._sql(f"CREATE TABLE {schema}_saved.{table} AS TABLE {schema}.{table}")
+        return True
+
+    def restore(self, saved: object) -> None:
+        schema = self.access().schema
+        for table in TABLES:
+            self._sql(f"DELETE FROM {schema}.{table}")
+            if saved:
+                self._sql(f"INSERT INTO {schema}.{table} SELECT * FROM {schema}_saved.{table}")
+
+    def _sql(self, statement: str) -> None:
+        assert self.server is not None
+        self.server.psql(statement)
+
+    def close(self) -> None:
+        if self.server is not None:
+            schema = self.access().schema
+            self._sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE; DROP SCHEMA IF EXISTS {schema}_saved CASCADE")
+
+
+PLACES: dict[str, type[Place]] = {place.name: place for place in (MemoryPlace, LevelDbPlace, PostgresPlace)}

@@ -47,8 +47,7 @@ async def check(partition: Partition) -> None:
 
 
 async def main(verb: str, name: str, directory: Path, *words: str) -> None:
-    place = PLACES[name](directory)
-    place.words = words or place.words
+    place = PLACES[name](directory, *words)
     engine = place.engine()
     partition = await open_partition(engine, 0, token="worker", clock=SystemClock(), wait=10)
     if verb == "check":
