@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_relay import FakeRelay, delivery
+from zonerelay.cli import relay
 from zonerelay.cli.main import main
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.text import when
+from zonerelay.config.settings import SpoolSettings
 from zonerelay.control.messages.requests import Explain, Status
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
@@ -575,3 +577,21 @@ async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:
     process.stdout._transport.close()  # type: ignore[attr-defined]  # as `head` does; there is no public way
     assert await process.stderr.read() == b""
     assert await process.wait() == 141
+
+
+async def test_a_file_that_a_relay_has_started_with_is_not_checked_again(shell: Shell) -> None:
+    """The check takes half of the time of a command. A file that has changed since is checked."""
+    look = (
+        "import os, sys; from zonerelay.cli.main import main; main();"
+        "os._exit('zonerelay.config.load' in sys.modules)"
+    )
+    socket = shell.relay.directory / "control.sock"
+    for changed in (False, True):
+        os.utime(socket, times=(0, 0) if changed else (4e9, 4e9))
+        command = (sys.executable, "-c", look, "status", "--json", "--config", str(shell.relay.config))
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+        assert await process.wait() == changed
+
+
+def test_the_place_of_the_spool_is_the_default_of_its_option() -> None:
+    assert Path(relay.DEFAULT_SPOOL) == SpoolSettings().path

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ENVIRONMENT = "ZONERELAY_CONFIG"
 SYSTEM_CONFIG = Path("/etc/zonerelay/zonerelay.toml")
 LOCAL_CONFIG = Path("config/zonerelay.toml")
+DEFAULT_SPOOL = "/var/lib/zonerelay/spool"
+"""The default of `[spool] path`."""
 
 
 def config_path(option: Path | None) -> Path:
@@ -101,7 +103,6 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     named and the usual one's relay does not run, it is the sandbox of this user, if one runs; the person is
     told.
     """
-    from zonerelay.config.load import load_whereabouts
     from zonerelay.control.socket.client import ControlClient
     from zonerelay.control.socket.socket_file import answers
 
@@ -114,6 +115,10 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
         if sandbox := _sandbox():
             return ControlClient(sandbox), None
         raise
+    if (path := _socket_since(config)) and answers(path):
+        return ControlClient(path), config
+    from zonerelay.config.load import load_whereabouts  # half of the time of a command
+
     found = load_whereabouts(config)
     path = _socket_of(found)
     if path is None or not answers(path):
@@ -129,6 +134,24 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
             raise CliError(f"{wrong}\nno relay that runs was started with {config}", USAGE)
     _warn(config, found.problems)
     return ControlClient(path), config
+
+
+def _socket_since(config: Path) -> Path | None:
+    """Return the control socket that the file names, if it was made when the file was already as it is: what
+    a relay has started with needs no other check.
+    """
+    import tomllib
+
+    from zonerelay.control.socket.socket_file import SOCKET_NAME
+
+    try:
+        document = tomllib.loads(config.read_bytes().decode("utf-8-sig"))
+        spool = Path(document.get("spool", {}).get("path", DEFAULT_SPOOL))
+        path = Path(document.get("admin", {}).get("socket") or spool.parent / SOCKET_NAME).absolute()
+        changed = max(config.stat().st_mtime, config.stat().st_ctime, config.lstat().st_ctime)
+        return path if path.lstat().st_mtime > changed else None
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return None  # the whole check has words for it
 
 
 def _socket_of(found: Whereabouts) -> Path | None:

@@ -9,9 +9,12 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import AnotherRelayError, ControlError
+
+if TYPE_CHECKING:
+    from zonerelay.config.settings import Settings  # commands that ask a relay do without
 
 SOCKET_MODE = 0o600
 """Only root and the relay's own user operate the queue."""
