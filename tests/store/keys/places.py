@@ -9,12 +9,16 @@ import uuid
 from pathlib import Path
 
 from tests.support.postgres import PostgresServer, shared_postgres
+from tests.support.redis_server import RedisServer, shared_server
+from zonerelay.config.settings import RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.keys.leveldb import LevelDbEngine
 from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.port import Engine
 from zonerelay.store.keys.postgres import PostgresEngine
+from zonerelay.store.keys.redis import RedisEngine
 from zonerelay.store.postgres.driver import Access
+from zonerelay.store.redis.connection import Server
 
 LEASE = 1.0
 TABLES = ("mark", "partition", "entry")
@@ -138,4 +142,40 @@ class PostgresPlace(Place):
             self._sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE; DROP SCHEMA IF EXISTS {schema}_saved CASCADE")
 
 
-PLACES: dict[str, type[Place]] = {place.name: place for place in (MemoryPlace, LevelDbPlace, PostgresPlace)}
+class RedisPlace(Place):
+    """A prefix in the server that all tests share, or in that of `words`: a URL and a prefix."""
+
+    name = "redis"
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.server: RedisServer | None = None
+        if not words:
+            self.server = shared_server()
+            words = (self.server.url, f"{{{uuid.uuid4().hex}}}:")
+        super().__init__(directory, *words)
+
+    def engine(self) -> Engine:
+        url, prefix = self.words
+        return RedisEngine(Server(RedisSettings(url=url, prefix=prefix, lease=LEASE)))
+
+    def _names(self) -> list[str]:
+        prefix = self.words[1]
+        return [f"{prefix}{name}" for name in ("mark", "nodes", "node:0", "keys:0", "values:0")]
+
+    def save(self) -> object:
+        assert self.server is not None
+        for name in self._names():
+            self.server.ask("COPY", name, f"{name}-saved", "REPLACE")
+        return True
+
+    def restore(self, saved: object) -> None:
+        assert self.server is not None
+        for name in self._names():
+            self.server.ask("DEL", name)
+            if saved:
+                self.server.ask("COPY", f"{name}-saved", name)
+
+
+PLACES: dict[str, type[Place]] = {
+    place.name: place for place in (MemoryPlace, LevelDbPlace, PostgresPlace, RedisPlace)
+}

@@ -1,0 +1,384 @@
+"""Keeps keys in Redis or Valkey: a sorted set of the keys and a hash of the values for each node.
+
+    mark        the name of this store
+    nodes       the set of all nodes
+    node:N      hash: epoch, writer, expires (server's milliseconds; 0: it was left), batch_epoch, batch
+    keys:N      sorted set in lexical order
+    values:N    hash
+
+Names begin with the prefix, `{zonerelay}:` unless configured otherwise: what is in braces keeps all of it in
+one slot of a Cluster. A batch is one script, which compares epoch and number before it writes. Behind it goes
+WAITAOF where the server has it, and WAIT when replicas are wanted. A batch that makes room is carried out
+beyond `maxmemory` too.
+
+Failure: a connection that broke is replaced at the next call. Each new one asks whether the server keeps what
+it acknowledges (`durability`), and is compared with the last position that this process has seen. Leases go
+by the server's clock; one that ends later than LONGEST_LEASE from now counts as over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.keys.port import (
+    NOTHING,
+    PAGE_OCTETS,
+    PAGE_ROWS,
+    Batch,
+    FencedError,
+    KeyPage,
+    NodeTakenError,
+    OlderStateError,
+    Peer,
+    Position,
+    Row,
+    State,
+    page_of,
+)
+from zonerelay.store.redis import durability
+from zonerelay.store.redis.connection import Confirmation, Reply, Server, Wire, as_list, open_wire
+
+LONGEST_LEASE = 10 * 60 * 1000
+"""Milliseconds; [redis] lease may not be longer."""
+GET_KEYS = 500
+
+_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
+
+# node keys values; epoch number ranges (low high)… deletes (key)… puts (key value)…
+_WRITE = """
+local node, keys, values = KEYS[1], KEYS[2], KEYS[3]
+local at = 0
+local function take() at = at + 1; return ARGV[at] end
+local epoch, number = take(), take()
+local is = redis.call('HMGET', node, 'epoch', 'batch')
+if is[1] ~= epoch or tonumber(is[2]) ~= number - 1 then return {is[1] or '0', is[2] or '0'} end
+local function remove(gone)
+  redis.call('ZREM', keys, unpack(gone))
+  redis.call('HDEL', values, unpack(gone))
+end
+for _ = 1, take() do
+  local low, high = '[' .. take(), '(' .. take()
+  repeat
+    local gone = redis.call('ZRANGEBYLEX', keys, low, high, 'LIMIT', 0, 1000)
+    if #gone > 0 then remove(gone) end
+  until #gone < 1000
+end
+local left = tonumber(take())
+while left > 0 do
+  local gone = {}
+  for i = 1, math.min(left, 1000) do gone[i] = take() end
+  remove(gone)
+  left = left - #gone
+end
+left = tonumber(take())
+while left > 0 do
+  local names, rows = {}, {}
+  for _ = 1, math.min(left, 1000) do
+    local key = take()
+    names[#names + 1] = 0; names[#names + 1] = key
+    rows[#rows + 1] = key; rows[#rows + 1] = take()
+    left = left - 1
+  end
+  redis.call('ZADD', keys, unpack(names))
+  redis.call('HSET', values, unpack(rows))
+end
+redis.call('HSET', node, 'batch_epoch', epoch, 'batch', number)
+return 1
+"""
+
+_SCRIPTS = {
+    "write": "#!lua\n" + _WRITE,
+    "make room": "#!lua flags=allow-oom\n" + _WRITE,
+    # mark nodes node; node writer mark lease longest
+    "enter": "#!lua flags=allow-oom\n"
+    + _NOW
+    + """
+local node, writer, mark, lease, longest = unpack(ARGV)
+local is = redis.call('HMGET', KEYS[3], 'writer', 'expires')
+local expires = tonumber(is[2] or '0')
+if is[1] and is[1] ~= writer and expires > now and expires <= now + longest then return 0 end
+redis.call('SET', KEYS[1], mark, 'NX')
+redis.call('SADD', KEYS[2], node)
+local epoch = redis.call('HINCRBY', KEYS[3], 'epoch', 1)
+redis.call('HSET', KEYS[3], 'writer', writer, 'expires', now + lease)
+redis.call('HSETNX', KEYS[3], 'batch_epoch', 0)
+redis.call('HSETNX', KEYS[3], 'batch', 0)
+local last = redis.call('HMGET', KEYS[3], 'batch_epoch', 'batch')
+return {redis.call('GET', KEYS[1]), epoch, tonumber(last[1]), tonumber(last[2])}
+""",
+    # node; epoch lease, or epoch alone to leave
+    "renew": "#!lua flags=allow-oom\n"
+    + _NOW
+    + """
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch ~= ARGV[1] then return {epoch or '0', redis.call('HGET', KEYS[1], 'batch') or '0'} end
+redis.call('HSET', KEYS[1], 'expires', ARGV[2] and now + ARGV[2] or 0)
+return 1
+""",
+    # nodes; prefix longest
+    "peers": "#!lua flags=no-writes\n"
+    + _NOW
+    + """
+local found = {}
+for _, node in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local is = redis.call('HMGET', ARGV[1] .. 'node:' .. node, 'epoch', 'expires')
+  local expires = tonumber(is[2] or '0')
+  local is_over = expires <= now or expires > now + ARGV[2]
+  found[#found + 1] = {tonumber(node), tonumber(is[1] or '0'), expires == 0 and 1 or 0, is_over and 1 or 0}
+end
+return found
+""",
+    # keys values; low high rows octets values
+    "page": """#!lua flags=no-writes
+local low, high, rows, octets = '[' .. ARGV[1], '(' .. ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local found = {0}
+for i, key in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], low, high, 'LIMIT', 0, rows + 1)) do
+  if i > rows or octets <= 0 then found[1] = 1; break end
+  local value = ARGV[5] == '1' and redis.call('HGET', KEYS[2], key) or ''
+  found[#found + 1] = key; found[#found + 1] = value
+  octets = octets - #key - #value
+end
+return found
+""",
+}
+_DIGESTS = {
+    name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in _SCRIPTS.items()
+}
+
+
+class RedisEngine:
+    """The keys with one prefix."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.lease = server.settings.lease
+        self._control = Connection(server)
+
+    def keeper(self, node: int) -> RedisKeeper:
+        return RedisKeeper(self.server, node)
+
+    async def peers(self) -> list[Peer]:
+        wire = await self._control.wire()
+        prefix = self.server.settings.prefix
+        found = as_list(await run(wire, "peers", [f"{prefix}nodes"], prefix, LONGEST_LEASE))
+        rows = sorted([_numbers(row) for row in found])
+        return [Peer(node, epoch, bool(is_left), bool(is_over)) for node, epoch, is_left, is_over in rows]
+
+    async def close(self) -> None:
+        await self._control.close()
+
+
+class Connection:
+    """One connection, which is made at its first use and replaced when it broke. Any number of callers."""
+
+    def __init__(self, server: Server, *, is_writer: bool = False) -> None:
+        self._server = server
+        self._is_writer = is_writer
+        self._wire: Wire | None = None
+        self._is_broken = self._is_closed = False
+        self._opening = asyncio.Lock()
+
+    async def wire(self) -> Wire:
+        """Return the connection. Raises StoreError."""
+        async with self._opening:
+            if self._is_closed:
+                raise StoreError("the partition is closed")
+            if self._wire is None or self._is_broken:
+                await self._hang_up()
+                self._wire = await self._open()
+            return self._wire
+
+    async def _open(self) -> Wire:
+        self._is_broken = False
+        wire = await open_wire(self._server, self._broke)
+        try:
+            facts = await durability.ask(wire)
+            self._check(facts)
+            answers = [wire.call("SCRIPT LOAD", text) for text in _SCRIPTS.values()]
+            if await asyncio.gather(*answers) != [digest.encode() for digest in _DIGESTS.values()]:
+                raise StoreError("the server does not take scripts")
+        except BaseException:
+            await wire.close()
+            raise
+        if self._is_writer:
+            wire.confirm = self._confirmations(facts)
+        return wire
+
+    def _check(self, facts: durability.ServerFacts) -> None:
+        if facts.version < durability.OLDEST:
+            found = ".".join(map(str, facts.version))
+            raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old: 7.0 or newer is needed")
+        if not facts.is_primary:
+            raise StoreError("the server is a replica and cannot be written")
+        if facts.flaws and not self._server.settings.accept_loss:
+            raise StoreOpenError(
+                f"[redis] url: the server may lose what it has acknowledged: {'; '.join(facts.flaws)}"
+            )
+
+    def _confirmations(self, facts: durability.ServerFacts) -> list[Confirmation]:
+        patience = int(self._server.settings.timeout * 500)
+        asked = []
+        if facts.can_wait_for_log:
+            asked.append(Confirmation(("WAITAOF", 1, 0, patience), (1, 0)))
+        if replicas := self._server.settings.replicas:
+            asked.append(Confirmation(("WAIT", replicas, patience), (replicas,)))
+        return asked
+
+    def _broke(self, reason: str) -> None:
+        self._is_broken = True
+
+    async def _hang_up(self) -> None:
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._hang_up()
+
+
+class RedisKeeper:
+    """One partition, over two connections: one writes, the other reads and renews the lease."""
+
+    def __init__(self, server: Server, node: int) -> None:
+        prefix = server.settings.prefix
+        self._node = node
+        self._lease = int(server.settings.lease * 1000)
+        self._mark, self._nodes = f"{prefix}mark", f"{prefix}nodes"
+        self._here, self._keys, self._values = (
+            f"{prefix}{kind}:{node}" for kind in ("node", "keys", "values")
+        )
+        self._writer = Connection(server, is_writer=True)
+        self._reader = Connection(server)
+        self._checked: dict[int, Wire] = {}
+        self._epoch = 0
+        self._last = NOTHING
+
+    # --- reading
+
+    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        wire = await self._use(self._reader)
+        parts = [
+            wire.call("HMGET", self._values, *keys[first : first + GET_KEYS])
+            for first in range(0, len(keys), GET_KEYS)
+        ]
+        return [_bytes_or_none(value) for part in await asyncio.gather(*parts) for value in as_list(part)]
+
+    async def page(
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        rows: int = PAGE_ROWS,
+        octets: int = PAGE_OCTETS,
+        values: bool = True,
+    ) -> KeyPage:
+        wire = await self._use(self._reader)
+        names = [self._keys, self._values]
+        more, *found = as_list(await run(wire, "page", names, start, end, rows, octets, int(values)))
+        flat = [each for each in found if isinstance(each, bytes)]
+        taken: list[Row] = list(zip(flat[::2], flat[1::2], strict=True))
+        return page_of(taken, is_last=not more)
+
+    async def last_key(self, start: bytes, end: bytes) -> bytes | None:
+        wire = await self._use(self._reader)
+        found = as_list(
+            await wire.call("ZREVRANGEBYLEX", self._keys, b"(" + end, b"[" + start, "LIMIT", 0, 1)
+        )
+        return _bytes_or_none(found[0]) if found else None
+
+    # --- entering
+
+    async def look(self) -> State | None:
+        return await self._look(await self._writer.wire())
+
+    async def _look(self, wire: Wire) -> State | None:
+        mark = _bytes_or_none(await wire.call("GET", self._mark))
+        if mark is None:
+            return None
+        names = ("epoch", "writer", "batch_epoch", "batch")
+        found = as_list(await wire.call("HMGET", self._here, *names))
+        epoch, writer, batch_epoch, batch = (_bytes_or_none(each) or b"" for each in found)
+        last = Position(int(batch_epoch or 0), int(batch or 0))
+        return State(mark.decode(), int(epoch or 0), writer.decode(), last)
+
+    async def enter(self, writer: str, *, mark: str) -> State:
+        wire = await self._writer.wire()
+        names = [self._mark, self._nodes, self._here]
+        values = (self._node, writer, mark, self._lease, LONGEST_LEASE)
+        reply = await run(wire, "enter", names, *values)
+        if not isinstance(reply, list):
+            raise NodeTakenError(
+                f"another relay is node {self._node} of this server, and its lease has not ended"
+            )
+        stored = _bytes_or_none(reply[0]) or b""
+        epoch, batch_epoch, batch = _numbers(reply[1:])
+        self._epoch, self._last = epoch, Position(batch_epoch, batch)
+        return State(stored.decode(), epoch, writer, self._last)
+
+    # --- writing
+
+    async def apply(self, batch: Batch) -> None:
+        write = batch.write
+        gone = [key for key, value in write.changes.items() if value is None]
+        made = [part for key, value in write.changes.items() if value is not None for part in (key, value)]
+        wire = await self._use(self._writer)
+        values: list[bytes | str | int] = [*batch.position, len(write.ranges)]
+        values += [end for each in write.ranges for end in each]
+        values += [len(gone), *gone, len(made) // 2, *made]
+        names = [self._here, self._keys, self._values]
+        reply = await run(wire, "make room" if write.makes_room else "write", names, *values)
+        self._judge(reply, batch.position.epoch)
+        self._last = batch.position
+
+    async def renew(self) -> None:
+        wire = await self._use(self._reader)
+        self._judge(await run(wire, "renew", [self._here], self._epoch, self._lease), self._epoch)
+
+    async def leave(self) -> None:
+        wire = await self._use(self._writer)
+        self._judge(await run(wire, "renew", [self._here], self._epoch), self._epoch)
+
+    def _judge(self, reply: Reply, epoch: int) -> None:
+        """Raise what it means that the partition does not have this epoch, and the number before."""
+        if not isinstance(reply, list):
+            return
+        stored, number = (int(_bytes_or_none(each) or 0) for each in reply)
+        if stored > epoch:
+            raise FencedError(f"node {self._node} has epoch {stored}, the writer {epoch}")
+        raise StoreError(
+            f"the server does not hold what node {self._node} has written: epoch {stored}, batch {number}"
+        )
+
+    async def room(self) -> int | None:
+        return (await durability.ask(await self._reader.wire())).free_memory
+
+    async def _use(self, connection: Connection) -> Wire:
+        """A connection on which no older state is read or written."""
+        wire = await connection.wire()
+        if self._epoch and self._checked.get(id(connection)) is not wire:
+            state = await self._look(wire)
+            if state is None or state.epoch < self._epoch or state.last.number < self._last.number:
+                raise OlderStateError(f"a new connection finds an older state of the queue: {state}")
+            self._checked[id(connection)] = wire
+        return wire
+
+    async def close(self) -> None:
+        await self._writer.close()
+        await self._reader.close()
+
+
+async def run(wire: Wire, script: str, names: Sequence[str], *values: bytes | str | int) -> Reply:
+    """Run a script. Raises StoreError."""
+    return await wire.call("EVALSHA", _DIGESTS[script], len(names), *names, *values)
+
+
+def _bytes_or_none(reply: Reply) -> bytes | None:
+    return reply if isinstance(reply, bytes) else None
+
+
+def _numbers(reply: Reply) -> list[int]:
+    return [each for each in as_list(reply) if isinstance(each, int)]
