@@ -63,7 +63,14 @@ def self_signed(arguments: Namespace) -> int:
     write_new(paths[1], issued.key_pem, 0o600)
     write_new(paths[0], issued.certificate_pem, 0o644)
     if arguments.json:
-        _print_json(issued, names, paths)
+        document = {
+            "certificate": str(paths[0]),
+            "key": str(paths[1]),
+            "names": [_written(name) for name in names],
+            "expires": issued.certificate.not_valid_after_utc.timestamp(),
+            "fingerprint": issued.fingerprint,
+        }
+        output.print_document(document)
     else:
         _print_text(issued, names, paths)
     return OK
@@ -167,14 +174,3 @@ def _print_text(issued: Issued, names: list[Name], paths: tuple[Path, Path]) -> 
     console.print(output.facts(facts))
     # Not through the console: it would fold long paths, and these lines are to be copied.
     sys.stdout.write("\nIn the configuration:\n\n" + "".join(f"    {line}\n" for line in _lines(paths)))
-
-
-def _print_json(issued: Issued, names: list[Name], paths: tuple[Path, Path]) -> None:
-    document = {
-        "certificate": str(paths[0]),
-        "key": str(paths[1]),
-        "names": [_written(name) for name in names],
-        "expires": issued.certificate.not_valid_after_utc.timestamp(),
-        "fingerprint": issued.fingerprint,
-    }
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")

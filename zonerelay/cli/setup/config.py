@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from argparse import Namespace
 
 from zonerelay.cli.relay import config_path
+from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.cli.terminal.text import clean_lines
 from zonerelay.config import toml_text
@@ -26,7 +26,7 @@ def show(arguments: Namespace) -> int:
         shown = toml_text.changed if arguments.changed else toml_text.effective
         document = f"# {clean_lines(str(path))}\n{shown(settings, report)}"
     if arguments.json:
-        print(json.dumps(tomllib.loads(document), indent=2, default=lambda date: date.isoformat()))
+        output.print_document(tomllib.loads(document))
     else:
         print(document, end="")
     return OK

@@ -72,8 +72,9 @@ def new(arguments: Namespace) -> int:
     write_new(path, pem.encode("ascii"), 0o600)
     name, record = record_name(selector, domain), record_text(load_private_key(pem.encode("ascii")))
     if arguments.json:
-        document = {"key_file": str(path), "name": name, "record": record, "strings": strings(record)}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        output.print_document(
+            {"key_file": str(path), "name": name, "record": record, "strings": strings(record)}
+        )
     else:
         sys.stdout.write(_told(domain, selector, path, name, record))
     return OK

@@ -180,9 +180,9 @@ def state(text: str) -> Text:
     return Text(text, style={"deferred": "yellow", "held": "magenta", "active": "green"}.get(word, ""))
 
 
-def print_document(frame: msgspec.Struct) -> None:
-    """Prints one JSON document, indented: `jq` reads it, and people can."""
-    _print_json(msgspec.json.format(msgspec.json.encode(frame), indent=2), sys.stdout)
+def print_document(document: object) -> None:
+    """Print one JSON document, indented: `jq` reads it, and people can."""
+    _print_json(msgspec.json.format(msgspec.json.encode(document), indent=2), sys.stdout)
 
 
 def print_line(row: msgspec.Struct, stream: TextIO | None = None) -> None:
