@@ -70,8 +70,8 @@ class LevelDbEngine:
         self.reserve = reserve
         self.on_damage = on_damage
 
-    def keeper(self, node: int) -> LevelDbKeeper:
-        return LevelDbKeeper(self)
+    def keeper(self, node: int) -> LevelDbKeys:
+        return LevelDbKeys(self)
 
     async def peers(self) -> list[Peer]:
         return []
@@ -80,7 +80,7 @@ class LevelDbEngine:
         """Nothing is open here."""
 
 
-class LevelDbKeeper:
+class LevelDbKeys:
     """The one partition. `db` is the database with its losses and damage."""
 
     def __init__(self, engine: LevelDbEngine) -> None:

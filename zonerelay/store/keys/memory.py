@@ -47,8 +47,8 @@ class MemoryEngine:
         self.mark = ""
         self.partitions: dict[int, _Partition] = {}
 
-    def keeper(self, node: int) -> MemoryKeeper:
-        return MemoryKeeper(self, node)
+    def keeper(self, node: int) -> MemoryKeys:
+        return MemoryKeys(self, node)
 
     async def peers(self) -> list[Peer]:
         now = self.clock.boottime()
@@ -61,7 +61,7 @@ class MemoryEngine:
         """Keep everything: who opens a partition again finds it."""
 
 
-class MemoryKeeper:
+class MemoryKeys:
     """One partition."""
 
     def __init__(self, engine: MemoryEngine, node: int) -> None:

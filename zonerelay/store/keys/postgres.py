@@ -160,10 +160,10 @@ class PostgresEngine:
     def __init__(self, access: Access) -> None:
         self.access = access
         self.lease = access.lease
-        self._control = Connection(access)
+        self._control = _Connection(access)
 
-    def keeper(self, node: int) -> PostgresKeeper:
-        return PostgresKeeper(self.access, node)
+    def keeper(self, node: int) -> PostgresKeys:
+        return PostgresKeys(self.access, node)
 
     async def peers(self) -> list[Peer]:
         async with self._control.use() as link:
@@ -176,7 +176,7 @@ class PostgresEngine:
         await self._control.close()
 
 
-class Connection:
+class _Connection:
     """One connection, which is made at its first use and replaced when it broke. One caller at a time."""
 
     def __init__(self, access: Access) -> None:
@@ -255,14 +255,14 @@ class Connection:
             await self._link.close()
 
 
-class PostgresKeeper:
+class PostgresKeys:
     """One partition, over two connections: one writes, the other reads and renews the lease."""
 
     def __init__(self, access: Access, node: int) -> None:
         self._access = access
         self._node = node
-        self._writer = Connection(access)
-        self._reader = Connection(access)
+        self._writer = _Connection(access)
+        self._reader = _Connection(access)
         self._checked: set[int] = set()
         self._epoch = 0
         self._last = NOTHING
@@ -369,7 +369,7 @@ class PostgresKeeper:
         return None
 
     @contextlib.asynccontextmanager
-    async def _use(self, connection: Connection) -> AsyncIterator[Link]:
+    async def _use(self, connection: _Connection) -> AsyncIterator[Link]:
         """A connection on which no older state is read or written."""
         async with connection.use() as link:
             if self._epoch and id(link) not in self._checked:

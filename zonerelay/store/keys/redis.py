@@ -155,10 +155,10 @@ class RedisEngine:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.lease = server.settings.lease
-        self._control = Connection(server)
+        self._control = _Connection(server)
 
-    def keeper(self, node: int) -> RedisKeeper:
-        return RedisKeeper(self.server, node)
+    def keeper(self, node: int) -> RedisKeys:
+        return RedisKeys(self.server, node)
 
     async def peers(self) -> list[Peer]:
         wire = await self._control.wire()
@@ -171,7 +171,7 @@ class RedisEngine:
         await self._control.close()
 
 
-class Connection:
+class _Connection:
     """One connection, which is made at its first use and replaced when it broke. Any number of callers."""
 
     def __init__(self, server: Server, *, is_writer: bool = False) -> None:
@@ -240,7 +240,7 @@ class Connection:
         await self._hang_up()
 
 
-class RedisKeeper:
+class RedisKeys:
     """One partition, over two connections: one writes, the other reads and renews the lease."""
 
     def __init__(self, server: Server, node: int) -> None:
@@ -251,8 +251,8 @@ class RedisKeeper:
         self._here, self._keys, self._values = (
             f"{prefix}{kind}:{node}" for kind in ("node", "keys", "values")
         )
-        self._writer = Connection(server, is_writer=True)
-        self._reader = Connection(server)
+        self._writer = _Connection(server, is_writer=True)
+        self._reader = _Connection(server)
         self._checked: dict[int, Wire] = {}
         self._epoch = 0
         self._last = NOTHING
@@ -356,7 +356,7 @@ class RedisKeeper:
     async def room(self) -> int | None:
         return (await durability.ask(await self._reader.wire())).free_memory
 
-    async def _use(self, connection: Connection) -> Wire:
+    async def _use(self, connection: _Connection) -> Wire:
         """A connection on which no older state is read or written."""
         wire = await connection.wire()
         if self._epoch and self._checked.get(id(connection)) is not wire:
