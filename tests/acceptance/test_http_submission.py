@@ -496,22 +496,6 @@ def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:
             assert there["address"] == "a@example.net"
 
 
-def test_a_session_that_has_ended_is_replaced(tmp_path: Path) -> None:
-    """Sessions with the worker are kept: one ends by its timeout, another one because the settings change."""
-    made = RelayProcess(
-        tmp_path, next_hop=f"{LOOPBACK}:{free_port()}", listener={"idle_timeout": "1s", "max_recipients": 3}
-    )
-    with with_users(made) as relay:
-        app = user_of(relay, "app")
-        assert app("POST", "/v1/messages", MESSAGE).status == 202
-        relay.wait_for(lambda: bool(relay.events("refused")), what="the session is too long idle")
-        assert app("POST", "/v1/messages", MESSAGE).status == 202
-        relay.config.write_text(relay.config.read_text().replace("max_recipients = 3", "max_recipients = 2"))
-        relay.signal(signal.SIGHUP)
-        relay.wait_for(lambda: bool(relay.events("reloaded")), what="the reload")
-        assert app("POST", "/v1/messages", MESSAGE).code == (422, "refused")
-
-
 async def test_a_message_that_requires_tls_is_not_sent_without(tmp_path: Path, sink: Sink) -> None:
     await asyncio.to_thread(_confidential, tmp_path, sink)
 

@@ -36,6 +36,7 @@ from zonerelay.control.messages.answers import End, MailEvent
 from zonerelay.control.messages.requests import Request, Tail, Transcript
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.server import Answer
+from zonerelay.inbound.cleanup.submit import Refused
 from zonerelay.model.clock import SystemClock
 from zonerelay.routing.zones.networks import Networks
 
@@ -56,6 +57,10 @@ class Events:
             await asyncio.sleep(self.pause)
 
 
+async def _no_mail(*_: object) -> Refused:
+    raise AssertionError("no mail is submitted here")
+
+
 class Site:
     """A page on loopback, which believes the proxies of 127.0.0.0/8."""
 
@@ -72,7 +77,7 @@ class Site:
             trouble=self._trouble,
             audit=self.audited.append,
             clock=SystemClock(),
-            workers=tuple,
+            submit=_no_mail,
         )
         self.server = AdminServer(
             admin,

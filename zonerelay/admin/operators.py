@@ -1,5 +1,5 @@
-"""What the API and the page answer from: the relay's handler, the identities, the settings in force, the
-workers that take mail.
+"""What the API and the page answer from: the relay's handler, the identities, the settings in force, and the
+call that takes mail.
 """
 
 from __future__ import annotations
@@ -7,9 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.admin.access import Access
@@ -18,6 +17,7 @@ from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.asking import Asking
 from zonerelay.control.socket.server import Handler
+from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import Clock
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ MAX_OF_TOKEN = 4
 """Of them those of one token: it leaves the others to others."""
 CHECK = 0.5
 """Seconds after which a stream looks whether its token is still one."""
-
-Place = Path | Callable[[asyncio.Protocol], None]
-"""Where mail can be handed in: the socket of a worker, or what connects a client with one in this process."""
 
 Trouble = Callable[[str, BaseException], None]
 Audit = Callable[[Mapping[str, str]], None]
@@ -92,8 +89,7 @@ async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
     """One per process that serves HTTP. `settings` gives those in force; `audit` writes a line of the log;
-    `workers` are the places where mail can be handed in now, `rules` gives the settings of the listener by
-    which it is taken there.
+    `submit` takes mail, `rules` gives the settings of the listener by which it does.
     """
 
     asking: Asking
@@ -103,7 +99,7 @@ class Operators:
     trouble: Trouble
     audit: Audit
     clock: Clock
-    workers: Callable[[], Sequence[Place]]
+    submit: Submit
     rules: Callable[[], ListenerSettings]
     streams: Streams = field(default_factory=Streams)
     sandbox: Sandbox | None = None
@@ -128,7 +124,7 @@ def build_operators(
     trouble: Trouble,
     audit: Audit,
     clock: Clock,
-    workers: Callable[[], Sequence[Place]],
+    submit: Submit,
     rules: Callable[[], ListenerSettings] | None = None,
     sandbox: Sandbox | None = None,
 ) -> Operators:
@@ -145,7 +141,7 @@ def build_operators(
         trouble=trouble,
         audit=audit,
         clock=clock,
-        workers=workers,
+        submit=submit,
         rules=rules or (lambda: settings().listener[0]),
         sandbox=sandbox,
     )

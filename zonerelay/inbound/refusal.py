@@ -1,8 +1,11 @@
-"""The reasons for which this relay refuses a connection, a command or a message."""
+"""Why this relay refuses a connection, a command or a message."""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
+
+from zonerelay.model.reply import Reply
 
 
 class Reason(enum.StrEnum):
@@ -14,6 +17,7 @@ class Reason(enum.StrEnum):
     AUTH_NEEDED = "auth-needed"
     AUTH_TROUBLE = "auth-trouble"
     BARE_LINE_ENDS = "bare-line-ends"
+    BEING_STORED = "being-stored"
     CLIENT_CONNECTIONS = "client-connections"
     CLIENT_LEFT = "client-left"
     COMMANDS = "commands"
@@ -23,7 +27,9 @@ class Reason(enum.StrEnum):
     HEADER_CONTROLS = "header-controls"
     HEADER_SIZE = "header-size"
     IDEMPOTENCY = "idempotency"
+    IDEMPOTENCY_KEY = "idempotency-key"
     IDLE = "idle-timeout"
+    KEYS_NOT_KEPT = "keys-not-kept"
     LOOP = "loop"
     MEMORY = "memory"
     NETWORK_CONNECTIONS = "network-connections"
@@ -54,3 +60,15 @@ class Reason(enum.StrEnum):
     TROUBLE = "trouble"
     UNKNOWN_COMMAND = "unknown-command"
     USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why something is refused. `reply` is what an SMTP client gets. `retry_after` is in seconds, 0.0 when it
+    is not known; `quota` is the quota of the user that is used up, if that is why.
+    """
+
+    reason: Reason
+    reply: Reply
+    retry_after: float = 0.0
+    quota: str = ""

@@ -25,6 +25,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import AnotherRelayError, ControlError
 from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path, limits_socket_path
+from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
@@ -199,7 +200,7 @@ class Supervisor:
             trouble=self._trouble,
             audit=lambda fields: self._log.emit(*http_request(fields, self._redactor)),
             clock=self._clock,
-            workers=self._state.submission,
+            submit=SubmitClient(self._state.submission).submit,
         )
         self._admin = AdminServer(
             self.settings.admin,

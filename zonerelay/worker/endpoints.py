@@ -4,8 +4,7 @@ itself.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from zonerelay.control.socket.errors import AnotherRelayError, ControlError
 from zonerelay.control.socket.server import Answer, ControlServer, Handler
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.status import StatusBoard
+from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.model.clock import Clock
 from zonerelay.process.identity import Identity
@@ -30,7 +30,7 @@ from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
 
 if TYPE_CHECKING:
-    from zonerelay.admin.operators import Operators, Place, Sandbox
+    from zonerelay.admin.operators import Operators, Sandbox
 
 
 class Endpoints:
@@ -72,10 +72,8 @@ class Endpoints:
     def problems(self) -> tuple[str, ...]:
         return tuple(text for each in self._retried for text in each.problems())
 
-    async def open(
-        self, handler: Handler, settings: Callable[[], Settings], workers: Callable[[], Sequence[Place]]
-    ) -> None:
-        """`settings` gives those in force, `workers` the places where mail is handed in over HTTP. What
+    async def open(self, handler: Handler, settings: Callable[[], Settings], submit: Submit) -> None:
+        """`settings` gives those in force, `submit` takes mail over HTTP. What
         cannot be opened is tried again, and mail moves meanwhile. Raises ControlError where another relay
         answers, and where a supervisor could not ask this worker.
         """
@@ -91,7 +89,7 @@ class Endpoints:
         final = ControlError if identity.supervised else AnotherRelayError
         await self._open("commands are not answered", "control-socket", listen, ControlError, final=(final,))
         if self._settings.admin.address and not identity.supervised:
-            await self._serve_http(handler, settings, workers)
+            await self._serve_http(handler, settings, submit)
 
     async def _open(
         self,
@@ -114,12 +112,10 @@ class Endpoints:
         self._retried.append(retried)
         await retried.start()
 
-    async def _serve_http(
-        self, handler: Handler, settings: Callable[[], Settings], workers: Callable[[], Sequence[Place]]
-    ) -> None:
+    async def _serve_http(self, handler: Handler, settings: Callable[[], Settings], submit: Submit) -> None:
         admin = self._admin = AdminServer(
             self._settings.admin,
-            operators=lambda: self._build_operators(handler, settings, workers),
+            operators=lambda: self._build_operators(handler, settings, submit),
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
             inherited=self._identity.inherited,
@@ -128,9 +124,7 @@ class Endpoints:
         )
         await self._open("HTTP is not served", "admin-http", admin.start, AdminError)
 
-    async def open_http(
-        self, rules: Callable[[], ListenerSettings], connect: Callable[[asyncio.Protocol], None]
-    ) -> ServesHttp:
+    async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
         """The HTTP server of a listener, once this is open. It asks the supervisor, if there is one, about
         mail that another worker has.
         """
@@ -141,14 +135,14 @@ class Endpoints:
         handler, settings = self._answering
         if self._identity.supervised:
             handler = _Supervisor(control_socket_path(settings()))
-        operators = self._build_operators(handler, settings, lambda: (connect,), rules)
+        operators = self._build_operators(handler, settings, submit, rules)
         return SubmissionServer(operators, rules)
 
     def _build_operators(
         self,
         handler: Handler,
         settings: Callable[[], Settings],
-        workers: Callable[[], Sequence[Place]],
+        submit: Submit,
         rules: Callable[[], ListenerSettings] | None = None,
     ) -> Operators:
         from zonerelay.admin.operators import build_operators  # noqa: PLC0415 - with the first connection
@@ -159,7 +153,7 @@ class Endpoints:
             trouble=self._events.trouble,
             audit=self._events.requested,
             clock=self._clock,
-            workers=workers,
+            submit=submit,
             rules=rules,
             sandbox=self._sandbox,
         )

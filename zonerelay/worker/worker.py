@@ -28,6 +28,7 @@ from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import bind, submission_socket_path
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History, file_of, note_off
+from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.drop_directory import DropDirectory, hand_over
 from zonerelay.inbound.listen.binding import ListenError
 from zonerelay.inbound.listen.http_connection import ServesHttp
@@ -64,7 +65,7 @@ from zonerelay.worker.report import DailyReport
 from zonerelay.worker.webhooks import TellsOthers
 
 if TYPE_CHECKING:
-    from zonerelay.admin.operators import Place, Sandbox
+    from zonerelay.admin.operators import Sandbox
 
 __all__ = ["StartError", "Worker"]
 
@@ -215,12 +216,12 @@ class Worker:
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.identity.drains_spool:
-            await listeners.start(self.settings, self._bind_for_http())
+            await listeners.start(self.settings, self._bind_for_submissions())
             if self.identity.index == 0:
                 self._drop = self._build_drop_directory()
                 self._drop.start()
 
-    def _bind_for_http(self) -> socket.socket | None:
+    def _bind_for_submissions(self) -> socket.socket | None:
         """Where the supervisor has the address of [admin]. Raises ControlError."""
         if not self.settings.admin.address or not self.identity.supervised:
             return None
@@ -360,11 +361,9 @@ class Worker:
         if self._listeners is not None:
             self._listeners.failed_elsewhere(text)
 
-    async def _open_http(
-        self, rules: Callable[[], ListenerSettings], connect: Callable[[asyncio.Protocol], None]
-    ) -> ServesHttp:
+    async def _open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
         assert self._endpoints is not None
-        return await self._endpoints.open_http(rules, connect)
+        return await self._endpoints.open_http(rules, submit)
 
     async def _open_to_operators(self, parts: Parts) -> None:
         board = build_board(self.settings, parts, self.surface)
@@ -406,12 +405,7 @@ class Worker:
             answers=endpoints.part,
             history=self.history,
         )
-        listeners = parts.listeners
-
-        def door() -> Sequence[Place]:
-            return () if listeners.over_http is None else (listeners.over_http.connect,)
-
-        await endpoints.open(handler, lambda: self.settings, door)
+        await endpoints.open(handler, lambda: self.settings, parts.listeners.submit)
 
     # ---- reload -----------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from zonerelay.admin.api.problems import Problem, invalid, wrong
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
 from zonerelay.admin.operators import BusyError, Operators
 from zonerelay.admin.requests import media_type
-from zonerelay.admin.submission.transaction import WorkerSessions
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
@@ -48,7 +47,6 @@ class Api:
     ) -> None:
         self._is_open = is_open
         self._operators = operators
-        self._sessions = WorkerSessions(operators.workers)
         self._description = document(verbs)
         paths: dict[str, dict[str, Verb]] = defaultdict(dict)
         for verb in verbs:
@@ -90,7 +88,7 @@ class Api:
             self._operators.audit(
                 {"by": f"token {token.name}", "request": f"{request.method} {request.path}"}
             )
-        call = Call(self._operators, self._sessions, token, request, path, parameters, body)
+        call = Call(self._operators, token, request, path, parameters, body)
         return await self._answer(verb, call)
 
     def _admit(self, request: web.Request) -> Token:

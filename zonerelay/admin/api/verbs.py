@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -30,9 +30,6 @@ from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
 from zonerelay.process.threads import OPERATORS
 from zonerelay.telemetry.logs.address_forms import SearchError
-
-if TYPE_CHECKING:
-    from zonerelay.admin.submission.transaction import WorkerSessions
 
 MAX_PAGE = 1000
 BEAT = 0.25
@@ -231,12 +228,9 @@ class ActsDone(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, checked. `parameters` and `body` are of the verb's structs, `path` has its segments,
-    `sessions` are those in which mail is handed to workers.
-    """
+    """One request, checked. `parameters` and `body` are of the verb's structs, `path` has its segments."""
 
     operators: Operators
-    sessions: WorkerSessions
     token: Token
     request: web.Request
     path: Mapping[str, str]

@@ -8,11 +8,9 @@ itself, addresses as SMTP takes them, their domains as A-labels.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import secrets
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -24,9 +22,11 @@ import msgspec
 from zonerelay.admin.api.problems import FieldError, Problem
 from zonerelay.admin.submission.body import JsonBody, StoredBase64, StoredFile, TooLargeError
 from zonerelay.config.settings import ListenerSettings, Settings
+from zonerelay.inbound.cleanup.submit import Options, SubmittedEnvelope
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, recipient_key
+from zonerelay.model.envelope import Body, Recipient
 from zonerelay.outbox import drafts
 from zonerelay.outbox.drafts import (
     MAX_FILES,
@@ -37,6 +37,7 @@ from zonerelay.outbox.drafts import (
     checked_text,
 )
 from zonerelay.routing.zones.networks import Networks
+from zonerelay.smtp.server.params import MailCommand
 
 address = lru_cache(maxsize=1024)(drafts.address)
 addresses = lru_cache(maxsize=1024)(drafts.addresses)
@@ -113,16 +114,14 @@ class Submission(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """A message that can be handed over. `recipients` have the pointer to the field that names them; `front`
-    are fields for the relay, which it takes out; `draft` is `None` when the message came as octets.
+    """A message that can be submitted. `pointers` has, of each recipient, the field that names it; `draft` is
+    `None` when the message came as octets.
     """
 
-    sender: Mailbox
-    recipients: Mapping[Mailbox, str]
+    envelope: SubmittedEnvelope
+    pointers: Mapping[Mailbox, str]
     message_id: str
-    parameters: Mapping[str, str]
-    front: bytes
-    partial: bool = False
+    options: Options
     draft: Draft | None = None
 
 
@@ -189,7 +188,8 @@ def sending_of(
         checked_subject(given.subject)
     text, html = (_text(getattr(given, name), body, f"/{name}", faults) for name in ("text", "html"))
     files = _files(given, body, uploads, faults)
-    front, parameters = _wishes(given, origin, now, faults)
+    options = _options(given, origin, faults)
+    hold_until = _hold_until(given, origin, now, faults)
     sender = NULL_SENDER if author is None else author.mailbox
     if given.envelope.from_ is not None:
         with faults.at("/envelope/from"):
@@ -217,21 +217,25 @@ def sending_of(
         files=files,
     )
     written = [author.mailbox, *(each.mailbox for some in shown.values() for each in some)]
-    parameters |= smtputf8(sender, *recipients, *written)
+    smtputf8 = not "".join((sender, *recipients, *written)).isascii()
+    mail = MailCommand(
+        sender,
+        body=Body.EIGHT_BIT if smtputf8 else Body.SEVEN_BIT,
+        smtputf8=smtputf8,
+        hold_until=hold_until,
+        require_tls=given.require_tls,
+    )
     return Sending(
-        sender=sender,
-        recipients=recipients,
+        envelope=envelope_of(mail, recipients),
+        pointers=recipients,
         message_id=message_id,
-        parameters=parameters,
-        front=front,
-        partial=given.partial,
+        options=options,
         draft=draft,
     )
 
 
-def smtputf8(*mailboxes: Mailbox) -> dict[str, str]:
-    """The parameters of MAIL that addresses beyond ASCII need (RFC 6531)."""
-    return {} if "".join(mailboxes).isascii() else {"SMTPUTF8": "", "BODY": "8BITMIME"}
+def envelope_of(mail: MailCommand, recipients: Iterable[Mailbox]) -> SubmittedEnvelope:
+    return SubmittedEnvelope(mail, tuple(Recipient(address=each) for each in recipients))
 
 
 def new_message_id(origin: Origin, sender: str, recipients: tuple[str, ...]) -> str:
@@ -242,10 +246,6 @@ def new_message_id(origin: Origin, sender: str, recipients: tuple[str, ...]) -> 
         left = hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
     domain = domain_of(Mailbox(sender))
     return f"<{left}@{domain if domain.isascii() and domain and domain[0] != '[' else 'localhost'}>"
-
-
-def key_field(origin: Origin) -> bytes:
-    return f"Idempotency-Key: {origin.key}\r\n".encode() if origin.key else b""
 
 
 _Named = tuple[Address, str]
@@ -332,14 +332,12 @@ def _files(given: Submission, body: JsonBody, uploads: Sequence[Upload], faults:
     return tuple(files)
 
 
-def _wishes(given: Submission, origin: Origin, now: float, faults: Faults) -> tuple[bytes, dict[str, str]]:
-    """Fields in front of the message, and parameters of MAIL."""
+def _options(given: Submission, origin: Origin, faults: Faults) -> Options:
     listener = origin.listener
-    lines, parameters = [], dict[str, str]()
+    notes = [f"tag={tag}" for tag in given.tags]
     for at, tag in enumerate(given.tags):
         if not _WORD.fullmatch(tag) or at >= MAX_TAGS:
             faults.add(f"/tags/{at}", f"up to {MAX_TAGS} tags of 1 to 64 letters, digits, _, . and -")
-        lines.append(f"Zonerelay-Note: tag={tag}")
     for at, (name, value) in enumerate(given.metadata.items()):
         if (
             not (_WORD.fullmatch(name) and value.isprintable() and len(value) <= MAX_NOTE)
@@ -349,9 +347,8 @@ def _wishes(given: Submission, origin: Origin, now: float, faults: Faults) -> tu
                 f"up to {MAX_METADATA} names as of tags, with printable values of up to {MAX_NOTE} characters"
             )
             faults.add(f"/metadata/{name}", text)
-        lines.append(f"Zonerelay-Note: {name}={value.encode('ascii', 'backslashreplace').decode()}")
+        notes.append(f"{name}={value.encode('ascii', 'backslashreplace').decode()}")
     if given.zone:
-        lines.append(f"{listener.zone_header}: {given.zone}")
         if given.zone not in {each.name for each in origin.settings.zone}:
             faults.add("/zone", "there is no such zone")
         elif not listener.zone_header or not (
@@ -359,13 +356,13 @@ def _wishes(given: Submission, origin: Origin, now: float, faults: Faults) -> tu
             or Networks(listener.zone_header_networks).match(origin.client)
         ):
             faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
-    if given.require_tls:
-        parameters["REQUIRETLS"] = ""
-    if given.send_at is not None:
-        due = given.send_at.timestamp() if isinstance(given.send_at, datetime) else given.send_at
-        if not listener.max_hold or not due <= now + listener.max_hold:
-            faults.add("/send_at", f"it may be {listener.max_hold:.0f} seconds ahead at most")
-        elif due > now:
-            parameters["HOLDUNTIL"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(math.ceil(due)))
-    front = "".join(f"{line}\r\n" for line in lines).encode() + key_field(origin)
-    return front, parameters
+    return Options(idempotency_key=origin.key, zone=given.zone, notes=tuple(notes), partial=given.partial)
+
+
+def _hold_until(given: Submission, origin: Origin, now: float, faults: Faults) -> float | None:
+    if given.send_at is None:
+        return None
+    due = given.send_at.timestamp() if isinstance(given.send_at, datetime) else given.send_at
+    if not origin.listener.max_hold or not due <= now + origin.listener.max_hold:
+        faults.add("/send_at", f"it may be {origin.listener.max_hold:.0f} seconds ahead at most")
+    return due if due > now else None

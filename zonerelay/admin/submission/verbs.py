@@ -31,24 +31,26 @@ from zonerelay.admin.submission.drafts import (
     Submission,
     Upload,
     address,
-    key_field,
+    envelope_of,
     new_message_id,
     sending_of,
-    smtputf8,
 )
+from zonerelay.admin.submission.refusals import problem_of
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
-from zonerelay.admin.submission.transaction import Answered, message_id_of
 from zonerelay.admin.visit import VISIT
 from zonerelay.control.messages.answers import Changed
 from zonerelay.control.messages.requests import Filter, QueueChange
 from zonerelay.control.socket.errors import ControlError
-from zonerelay.message.compose.compose import compose_pieces
+from zonerelay.inbound.cleanup.submit import Options, Pieces, Principal, Refused
+from zonerelay.message.compose.compose import Draft, compose_pieces
 from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError, all_fields
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.model.address_list import read_addresses, recipient_fields
+from zonerelay.model.envelope import Body
 from zonerelay.outbox.drafts import MAX_FILES, BadRowError, mailbox
 from zonerelay.process.threads import BODIES
+from zonerelay.smtp.server.params import MailCommand
 
 MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
@@ -360,56 +362,49 @@ async def _take(
         sending = await BODIES.run(sending_of, given, body, origin, now, uploads)
     else:
         sending = sending_of(given, body, origin, now, uploads)
-    return await _hand_over(call, origin, sending, _composed(sending, large=large))
-
-
-async def _composed(sending: Sending, *, large: bool) -> AsyncIterator[bytes]:
-    """A large message is composed in a thread, a piece at a time."""
     assert sending.draft is not None
-    yield sending.front
-    pieces = compose_pieces(sending.draft)
-    while True:
-        try:
-            piece = await BODIES.run(next, pieces, None) if large else next(pieces, None)
-        except Base64Error as error:
-            pointer = re.sub(r"attachments\[(\d+)\].*", r"/attachments/\1/content", str(error))
-            raise wrong(pointer, str(error)) from None
-        if piece is None:
-            return
+    pieces = _composed_in_thread(sending.draft) if large else tuple(_composed(sending.draft))
+    return await _submitted_as(call, origin, sending, pieces)
+
+
+def _composed(draft: Draft) -> Iterator[bytes]:
+    """Raises Problem."""
+    try:
+        yield from compose_pieces(draft)
+    except Base64Error as error:
+        pointer = re.sub(r"attachments\[(\d+)\].*", r"/attachments/\1/content", str(error))
+        raise wrong(pointer, str(error)) from None
+
+
+async def _composed_in_thread(draft: Draft) -> AsyncIterator[bytes]:
+    """A large message is composed a piece at a time."""
+    pieces = _composed(draft)
+    while (piece := await BODIES.run(next, pieces, None)) is not None:
         yield piece
 
 
-async def _hand_over(call: Call, origin: Origin, sending: Sending, pieces: AsyncIterator[bytes]) -> Accepted:
+async def _submitted_as(call: Call, origin: Origin, sending: Sending, pieces: Pieces) -> Accepted:
     """Raises Problem."""
-    async with call.sessions.session(origin.client, origin.user) as worker:
-        people = list(sending.recipients)
-        reply, replies = await worker.envelope(sending.sender, people, sending.parameters)
-        if not reply.good:
-            # What time helps against is no fault of a field.
-            raise reply.problem([("/from", reply.words)] if reply.code >= 500 else [])
-        refused = [(each, one) for each, one in zip(people, replies, strict=True) if not one.good]
-        if refused and (not sending.partial or len(refused) == len(people)):
-            raise _refusal(sending, refused)
-        reply = await worker.message(pieces)
-        if not reply.good:
-            raise reply.problem([("/from", reply.words)] if "From address" in reply.text else [])
+    principal = Principal(
+        protocol="HTTP",
+        address=origin.client,
+        helo=f"[IPv6:{origin.client}]" if ":" in origin.client else f"[{origin.client}]",
+        user=origin.user,
+        may_relay=True,
+    )
+    result = await call.operators.submit(principal, sending.envelope, pieces, sending.options)
+    if isinstance(result, Refused):
+        raise problem_of(result, sending.pointers)
     states = (
         RecipientState(
             address=each,
             index=index,
-            state="queued" if one.good else "refused",
-            reply="" if one.good else one.words,
+            state="refused" if each in result.refused else "queued",
+            reply=str(result.refused[each].reply) if each in result.refused else "",
         )
-        for index, (each, one) in enumerate(zip(people, replies, strict=True))
+        for index, each in enumerate(sending.pointers)
     )
-    return Accepted(id=message_id_of(reply), message_id=sending.message_id, recipients=tuple(states))
-
-
-def _refusal(sending: Sending, refused: list[tuple[Mailbox, Answered]]) -> Problem:
-    """Of those that time does not help, if there are any."""
-    _, worst = max(refused, key=lambda each: each[1].code)
-    pointers = [(sending.recipients[each], one.words) for each, one in refused]
-    return worst.problem(pointers)
+    return Accepted(id=result.id, message_id=sending.message_id, recipients=tuple(states))
 
 
 async def _take_raw(call: Call, origin: Origin) -> Accepted:
@@ -431,21 +426,23 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     else:
         sender, recipients = _raw_envelope(block, given, most)
     message_id = next((value.strip() for name, value in header.fields if name.lower() == "message-id"), "")
-    front = key_field(origin)
+    front = b""
     if not message_id:
         message_id = new_message_id(origin, sender, tuple(recipients))
-        front += f"Message-ID: {message_id}\r\n".encode()
+        front = f"Message-ID: {message_id}\r\n".encode()
     held = bytes(scanner.held)
     shown = _BCC.sub(b"", held[: scanner.size])
+    mail = MailCommand(
+        sender,
+        body=Body.EIGHT_BIT,
+        smtputf8=not "".join((sender, *recipients)).isascii(),
+        require_tls=given.require_tls,
+    )
     sending = Sending(
-        sender=sender,
-        recipients=recipients,
+        envelope=envelope_of(mail, recipients),
+        pointers=recipients,
         message_id=message_id,
-        parameters={"BODY": "8BITMIME"}
-        | smtputf8(sender, *recipients)
-        | ({"REQUIRETLS": ""} if given.require_tls else {}),
-        front=front,
-        partial=given.partial,
+        options=Options(idempotency_key=origin.key, partial=given.partial),
     )
 
     async def message() -> AsyncIterator[bytes]:
@@ -453,7 +450,7 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
         async for piece in pieces:
             yield piece
 
-    return await _hand_over(call, origin, sending, message())
+    return await _submitted_as(call, origin, sending, message())
 
 
 _BCC = re.compile(rb"^(?:Resent-)?Bcc[ \t]*:.*\r\n(?:[ \t].*\r\n)*", re.IGNORECASE | re.MULTILINE)

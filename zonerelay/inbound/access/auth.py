@@ -34,7 +34,7 @@ from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.credentials_watch import CredentialsWatch
-from zonerelay.inbound.access.guard import Guard, Refusal
+from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.password_check import (
     BusyError,
     Check,
@@ -46,6 +46,7 @@ from zonerelay.inbound.access.password_check import (
 )
 from zonerelay.inbound.limits.auth_failures import Attempts
 from zonerelay.inbound.limits.connections import Key, client_and_network
+from zonerelay.inbound.refusal import Refusal
 from zonerelay.model.clock import Clock
 from zonerelay.smtp.server.sasl import Credentials
 from zonerelay.telemetry.events.events import Events

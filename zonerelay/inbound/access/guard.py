@@ -11,16 +11,17 @@ opens for want of them.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from zonerelay.config.rails import NONE, Mode, Rails, file_beside
 from zonerelay.config.units import format_size
 from zonerelay.inbound.access.credentials_watch import RailsWatch
 from zonerelay.inbound.limits.quotas import NEAR, Full, Quotas, Usage
+from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.limits.shared import BookStore
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.address import Mailbox
@@ -31,16 +32,12 @@ from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.routing.zones.networks import Networks
 from zonerelay.telemetry.events.events import Events
 
-
-class Refusal(NamedTuple):
-    """`full` is the quota that is met, if that is why; it says in how many seconds there is room."""
-
-    reply: Reply
-    full: Full | None = None
-
-
-UNREADABLE = Refusal(Reply(451, "7.0", "What this user may do cannot be read now, try again later"))
-UNCOUNTED = Refusal(Reply(451, "7.0", "The quotas of this user cannot be counted now, try again later"))
+UNREADABLE = Refusal(
+    Reason.USER, Reply(451, "7.0", "What this user may do cannot be read now, try again later")
+)
+UNCOUNTED = Refusal(
+    Reason.USER, Reply(451, "7.0", "The quotas of this user cannot be counted now, try again later")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +67,8 @@ class Allowance:
         most = self.rails.max_message_size
         if not most or size <= most:
             return None
-        return Refusal(
-            Reply(552, "3.4", f"Message is larger than {format_size(most)}, the limit of this user")
-        )
+        text = f"Message is larger than {format_size(most)}, the limit of this user"
+        return Refusal(Reason.USER, Reply(552, "3.4", text))
 
     def zone_refusal(self, deliveries: Iterable[Delivery]) -> Refusal | None:
         allowed = self.rails.zones
@@ -89,7 +85,7 @@ class Allowance:
 
     def _no_room(self, more: tuple[int, int, int]) -> Refusal | None:
         full = None if self.usage is None else self.usage.full(self.rails, more)
-        return None if full is None else Refusal(full.reply(), full)
+        return None if full is None else _used_up(full)
 
 
 class Guard:
@@ -152,7 +148,7 @@ class Guard:
         except AuthorityError as error:
             self._events.trouble("quotas", error)
             return UNCOUNTED
-        return None if full is None else Refusal(full.reply(), full)
+        return None if full is None else _used_up(full)
 
     async def give_back(self, allowance: Allowance, recipients: int, octets: int) -> None:
         """The message was not accepted after all."""
@@ -192,7 +188,12 @@ def bar(rails: Rails, client_address: str, now: float) -> Refusal | None:
 
 
 def _no(detail: str, text: str) -> Refusal:
-    return Refusal(Reply(550, detail, text))
+    return Refusal(Reason.USER, Reply(550, detail, text))
+
+
+def _used_up(full: Full) -> Refusal:
+    never = math.isinf(full.seconds)
+    return Refusal(Reason.QUOTA, full.reply(), 0.0 if never else full.seconds, full.limit)
 
 
 _patterns = lru_cache(1024)(AddressPatterns)

@@ -21,8 +21,7 @@ MAX_REMEMBERED = 1024
 class Client:
     """A connected client: `address` is `""` on a Unix socket, and where it is unknown.
 
-    `proxies`: it must begin with a PROXY header. `may_xclient`: it may name another client. `over_http`: the
-    relay's own HTTP server hands its mail in, and vouches for its address and its user.
+    `proxies`: it must begin with a PROXY header. `may_xclient`: it may name another client.
     """
 
     address: str
@@ -30,14 +29,12 @@ class Client:
     may_relay: bool
     proxies: bool = False
     may_xclient: bool = False
-    over_http: bool = False
 
 
 class AccessPolicy:
     """Decides per client address, and remembers the latest addresses: they come again."""
 
-    def __init__(self, settings: ListenerSettings, *, over_http: bool = False) -> None:
-        self._over_http = over_http
+    def __init__(self, settings: ListenerSettings) -> None:
         self._networks = settings.allow_networks
         self._proxies = settings.proxy_networks
         self._xclient = settings.xclient_networks
@@ -47,12 +44,10 @@ class AccessPolicy:
 
     def identify(self, peer: object) -> Client:
         """`peer` is the transport's peername."""
-        if self._over_http:
-            return Client("", 0, may_relay=False, may_xclient=True, over_http=True)
         if self._unix or not isinstance(peer, tuple):
             # A TCP client that is gone already has no peername: that must not make it a local one.
             return Client("", 0, may_relay=self._unix)
-        return self._client(str(peer[0]), int(peer[1]))
+        return self.client(str(peer[0]), int(peer[1]))
 
     def named(self, address: str, port: int, *, by: Client) -> Client:
         """Return the client that a PROXY header or XCLIENT names; without an address it is an unknown one."""
@@ -60,12 +55,11 @@ class AccessPolicy:
         again = by.may_xclient and not by.proxies
         if not address:
             return Client("", 0, may_relay=self._open, may_xclient=again)
-        client = self._client(address, port)
-        if by.over_http:
-            return replace(client, may_relay=True, proxies=False, may_xclient=True, over_http=True)
+        client = self.client(address, port)
         return replace(client, proxies=False, may_xclient=client.may_xclient or again)
 
-    def _client(self, host: str, port: int) -> Client:
+    def client(self, host: str, port: int) -> Client:
+        """Return the client at this address."""
         known = self._known.get(host)
         if known is None:
             if len(self._known) >= MAX_REMEMBERED:

@@ -31,7 +31,7 @@ from zonerelay.inbound.limits.large_bodies import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
-from zonerelay.inbound.state.context import HTTP_NOTE, IDEMPOTENCY_KEY, ListenerContext
+from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import notes_of
@@ -40,6 +40,7 @@ from zonerelay.message.dkim.body import BodyHash
 from zonerelay.message.header.headers import Header, HeaderScanner, HeaderTooLargeError, authors, parse_header
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.bdat import ChunkReader
 from zonerelay.smtp.server.dots import BodyReader
@@ -110,8 +111,6 @@ class Intake:
         self._wire = 0
         self._ready: list[bytes] = []
         self._ready_size = 0
-        self._zone_named = ""
-        self._notes: list[str] = []
         self._key = transaction.idempotency_key
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
         self.held = 0  # octets in the account of all sessions
@@ -166,11 +165,13 @@ class Intake:
                 self._fail(error)
         if self.backlog > SMALL or not self.complete:
             self._charge()
-        if self._waiter is not None and (self.worth_storing or self.refusal is not None):
+        if self._waiter is not None and self.worth_storing:
             self._wake()
 
-    async def store(self) -> ServerReply:
-        """Carry the body to the store and return the reply. Raises only CancelledError."""
+    async def store(self) -> MessageId | None:
+        """Carry the body to the store and return the id under which it is; None: see `refusal`. Raises only
+        CancelledError.
+        """
         try:
             async with self._context.store.begin(self.envelope) as writer:
                 while self.refusal is None:
@@ -184,28 +185,28 @@ class Intake:
                         await self._wait()
         except StoredBeforeError as error:
             self._context.events.repeated(error.message_id, self.envelope)
-            return replies.queued(error.message_id)
+            return error.message_id
         except StoreFullError as error:
-            self._refuse(replies.STORE_FULL, str(error))
+            self.refuse(replies.STORE_FULL, str(error))
         except (OtherContentError, BeingStoredError, NotKeptError) as error:
-            self._refuse(_OF_KEYS[type(error)], str(error))
+            self.refuse(_OF_KEYS[type(error)], str(error))
         except StoreError as error:
-            self._refuse(replies.STORE_TROUBLE, str(error))
+            self.refuse(replies.STORE_TROUBLE, str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
         # Left without commit: the store forgets what was written.
         assert self.refusal is not None
-        return self.refusal
+        return None
 
     def _take(self, piece: bytes) -> None:
         self._size += len(piece)
         allowance = self.transaction.allowance
         if self._size > self._settings.max_message_size:
-            self._refuse(replies.too_big(self._settings.max_message_size))
+            self.refuse(replies.too_big(self._settings.max_message_size))
         elif allowance is not None and (refusal := allowance.size_refusal(self._size)) is not None:
-            self._refuse(replies.guarded(refusal))
+            self.refuse(replies.guarded(refusal))
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
-            self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
+            self.refuse(replies.BARE_LINE_ENDS, self._line_ends())
         elif piece:
             self._eight_bit = self._eight_bit or not piece.isascii()
             if self._scanner is not None:
@@ -221,7 +222,7 @@ class Intake:
         try:
             scanner.feed(piece)
         except HeaderTooLargeError:
-            self._refuse(replies.header_too_big(self._settings.max_header_size))
+            self.refuse(replies.header_too_big(self._settings.max_header_size))
             return
         if scanner.header is not None:
             self._begin_body(scanner, scanner.header)
@@ -240,13 +241,13 @@ class Intake:
             self._digest = idempotency.ContentDigest(header.fields)
             self._digest.feed(held[scanner.size :])
         if header.controls:
-            self._refuse(replies.HEADER_CONTROLS)
+            self.refuse(replies.HEADER_CONTROLS)
         elif self.refusal is not None:
             return
         elif header.received > self._settings.max_received:
-            self._refuse(replies.MAIL_LOOP)
+            self.refuse(replies.MAIL_LOOP)
         elif client_state.is_bound and not client_state.may_write_as(authors(header, held)):
-            self._refuse(replies.FROM_NOT_YOURS)
+            self.refuse(replies.FROM_NOT_YOURS)
         else:
             rewrites = self.transaction.rewrites
             self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
@@ -279,11 +280,10 @@ class Intake:
             and client_state.grants.may_relay
             and zone_header.trusts(origin.client_address, origin.user)
         ):
-            self._zone_named = zone_header.zone_in(header.fields)
+            named = self.transaction.zone_named or zone_header.zone_in(header.fields)
+            self.transaction.zone_named = named
         if IDEMPOTENCY_KEY in header.names and client_state.grants.may_relay:
             self._take_key(header)
-        if client_state.client.over_http:
-            self._notes = [value.strip() for name, value in header.fields if name.lower() == HTTP_NOTE]
         gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
         return without(header, gone)
@@ -291,7 +291,7 @@ class Intake:
     def _take_key(self, header: Header) -> None:
         key = idempotency.key_in(header.fields)
         if key is None:
-            self._refuse(replies.BAD_KEY)
+            self.refuse(replies.BAD_KEY)
         else:
             self._key = self._key or key
 
@@ -332,7 +332,7 @@ class Intake:
     def _refused_by(self, verdict: Verdict) -> bool:
         reply: Reply | None = verdict.decision.reply
         if reply is not None:
-            self._refuse(decided(reply, verdict.reason))
+            self.refuse(decided(reply, verdict.reason))
         return reply is not None
 
     def _append(self, piece: bytes) -> None:
@@ -343,7 +343,8 @@ class Intake:
         self._stored += len(piece)
         self.backlog += len(piece)
 
-    def _refuse(self, answer: ServerReply, detail: str = "") -> None:
+    def refuse(self, answer: ServerReply, detail: str = "") -> None:
+        """Keep nothing of the message: this is the reply at its end."""
         self.refusal = answer
         self.detail = detail
         self._scanner = None
@@ -352,6 +353,8 @@ class Intake:
         self._ready_size = 0
         self._undecided = b""
         self._charge()
+        if self._waiter is not None:
+            self._wake()
 
     def _charge(self) -> None:
         """Keep the account of all sessions' memory."""
@@ -367,7 +370,7 @@ class Intake:
 
     def _fail(self, error: Exception) -> None:
         self._context.events.trouble("inbound", error, message_id=self.envelope.id)
-        self._refuse(replies.TROUBLE)
+        self.refuse(replies.TROUBLE)
 
     async def _write(self, writer: MessageWriter) -> None:
         ready, self._ready = self._ready, []
@@ -381,48 +384,47 @@ class Intake:
             if not self.complete:
                 self._on_room()
 
-    async def _commit(self, writer: MessageWriter) -> ServerReply:
+    async def _commit(self, writer: MessageWriter) -> MessageId | None:
         if EndOfData in self._context.consultants.asked and await self._refused_at_the_end():
-            assert self.refusal is not None
-            return self.refusal
+            return None
         if self.transaction.allowance is not None and self._context.guard is not None:
             return await self._count(writer, self._context.guard, self.transaction.allowance)
         return await self._take_turn(writer)
 
-    async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> ServerReply:
+    async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> MessageId | None:
         """Count the message in the quotas of its user, for as long as it is not refused."""
         sent = len(self.transaction.named), self._size
         refusal = await guard.take(allowance, *sent)
         if refusal is not None:
-            if refusal.full is not None:
-                self._context.events.metrics.quota_refused.add((refusal.full.limit,))
-            self._refuse(replies.guarded(refusal))
-        accepted = False
+            if refusal.quota:
+                self._context.events.metrics.quota_refused.add((refusal.quota,))
+            self.refuse(replies.guarded(refusal))
+        accepted: MessageId | None = None
         try:
-            answer = self.refusal or await self._take_turn(writer)
-            accepted = self.refusal is None
+            if self.refusal is None:
+                accepted = await self._take_turn(writer)
         finally:
-            if not accepted and refusal is None:
+            if accepted is None and refusal is None:
                 await guard.give_back(allowance, *sent)
-        return answer
+        return accepted
 
-    async def _take_turn(self, writer: MessageWriter) -> ServerReply:
+    async def _take_turn(self, writer: MessageWriter) -> MessageId | None:
         if len(self.envelope.recipients) <= LIST:
-            return await self._hand_over(writer)
+            return await self._accept(writer)
         async with self._context.lists:
-            return await self._hand_over(writer)
+            return await self._accept(writer)
 
-    async def _hand_over(self, writer: MessageWriter) -> ServerReply:
+    async def _accept(self, writer: MessageWriter) -> MessageId | None:
         zone_of = self._context.choose_zone(
-            self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
+            self.envelope, headers=self._header.fields, size=self._size, named=self.transaction.zone_named
         )
         deliveries, zones = deliveries_of(
             self.envelope, self.transaction, zone_of, self._context.bursts, self._context.capture_zone
         )
         allowance = self.transaction.allowance
         if allowance is not None and (barred := allowance.zone_refusal(deliveries)):
-            self._refuse(replies.guarded(barred))
-            return replies.guarded(barred)
+            self.refuse(replies.guarded(barred))
+            return None
         sizes = self._context.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
             # A message too large for only some of its zones bounces from those.
@@ -431,9 +433,8 @@ class Intake:
                 replies.TOO_BIG,
                 f"Message is larger than {format_size(limit)}, which is as much as is sent on",
             )
-            self._refuse(answer, "larger than its zones send")
-            assert self.refusal is not None
-            return self.refusal
+            self.refuse(answer, "larger than its zones send")
+            return None
         if len(deliveries) > LIST:
             await asyncio.sleep(0)
         webhooks = self._context.webhooks
@@ -448,7 +449,7 @@ class Intake:
             trace=self._trace(zones),
         )
         self._announce(message, deliveries)
-        return replies.queued(self.envelope.id)
+        return self.envelope.id
 
     async def _refused_at_the_end(self) -> bool:
         envelope = self.envelope
@@ -480,7 +481,7 @@ class Intake:
             context.events.trouble("inbound", error, message_id=message.id)
 
     def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
-        notes = [f"listener={self.envelope.origin.listener}", *zones, *self._notes]
+        notes = [f"listener={self.envelope.origin.listener}", *zones, *self.transaction.notes]
         if self._body.has_bare:
             notes.append(self._line_ends())
         if self._client_state.tls is not None:

@@ -22,6 +22,7 @@ from zonerelay.inbound.state.mode import apply_mode
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.envelope import Envelope
+from zonerelay.model.message_id import MessageId
 from zonerelay.smtp.server.bdat import ChunkReader
 from zonerelay.store.contract import CHUNK_SIZE, MessageWriter
 
@@ -46,12 +47,12 @@ class WholeIntake(Intake):
         self._later, self._scanner = self._scanner, None
         self._gathers = True
 
-    async def store(self) -> ServerReply:
+    async def store(self) -> MessageId | None:
         try:
             await self._ask_handler()
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
-        return await super().store() if self.refusal is None else self.refusal
+        return await super().store() if self.refusal is None else None
 
     def _take(self, piece: bytes) -> None:
         if not self._gathers:
@@ -59,9 +60,9 @@ class WholeIntake(Intake):
             return
         self._counted += len(piece)
         if self._counted > self._settings.max_message_size:
-            self._refuse(replies.too_big(self._settings.max_message_size))
+            self.refuse(replies.too_big(self._settings.max_message_size))
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
-            self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
+            self.refuse(replies.BARE_LINE_ENDS, self._line_ends())
         else:
             self._gathered += piece
             self._charge()
@@ -72,9 +73,9 @@ class WholeIntake(Intake):
         self._context.memory.used += extra
         self.held += extra
 
-    def _refuse(self, answer: ServerReply, detail: str = "") -> None:
+    def refuse(self, answer: ServerReply, detail: str = "") -> None:
         self._gathered, self._whole, self._counted = bytearray(), b"", 0
-        super()._refuse(answer, detail)
+        super().refuse(answer, detail)
 
     async def _ask_handler(self) -> None:
         context, client_state, transaction = self._context, self._client_state, self.transaction
@@ -96,7 +97,7 @@ class WholeIntake(Intake):
                     changes, transaction, client_state, context, step=WholeMessage.step
                 )
             if failed is not None:
-                self._refuse(*failed)
+                self.refuse(*failed)
                 return
             if changes.content is not None:
                 self._whole, self._counted = changes.content, len(changes.content)
@@ -111,7 +112,7 @@ class WholeIntake(Intake):
         self._scanner = self._later
         self._charge()
 
-    async def _commit(self, writer: MessageWriter) -> ServerReply:
+    async def _commit(self, writer: MessageWriter) -> MessageId | None:
         """Pass the whole on to the store, then commit it."""
         for at in range(0, max(len(self._whole), 1), SLICE):
             piece = self._whole[at : at + SLICE]
@@ -120,9 +121,9 @@ class WholeIntake(Intake):
             if self.refusal is None and self._ready:
                 await self._write(writer)
             if self.refusal is not None:
-                return self.refusal
+                return None
         if self._scanner is not None:
             self._begin_body(self._scanner, self._scanner.finish())
         if self.refusal is None and self._ready:
             await self._write(writer)
-        return self.refusal or await super()._commit(writer)
+        return await super()._commit(writer) if self.refusal is None else None

@@ -2,7 +2,7 @@
 to the HTTP server.
 
 The connection ends when it is one too many, when a handshake fails or takes longer than `HANDSHAKE`, and when
-the HTTP server ends it. An SMTP session in this process takes the mail, so this side never holds a message.
+the HTTP server ends it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.networks import Client
+from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.limits.memory import TLS_COST, SessionMemory
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.transport import Transport, TransportFault
@@ -263,9 +264,5 @@ class _Stream(asyncio.Transport):
         self._connection.abort()
 
 
-OpenHttp = Callable[
-    [Callable[[], ListenerSettings], Callable[[asyncio.Protocol], None]], Awaitable[ServesHttp]
-]
-"""Load the HTTP server of a listener, given its settings of now and the way to begin a session that takes
-mail.
-"""
+OpenHttp = Callable[[Callable[[], ListenerSettings], Submit], Awaitable[ServesHttp]]
+"""Load the HTTP server of a listener, given its settings of now and what takes its mail."""

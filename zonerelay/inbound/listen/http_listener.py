@@ -1,5 +1,5 @@
-"""One [[listener]] for HTTP. Sessions of an SMTP listener that no client reaches (the door) take its mail,
-under the same settings, so that limits, rules and promises are those of every other mail.
+"""One [[listener]] for HTTP. Its mail is submitted to an SMTP listener that no client reaches, which has the
+same settings, so that limits, rules and promises are those of every other mail.
 
 It loads the HTTP server with the first client, because aiohttp is a fifth of the memory of an idle relay.
 If loading fails, `trouble` hears of it, the client is turned away, and the next one tries again.
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from zonerelay.config.settings import ListenerSettings
+from zonerelay.inbound.cleanup.submit import Submissions
 from zonerelay.inbound.listen.http_connection import HttpConnection, OpenHttp, ServesHttp
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.listen.listening_socket import ListeningSocket
@@ -26,7 +27,7 @@ class HttpListener:
     def __init__(
         self,
         settings: ListenerSettings,
-        door: Listener,
+        behind: Listener,
         *,
         open_http: OpenHttp,
         events: Events,
@@ -41,11 +42,15 @@ class HttpListener:
         self._admission: Admission[HttpConnection] = Admission(
             settings, memory=shared.memory, metrics=events.metrics
         )
-        self._door = door
+        self._behind = behind
         self._open_http = open_http
         self._service: ServesHttp | None = None
         self._opening: asyncio.Task[ServesHttp] | None = None
         self._socket = ListeningSocket(inherited, self._connection)
+
+    @property
+    def submissions(self) -> Submissions:
+        return self._behind.submissions
 
     @property
     def connections(self) -> int:
@@ -79,7 +84,7 @@ class HttpListener:
 
     async def _opened(self) -> ServesHttp:
         try:
-            self._service = await self._open_http(lambda: self.settings, self._door.connect)
+            self._service = await self._open_http(lambda: self.settings, self.submissions.submit)
         except Exception as error:
             self._events.trouble("http-listener", error)
             raise
@@ -97,11 +102,11 @@ class HttpListener:
         """Apply these settings to new connections, and to new requests of open ones."""
         self.settings, self._certificates = settings, certificates
         self._admission.configure(settings)
-        self._door.configure(settings, shared, policy=policy)
+        self._behind.configure(settings, shared, policy=policy)
 
     def asks(self, policy: AskedPolicy) -> bool:
         """See `Listener.asks`."""
-        return self._door.asks(policy)
+        return self._behind.asks(policy)
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""
@@ -120,4 +125,4 @@ class HttpListener:
         for connection in tuple(self._admission.sessions):
             connection.abort()
         await self._admission.emptied(None)
-        await self._door.drain(timeout)
+        await self._behind.drain(timeout)

@@ -1,6 +1,6 @@
-"""One [[listener]] for SMTP and the sessions it has made.
+"""One [[listener]] for SMTP, the sessions it has made, and what is submitted to it without SMTP.
 
-Owns what its sessions share. `start` says in words why an address cannot be used.
+Owns what they share. `start` says in words why an address cannot be used.
 Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a transaction the time to
 finish it and never leaves a commit behind.
 """
@@ -8,16 +8,14 @@ finish it and never leaves a commit behind.
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 from dataclasses import replace
 
-from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls
-from zonerelay.inbound.listen.in_process import connect
+from zonerelay.config.settings import ListenerSettings
+from zonerelay.inbound.cleanup.submit import Submissions
 from zonerelay.inbound.listen.listening_socket import ListeningSocket
 from zonerelay.inbound.session.admission import Admission
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import HTTP_NOTE, ListenerContext, NotifyQueue, SharedContext
+from zonerelay.inbound.state.context import ListenerContext, NotifyQueue, SharedContext
 from zonerelay.inbound.state.questions import AskedPolicy, Consultants
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
@@ -47,14 +45,8 @@ class Listener:
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
         inherited: Inherited = NOTHING,
-        over_http: bool = False,
     ) -> None:
-        """`over_http`: no client reaches it. The relay's own HTTP server hands mail in, under these settings:
-        by `connect`, or from another process through the socket of `start_at`.
-        """
-        settings = _for_http(settings) if over_http else settings
         self.settings = settings
-        self._over_http = over_http
         self._events = events
         self._shared = shared
         self._context = ListenerContext(
@@ -70,8 +62,9 @@ class Listener:
             consultants=self._consultants(settings, shared, policy),
             certificates=certificates,
         )
+        self.submissions = Submissions(self._context)
         self._admission: Admission[Session] = Admission(
-            settings, memory=shared.memory, metrics=events.metrics, over_http=over_http
+            settings, memory=shared.memory, metrics=events.metrics
         )
         self._socket = ListeningSocket(inherited, self._session)
 
@@ -87,14 +80,6 @@ class Listener:
     async def start(self) -> None:
         """Raises ListenError."""
         await self._socket.start(self.settings.address)
-
-    async def start_at(self, bound_socket: socket.socket) -> None:
-        """Listen on a Unix socket instead."""
-        await self._socket.start_at(bound_socket)
-
-    def connect(self, client: asyncio.Protocol) -> None:
-        """Begin a session with a client in this process."""
-        connect(client, self._session())
 
     def _session(self) -> Session:
         return Session(self._context, self._admission, asyncio.get_running_loop())
@@ -117,7 +102,6 @@ class Listener:
         policy: AskedPolicy | None = None,
     ) -> None:
         """Apply these settings to new sessions; open sessions keep those they began with."""
-        settings = _for_http(settings) if self._over_http else settings
         self.settings = settings
         self._shared = shared
         self._context = replace(
@@ -127,14 +111,14 @@ class Listener:
             consultants=self._consultants(settings, shared, policy),
             certificates=certificates,
         )
+        self.submissions.configure(self._context)
         self._admission.configure(settings)
-        if self._over_http:
-            for session in tuple(self._admission.sessions):
-                session.drain()  # the HTTP server keeps sessions for later mail, which goes by these settings
 
     def asks(self, policy: AskedPolicy) -> bool:
         """A session that is open asks this policy, which may have been replaced since it began."""
-        return any(session.context.consultants.policy is policy for session in self._admission.sessions)
+        return self.submissions.asks(policy) or any(
+            session.context.consultants.policy is policy for session in self._admission.sessions
+        )
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""
@@ -152,26 +136,13 @@ class Listener:
         loop = asyncio.get_running_loop()
         for session in tuple(self._admission.sessions):
             moment = min(session.deadlines.heard + TALKING - loop.time(), timeout / 2)
-            if moment > 0 and not self._over_http:
+            if moment > 0:
                 loop.call_later(moment, session.drain)
             else:
                 session.drain()
+        submissions = loop.create_task(self.submissions.drain(timeout))
         if not await self._admission.emptied(timeout):
             for session in tuple(self._admission.sessions):
                 session.abort()
             await self._admission.emptied(None)
-
-
-def _for_http(settings: ListenerSettings) -> ListenerSettings:
-    """A token has let the client in: it needs no log-in and no TLS. One request names all its recipients, so
-    that many of them may be refused.
-    """
-    return replace(
-        settings,
-        tls=ListenerTls.NONE,
-        require_tls=False,
-        auth=ListenerAuth.OFF,
-        drop_headers=(*settings.drop_headers, HTTP_NOTE),
-        max_commands=sys.maxsize,
-        max_errors=sys.maxsize,
-    )
+        await submissions

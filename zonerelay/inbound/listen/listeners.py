@@ -22,12 +22,14 @@ from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
+from zonerelay.inbound.cleanup.submit import Accepted, Options, Pieces, Principal, Refused, SubmittedEnvelope
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.binding import ListenError
 from zonerelay.inbound.listen.http_connection import OpenHttp
 from zonerelay.inbound.listen.http_listener import HttpListener
 from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.listen.submit_socket import SubmitSocket
 from zonerelay.inbound.policy import Policy, PolicyContext
 from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.policy.loading import load_authenticator, load_policy
@@ -127,7 +129,7 @@ class Listeners:
         self._open_http = open_http
         self._inherited = inherited
         self._kept: list[_Kept] = []
-        self.over_http: Listener | None = None
+        self._socket: SubmitSocket | None = None
         """Mail over HTTP at the address of [admin] goes by the rules of the first listener."""
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
@@ -176,22 +178,27 @@ class Listeners:
 
     # Start, other settings, stop.
 
-    async def start(self, settings: Settings, over_http: socket.socket | None = None) -> None:
+    async def start(self, settings: Settings, submissions: socket.socket | None = None) -> None:
         """Raises ListenError or ValueError; what was started by then is for `stop_accepting`. On the bound
-        Unix socket `over_http` the HTTP server of another process hands mail in, as by `over_http` here.
+        Unix socket `submissions` another process submits mail, as by `submit` here.
         """
+        self._first = settings.listener[0].address
         self._share(settings)
         built = [self._build(each) for each in settings.listener]
         for kept in built:
             self._kept.append(kept)
             await kept.listener.start()
-        if settings.admin.address:
-            first = self._kept[0]
-            self.over_http = self._make_listener(
-                first.listener.settings, shared=self._shared, policy=first.policy, over_http=True
-            )
-            if over_http is not None:
-                await self.over_http.start_at(over_http)
+        if submissions is not None:
+            self._socket = await SubmitSocket.listen(submissions, self.submit)
+
+    async def submit(
+        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
+    ) -> Accepted | Refused:
+        """Satisfies `Submit`, by the rules of the first listener."""
+        found = [each.listener for each in self._kept if each.listener.settings.address == self._first]
+        return await (found or [self._kept[0].listener])[0].submissions.submit(
+            principal, envelope, pieces, options
+        )
 
     async def reload(self, settings: Settings) -> tuple[str, ...]:
         """Take up other settings; what could not be taken up, in words."""
@@ -220,21 +227,20 @@ class Listeners:
                 self._kept.append(kept)
             except (ListenError, ValueError) as error:
                 problems.append(str(error))
-        address = settings.listener[0].address
-        for kept in self._kept:
-            if self.over_http is not None and kept.listener.settings.address == address:
-                self.over_http.configure(kept.listener.settings, self._shared, policy=kept.policy)
+        self._first = settings.listener[0].address
         for problem in problems:
             self._events.lifecycle("reload-incomplete", problem=problem)
         return tuple(problems)
 
     def stop_accepting(self) -> None:
-        for listener in self._all():
-            listener.stop_accepting()
+        for kept in self._kept:
+            kept.listener.stop_accepting()
+        if self._socket is not None:
+            self._socket.close()
 
     async def drain(self, timeout: float) -> None:
         """See `Listener.drain`; returns when no session is left on any of them."""
-        await asyncio.gather(*(each.drain(timeout) for each in self._all()), *self._farewells)
+        await asyncio.gather(*(each.listener.drain(timeout) for each in self._kept), *self._farewells)
         retiring = dict(self._retiring)
         for task in retiring:
             task.cancel()
@@ -244,10 +250,6 @@ class Listeners:
         if self._users is not None:
             self._users.close()
         await self._guard.close()
-
-    def _all(self) -> list[Listener | HttpListener]:
-        over_http = [] if self.over_http is None else [self.over_http]
-        return [kept.listener for kept in self._kept] + over_http
 
     def failed_elsewhere(self, text: str) -> None:
         """Count a failed log-in that another worker has shared."""
@@ -296,10 +298,10 @@ class Listeners:
         policy = self._policy(settings)
         bounded, make = _bounded(settings, policy), self._make_listener
         if settings.protocol is ListenerProtocol.HTTP:
-            door = make(bounded, shared=self._shared, policy=policy, over_http=True)
+            behind = make(bounded, shared=self._shared, policy=policy)
             http = HttpListener(
                 bounded,
-                door,
+                behind,
                 open_http=self._open_http,
                 events=self._events,
                 shared=self._shared,
@@ -355,8 +357,7 @@ class Listeners:
         """Close it when no session is left that began with it: an application may keep one all day."""
 
         async def retire() -> None:
-            over_http = self.over_http
-            while listener.asks(policy) or (over_http is not None and over_http.asks(policy)):  # noqa: ASYNC110  (asked at every farewell it would cost more)
+            while listener.asks(policy):  # noqa: ASYNC110  (asked at every farewell it would cost more)
                 await asyncio.sleep(LOOK_EVERY)
             await policy.close()
 

@@ -35,10 +35,8 @@ class Admission(Generic[S]):
         *,
         memory: SessionMemory,
         metrics: Metrics,
-        over_http: bool = False,
     ) -> None:
-        self._over_http = over_http
-        self._is_unix = over_http or settings.address.startswith("unix:")
+        self._is_unix = settings.address.startswith("unix:")
         self._memory = memory
         self._metrics = metrics
         self._limits = ConnectionLimits(total=0, per_client=0, per_network=0)
@@ -49,7 +47,7 @@ class Admission(Generic[S]):
 
     def configure(self, settings: ListenerSettings) -> None:
         """Admit by these settings from now on; open connections stay."""
-        self._access = AccessPolicy(settings, over_http=self._over_http)
+        self._access = AccessPolicy(settings)
         self._limits.change(
             total=settings.max_connections,
             per_client=settings.max_connections_per_client,
@@ -77,8 +75,7 @@ class Admission(Generic[S]):
         if reason is not None:
             return client, _TOO_MANY[reason]
         memory.holders.add(session)
-        if not self._over_http:  # its clients are counted where they connect
-            self._metrics.inbound.value += 1
+        self._metrics.inbound.value += 1
         return client, None
 
     def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
@@ -91,8 +88,7 @@ class Admission(Generic[S]):
         """The connection is gone."""
         self._limits.leave(_counted_as(client))
         self._memory.holders.discard(session)
-        if not self._over_http:
-            self._metrics.inbound.value -= 1
+        self._metrics.inbound.value -= 1
 
     def forget(self, session: S) -> None:
         """The connection is gone and no work of the session is left."""

@@ -6,12 +6,11 @@ makes the session that of another client; what that client may do is decided ane
 
 from __future__ import annotations
 
-from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.policy import Helo
 from zonerelay.inbound.policy.changes import Changes
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
-from zonerelay.inbound.state.questions import Named, Verdict
+from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.smtp.server.xclient import parse_xclient
 
@@ -77,21 +76,5 @@ def xclient(conversation: Conversation, argument: str) -> ServerReply:
         return conversation.refuse(replies.NOT_OFFERED, "XCLIENT")
     if conversation.transaction is not None:
         return conversation.refuse(replies.NOT_IN_TRANSACTION, "XCLIENT")
-    conversation.xclient = xclient = parse_xclient(argument)
-    users = conversation.context.named
-    if xclient.login and users is not None and conversation.client_state.client.over_http:
-        if (known := users.known(xclient.login)) is not None:
-            return _named(conversation, known)
-        question = Named(xclient.login, users)
-        return conversation.ask(question, lambda verdict: _named(conversation, verdict.login))
-    return replies.READMIT
-
-
-def _named(conversation: Conversation, login: Login | None) -> ServerReply:
-    if login is None or login.kind is LoginKind.BROKEN:
-        detail = "" if login is None else login.detail
-        return conversation.refuse(replies.AUTH_TROUBLE, "XCLIENT", detail=detail)
-    if login.user is None:
-        return conversation.refuse(replies.AUTH_FAILED, "XCLIENT", detail=login.detail)
-    conversation.user = login.user
+    conversation.xclient = parse_xclient(argument)
     return replies.READMIT

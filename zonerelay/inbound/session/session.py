@@ -30,10 +30,9 @@ from dataclasses import replace
 from typing import Any
 
 from zonerelay.config.settings import ListenerTls
+from zonerelay.inbound.cleanup.envelope import new_intake
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
-from zonerelay.inbound.cleanup.whole_message import WholeIntake
 from zonerelay.inbound.limits.memory import TLS_COST
-from zonerelay.inbound.policy.changes import WholeMessage
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session import commands
 from zonerelay.inbound.session.admission import Admission
@@ -42,7 +41,6 @@ from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext
-from zonerelay.inbound.state.mode import apply_mode
 from zonerelay.inbound.state.questions import LogIn
 from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO
@@ -228,7 +226,7 @@ class Session(asyncio.Protocol):
         self._greeted = True
         if self._transcripts.on:
             self._read_along()
-        answer = self.conversation.greet()
+        answer = self.conversation.connect()
         self._reply(answer.wire, answer)
 
     def _start_tls(self) -> None:
@@ -286,7 +284,6 @@ class Session(asyncio.Protocol):
     def _readmit(self) -> None:
         """Go on as the client that XCLIENT names; what it does not name stays (XCLIENT_README)."""
         xclient, before = self.conversation.xclient, self.conversation.client_state
-        user = self.conversation.user
         assert xclient is not None
         client = self.client
         address = client.address if xclient.address is None else xclient.address
@@ -295,7 +292,7 @@ class Session(asyncio.Protocol):
             # The certificate is that of the server in front, not of the client that it names.
             tls = before.tls if before.tls is None else replace(before.tls, certificate="")
             self.conversation = Conversation(self.context, self.client, tls)
-            self.conversation.client_state.take_over(before, xclient, user)
+            self.conversation.client_state.take_over(before, xclient)
             self._greet()
 
     def _is_now(self, address: str, port: int) -> bool:
@@ -409,7 +406,7 @@ class Session(asyncio.Protocol):
         """Do the step behind a reply. Comparisons, because an enumeration's hash is a Python function."""
         then = answer.then
         if then is Then.TAKE_BODY:
-            self.intake = self._new_intake()
+            self.intake = new_intake(self.conversation, self._regulate)
             self.deadlines.body_began(self.deadlines.heard)
         elif then is Then.CLOSE:
             self._close()
@@ -465,29 +462,9 @@ class Session(asyncio.Protocol):
     def _waits_for_store(self) -> bool:
         return self.intake is not None and self.intake.complete
 
-    def _new_intake(self) -> Intake:
-        conversation, context = self.conversation, self.context
-        transaction, client_state = conversation.transaction, conversation.client_state
-        assert transaction is not None
-        origin = client_state.origin
-        kind: type[Intake] = Intake
-        if WholeMessage in context.consultants.asked:
-            kind = WholeIntake
-        elif context.rewriting is not None:
-            context.rewriting.rewrite(transaction, origin)
-        if kind is Intake:
-            apply_mode(transaction)
-        envelope = transaction.envelope(
-            context.ids.next(),
-            context.clock.now(),
-            origin,
-            client_state.priority or context.settings.priority,
-        )
-        return kind(envelope, transaction, client_state, context, self._regulate)
-
     def _begin_chunk(self) -> None:
         """The octets of a BDAT are next, and some of them may be here."""
-        intake, self.parked = self.parked or self._new_intake(), None
+        intake, self.parked = self.parked or new_intake(self.conversation, self._regulate), None
         self.intake = intake
         size, last = self.conversation.chunk
         intake.begin_chunk(size, last=last)
@@ -529,7 +506,7 @@ class Session(asyncio.Protocol):
             if self.context.memory.full:
                 self.context.memory.relieve()
         elif intake.refusal is not None and intake.task is None:
-            self._finish(intake, intake.refusal)
+            self._finish_refused(intake)
         if not intake.complete or self.lines.waiting or self.transport.is_paused:
             self._regulate()
 
@@ -541,17 +518,20 @@ class Session(asyncio.Protocol):
             self.parked = intake
             self.transport.write(replies.chunk_taken(self.conversation.chunk[0]).wire)
         else:
-            self._finish(intake, intake.refusal)
+            self._finish_refused(intake)
 
     async def _store(self, intake: Intake) -> None:
         try:
-            answer = await intake.store()
+            accepted = await intake.store()
             intake.task = None
             # A refusal in the middle of a body waits for its end.
             if not intake.complete:
                 self._regulate()  # what was held back is dropped now, so there is room
                 return
-            self._finish(intake, answer)
+            if accepted is None:
+                self._finish_refused(intake)
+            else:
+                self._finish(intake, replies.queued(accepted))
             # Mostly the client has been waiting for the reply.
             if self.lines.waiting or self.transport.is_paused or self._ended or self._draining:
                 self.advance()
@@ -561,23 +541,26 @@ class Session(asyncio.Protocol):
         finally:
             intake.task = None
 
-    def _finish(self, intake: Intake, answer: ServerReply) -> None:
+    def _finish(self, intake: Intake, wire: bytes) -> None:
         """End the mail transaction with this reply."""
         self.intake = None
         if self._record is not None:
             self._record.note(f"the message: {intake.size} octets, not shown")
         if intake.held:
             intake.release()
-        if answer.reason is not None:
-            self._refuse(intake, answer)
         self.conversation.reset()
-        if not self.transport.is_open:
-            if answer.reason is None:
-                self.context.events.reply_lost(intake.envelope.id, intake.envelope.origin)
-            return
-        self.deadlines.answered(self.loop.time(), None)
-        self.transport.write(answer.wire)
-        if answer.then is Then.CLOSE:
+        if self.transport.is_open:
+            self.deadlines.answered(self.loop.time(), None)
+            self.transport.write(wire)
+        elif intake.refusal is None:
+            self.context.events.reply_lost(intake.envelope.id, intake.envelope.origin)
+
+    def _finish_refused(self, intake: Intake) -> None:
+        answer = intake.refusal
+        assert answer is not None
+        self._refuse(intake, answer)
+        self._finish(intake, answer.wire)
+        if answer.then is Then.CLOSE and self.transport.is_open:
             self._say_goodbye(ServerReply(answer.reply, b""))
 
     def _give_up(self, answer: ServerReply) -> None:

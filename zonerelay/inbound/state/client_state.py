@@ -29,13 +29,13 @@ _ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
 
 
 class ClientState:
-    """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept. `idempotency` is
-    the listener's, until a log-in has a better one.
+    """`helo` is empty before EHLO, `protocol` for a client of SMTP. `origin` is made when it is first
+    needed and then kept. `idempotency` is the listener's, until a log-in has a better one.
     """
 
     __slots__ = (
         "_extended", "_origin", "_settings", "_table", "client", "grants", "helo", "idempotency", "kept",
-        "tls", "user",
+        "protocol", "tls", "user",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +47,7 @@ class ClientState:
         self.tls = tls
         self.user: User | None = None
         self.helo = ""
+        self.protocol = ""
         self.idempotency = settings.idempotency
         self._extended = True
         self._origin: Origin | None = None
@@ -58,6 +59,10 @@ class ClientState:
         self._extended = extended
         self._origin = None
 
+    def came_by(self, protocol: str, helo: str) -> None:
+        """The client does not speak SMTP, but submits by this protocol."""
+        self.protocol, self.helo, self._origin = protocol, helo, None
+
     def logged_in(self, user: User) -> None:
         self.user = user
         self._origin = None
@@ -68,10 +73,8 @@ class ClientState:
         own = wish is UserIdempotency.LISTENER
         self.idempotency = self._settings.idempotency if own else Idempotency(wish.value)
 
-    def take_over(self, before: ClientState, xclient: XClient, user: User | None) -> None:
-        """Take over the attributes that XCLIENT names, and keep the others from `before`. `user` is the one
-        that the credentials file has by that name, if it was asked.
-        """
+    def take_over(self, before: ClientState, xclient: XClient) -> None:
+        """Take over the attributes that XCLIENT names, and keep the others from `before`."""
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended
         else:
@@ -79,7 +82,7 @@ class ClientState:
         if xclient.login is None:
             self.user = before.user
         elif xclient.login:
-            self.user = user or User(name=xclient.login, hash="", senders=())
+            self.user = User(name=xclient.login, hash="", senders=())
         self.grants = self._weighed()
 
     def _weighed(self) -> Grants:
@@ -145,8 +148,8 @@ class ClientState:
         return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
 
     def _came_from(self) -> Origin:
-        protocol = "HTTP" if self.client.over_http else "SMTP"
-        if self._extended and not self.client.over_http:
+        protocol = self.protocol or "SMTP"
+        if self._extended and not self.protocol:
             protocol = f"ESMTP{'S' if self.tls is not None else ''}{'A' if self.user is not None else ''}"
         return Origin(
             client_address=self.client.address,

@@ -38,8 +38,6 @@ from zonerelay.telemetry.events.events import Events
 
 IDEMPOTENCY_KEY = "idempotency-key"
 """The field in which clients name the key of a message."""
-HTTP_NOTE = "zonerelay-note"
-"""The field in which the HTTP server hands over a tag or a piece of metadata."""
 DAY = 86400.0
 
 HANDSHAKE = 30.0

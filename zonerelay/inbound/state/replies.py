@@ -11,8 +11,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from zonerelay.config.units import format_size
-from zonerelay.inbound.access.guard import Refusal
-from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server import sasl
@@ -34,7 +33,9 @@ class Then(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A reply on the wire. A `reason` makes it a refusal, which is logged and counted."""
+    """A reply on the wire. A `reason` makes it a refusal, which is logged and counted. `reply` is what the
+    log has; `detailed` is what the client gets, where that is more.
+    """
 
     reply: Reply
     wire: bytes
@@ -42,6 +43,13 @@ class ServerReply:
     reason: Reason | None = None
     counts: bool = False
     later: bytes = b""
+    detailed: Reply | None = None
+    retry_after: float = 0.0
+
+    @property
+    def refusal(self) -> Refusal:
+        assert self.reason is not None
+        return Refusal(self.reason, self.detailed or self.reply, self.retry_after)
 
 
 MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
@@ -51,6 +59,7 @@ _LAST_WORD = 421  # RFC 5321 3.8: the server closes
 _OURS = frozenset(
     {
         Reason.AUTH_TROUBLE,
+        Reason.BEING_STORED,
         Reason.LOOP,
         Reason.MEMORY,
         Reason.POLICY,
@@ -78,7 +87,8 @@ def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> ServerRepl
 
 def in_detail(answer: ServerReply, text: str) -> ServerReply:
     """The same refusal with more to read for the client; log, history and counters have the short text."""
-    return replace(answer, wire=Reply(answer.reply.code, answer.reply.detail, text).encode())
+    detailed = Reply(answer.reply.code, answer.reply.detail, text)
+    return replace(answer, wire=detailed.encode(), detailed=detailed)
 
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:
@@ -88,7 +98,7 @@ def decided(reply: Reply, reason: Reason) -> ServerReply:
 
 def guarded(refusal: Refusal) -> ServerReply:
     """What a guard rail of the user refuses."""
-    return refused(refusal.reply, Reason.USER if refusal.full is None else Reason.QUOTA)
+    return replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
 
 
 def barred(refusal: Refusal) -> ServerReply:
@@ -113,12 +123,9 @@ def bad_command(reply: Reply) -> ServerReply:
     return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
 
 
-_QUEUED = Reply(250, "0.0", "OK queued")
-
-
-def queued(message_id: MessageId) -> ServerReply:
-    """Return the 250 for a message. `reply`, which is not logged, is the same for all messages."""
-    return ServerReply(_QUEUED, f"250 2.0.0 OK queued as {message_id}\r\n".encode())
+def queued(message_id: MessageId) -> bytes:
+    """Return the 250 for a message."""
+    return f"250 2.0.0 OK queued as {message_id}\r\n".encode()
 
 
 def chunk_taken(size: int) -> ServerReply:
@@ -189,7 +196,7 @@ AUTH_LOCKED = _no(454, "7.0", "Too many failed attempts, try again later", Reaso
 AUTH_TROUBLE = _no(454, "7.0", "Temporary authentication failure", Reason.AUTH_TROUBLE)
 NOT_YOUR_ADDRESS = _no(553, "7.1", "Sender address is not yours", Reason.SENDER)
 FROM_NOT_YOURS = _no(550, "7.1", "From address is not yours", Reason.SENDER)
-TOO_FAR_AHEAD = Reply(501, "5.4", "Time of release too far ahead")
+TOO_FAR_AHEAD = _no(501, "5.4", "Time of release too far ahead", Reason.PARAMETER)
 
 RELAYING_DENIED = _no(550, "7.1", "Relaying denied", Reason.RELAY)
 PERCENT_ROUTE = _no(553, "1.3", "Routing by percent sign is not supported", Reason.ADDRESS)
@@ -201,7 +208,10 @@ HEADER_TOO_BIG = _no(552, "3.4", "Message header too big", Reason.HEADER_SIZE)
 BARE_LINE_ENDS = _no(550, "6.0", "Bare <CR> or <LF> in message", Reason.BARE_LINE_ENDS)
 HEADER_CONTROLS = _no(550, "6.0", "Control character in the header", Reason.HEADER_CONTROLS)
 BAD_KEY = _no(
-    554, "6.0", "Idempotency-Key has to be one field of 1 to 255 visible ASCII characters", Reason.IDEMPOTENCY
+    554,
+    "6.0",
+    "Idempotency-Key has to be one field of 1 to 255 visible ASCII characters",
+    Reason.IDEMPOTENCY_KEY,
 )
 OTHER_CONTENT = _no(
     550,
@@ -210,9 +220,9 @@ OTHER_CONTENT = _no(
     Reason.IDEMPOTENCY,
 )
 BEING_STORED = _no(
-    451, "3.0", "A message with this idempotency key may be stored already: try again", Reason.STORE
+    451, "3.0", "A message with this idempotency key may be stored already: try again", Reason.BEING_STORED
 )
-NOT_KEPT = _no(554, "3.3", "The queue of this relay cannot remember idempotency keys", Reason.IDEMPOTENCY)
+NOT_KEPT = _no(554, "3.3", "The queue of this relay cannot remember idempotency keys", Reason.KEYS_NOT_KEPT)
 MAIL_LOOP = _no(554, "4.6", "Too many Received fields: mail loop", Reason.LOOP)
 STORE_FULL = _no(452, "3.1", "Insufficient system storage", Reason.STORE_FULL)
 STORE_TROUBLE = _no(451, "3.0", "Cannot store the message now", Reason.STORE)

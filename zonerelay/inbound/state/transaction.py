@@ -68,6 +68,8 @@ class Transaction:
         self.allowance: Allowance | None = None  # of a user
         self.named: tuple[Mailbox, ...] = ()  # a user's recipients, before its mode put others in their place
         self.idempotency_key = ""
+        self.zone_named = ""  # by the message itself
+        self.notes: tuple[str, ...] = ()  # for the trace
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0
         self.octets = 0

@@ -7,8 +7,8 @@ A parameter that the listener does not offer is refused with 555 5.5.4, whether 
 
 - BODY=BINARYMIME is a bad value (501): the keyword is known, and binary is not offered. Its bodies have no
   lines, so they could not be sent on to nearly any server.
-- REQUIRETLS (RFC 8689) is how our own HTTP server hands over that wish, and is offered to it alone: the RFC
-  demands that each server on the way offers it, which hardly one on the Internet does.
+- REQUIRETLS (RFC 8689) is not offered: the RFC demands that each server on the way offers it, which hardly
+  one on the Internet does. Mail over HTTP may ask for it.
 - AUTH= is checked and dropped: it is another server's word about the author of the message, and no client
   here is trusted to know (RFC 4954 5 then wants it treated as `AUTH=<>`).
 """
@@ -32,7 +32,6 @@ DSN_MAIL_PARAMETERS = frozenset({"RET", "ENVID"})
 DSN_RCPT_PARAMETERS = frozenset({"NOTIFY", "ORCPT"})
 AUTH_MAIL_PARAMETERS = frozenset({"AUTH"})
 HOLD_MAIL_PARAMETERS = frozenset({"HOLDFOR", "HOLDUNTIL"})
-HTTP_MAIL_PARAMETERS = frozenset({"REQUIRETLS"})
 
 MAX_AUTH = 500  # characters of the whole parameter, RFC 4954 3
 
@@ -85,7 +84,6 @@ def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> 
         envid=parse_envid(given["ENVID"]) if "ENVID" in given else "",
         hold_for=parse_hold_for(given["HOLDFOR"]) if "HOLDFOR" in given else None,
         hold_until=parse_hold_until(given["HOLDUNTIL"]) if "HOLDUNTIL" in given else None,
-        require_tls="REQUIRETLS" in given,
     )
 
 

@@ -1,0 +1,209 @@
+"""`submit`: what it accepts, what it refuses, and what is left of a message that does not end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.inbound import House, listening, until
+from zonerelay.config.settings import ListenerSettings
+from zonerelay.control.socket.socket_file import bind
+from zonerelay.inbound.cleanup.submit import (
+    DEFAULT_OPTIONS,
+    Accepted,
+    Options,
+    Pieces,
+    Principal,
+    Refused,
+    Submit,
+    SubmittedEnvelope,
+)
+from zonerelay.inbound.listen.submit_socket import SubmitClient, SubmitSocket
+from zonerelay.inbound.refusal import Reason
+from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Recipient
+from zonerelay.smtp.server.params import MailCommand
+
+HERE = Principal(protocol="TEST", address="127.0.0.1", helo="[127.0.0.1]")
+MESSAGE = b"Subject: x\r\n\r\n.one\r\n.\r\ntwo\r\n"
+LINE = b"x" * 998 + b"\r\n"
+
+
+def to(*recipients: str) -> SubmittedEnvelope:
+    people = tuple(Recipient(address=Mailbox(each)) for each in recipients)
+    return SubmittedEnvelope(MailCommand(Mailbox("a@example.org")), people)
+
+
+ZOE = to("zoe@example.net")
+
+
+async def cut(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+        await asyncio.sleep(0)
+
+
+@dataclass(frozen=True)
+class Way:
+    """The call in this process, or over a socket."""
+
+    house: House
+    submit: Submit
+
+    async def accept(self, pieces: Pieces, options: Options = DEFAULT_OPTIONS) -> bytes:
+        """Return the message as it is stored, behind the fields of our own."""
+        result = await self.submit(HERE, ZOE, pieces, options)
+        assert isinstance(result, Accepted)
+        stored = self.house.store.stored[-1]
+        assert stored.message.envelope.id == result.id
+        return stored.body
+
+    async def refuse(self, envelope: SubmittedEnvelope, pieces: Pieces, options: Options) -> Refused:
+        result = await self.submit(HERE, envelope, pieces, options)
+        assert isinstance(result, Refused)
+        assert not self.house.store.stored
+        return result
+
+
+@pytest.fixture(params=["here", "socket"])
+async def way(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Way]:
+    settings = ListenerSettings(address="127.0.0.1:0", max_message_size=4 * 1024**2, max_recipients=2)
+    async with listening(settings) as house:
+        submit = house.listener.submissions.submit
+        if request.param == "here":
+            yield Way(house, submit)
+            return
+        path = tmp_path / "submit.sock"
+        server = await SubmitSocket.listen(bind(path), submit)
+        yield Way(house, SubmitClient(lambda: [tmp_path / "nobody.sock", path]).submit)
+        server.close()
+
+
+async def test_a_message_is_stored_as_it_came(way: Way) -> None:
+    assert (await way.accept([MESSAGE])).endswith(MESSAGE)
+    assert (await way.accept(cut(MESSAGE, 1))).endswith(MESSAGE)
+    large = b"Subject: x\r\n\r\n" + LINE * 3000
+    assert (await way.accept(cut(large, 65_536))).endswith(large)
+    stored = way.house.store.stored[-1]
+    assert stored.message.envelope.origin.protocol == "TEST"
+    assert b"Received: from [127.0.0.1] ([127.0.0.1])" in stored.body
+    assert [each.recipient for each in stored.deliveries] == ["zoe@example.net"]
+
+
+async def test_options_say_what_smtp_says_in_the_header(way: Way) -> None:
+    await way.accept([MESSAGE], Options(notes=("tag=a",), idempotency_key="k"))
+    assert "tag=a" in way.house.store.stored[0].message.trace
+    first = await way.submit(HERE, ZOE, [MESSAGE], Options(idempotency_key="k"))
+    assert isinstance(first, Accepted)
+    assert first.id == way.house.store.stored[0].message.envelope.id
+    assert len(way.house.store.stored) == 1
+
+
+async def test_one_refused_recipient_refuses_the_message_unless_it_is_partial(way: Way) -> None:
+    three = to("a@example.net", "b@example.net", "c@example.net")
+    refused = await way.refuse(three, never(), Options())
+    assert refused.reason is Reason.RECIPIENTS
+    assert list(refused.recipients) == ["c@example.net"]
+    result = await way.submit(HERE, three, [MESSAGE], Options(partial=True))
+    assert isinstance(result, Accepted)
+    assert list(result.refused) == ["c@example.net"]
+    assert len(way.house.store.stored[0].deliveries) == 2
+
+
+async def test_a_client_that_may_not_relay_is_refused(way: Way) -> None:
+    foreign = Principal(protocol="TEST", address="192.0.2.1")
+    result = await way.submit(foreign, ZOE, never(), Options())
+    assert isinstance(result, Refused)
+    assert result.reason is Reason.RELAY
+    result = await way.submit(replace(foreign, user="nobody"), ZOE, never(), Options())
+    assert isinstance(result, Refused)
+    assert result.reason is Reason.AUTH_TROUBLE
+    result = await way.submit(replace(foreign, may_relay=True), ZOE, [MESSAGE], Options())
+    assert isinstance(result, Accepted)
+
+
+async def test_a_message_that_is_too_large_is_read_no_further(way: Way) -> None:
+    read = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal read
+        yield b"Subject: x\r\n\r\n"
+        while True:
+            read += 64_000
+            yield LINE * 64
+            await asyncio.sleep(0)
+
+    refused = await way.refuse(ZOE, pieces(), Options())
+    assert refused.reason is Reason.SIZE
+    assert refused.reply.text == "Message is larger than 4 MB, the limit of this listener"
+    assert read < 40_000_000
+
+
+async def test_what_the_pieces_raise_is_raised_and_nothing_is_stored(way: Way) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"Subject: x\r\n\r\n" + LINE * 100
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        await way.submit(HERE, ZOE, pieces(), Options())
+    await until(lambda: way.house.log.reasons() == ["client-left"])
+    assert not way.house.store.stored
+
+
+async def test_a_store_that_fails_is_a_refusal_for_now(way: Way) -> None:
+    way.house.store.sick = "the disk is away"
+    refused = await way.refuse(ZOE, never(), Options())
+    assert (refused.reason, refused.of_sender, refused.reply.code) == (Reason.STORE, True, 451)
+    way.house.store.sick = None
+
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    way.house.store.before_commit = fail
+    assert (await way.refuse(ZOE, [MESSAGE], Options())).reason is Reason.TROUBLE
+
+
+async def test_a_caller_that_leaves_after_the_last_piece_does_not_undo_the_commit(way: Way) -> None:
+    committing, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        committing.set()
+        await go_on.wait()
+
+    way.house.store.before_commit = wait
+    calling = asyncio.ensure_future(way.submit(HERE, ZOE, [MESSAGE], Options()))
+    await committing.wait()
+    calling.cancel()
+    await asyncio.wait([calling])
+    draining = asyncio.ensure_future(way.house.listener.submissions.drain(0.0))
+    await asyncio.sleep(0)
+    assert not draining.done()
+    go_on.set()
+    await draining
+    assert len(way.house.store.stored) == 1
+
+
+async def test_a_listener_that_stops_gives_up_what_is_not_here_whole(way: Way) -> None:
+    begun = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"Subject: x\r\n\r\n"
+        begun.set()
+        await asyncio.Event().wait()
+
+    calling = asyncio.ensure_future(way.submit(HERE, ZOE, pieces(), Options()))
+    await begun.wait()
+    await way.house.listener.submissions.drain(0.01)
+    assert not way.house.store.stored
+    calling.cancel()
+    await asyncio.wait([calling])
+    assert (await way.refuse(ZOE, never(), Options())).reason is Reason.SHUTDOWN
+
+
+async def never() -> AsyncIterator[bytes]:
+    raise AssertionError("the envelope is refused")
+    yield b""

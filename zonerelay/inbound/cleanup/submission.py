@@ -1,0 +1,119 @@
+"""One client that submits mail: what is known of it, its mail transaction, the open question. No I/O.
+
+`envelope` builds the transaction step by step. A step returns a reply at once, or `ask(question,
+after_verdict)`: its caller asks, and `decided` returns the reply. The SMTP session answers a command with
+each step (`session/conversation`), `submit` takes all of them in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zonerelay.inbound.policy import Connect, Decision
+from zonerelay.inbound.refusal import Refusal
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.client_state import ClientState
+from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.questions import Question, Verdict
+from zonerelay.inbound.state.replies import ServerReply
+from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction
+from zonerelay.model.address import Mailbox
+from zonerelay.model.message_id import MessageId
+
+AfterVerdict = Callable[[Verdict], ServerReply]
+
+
+class Submission:
+    """`delay` is how many seconds the reply to an error waits. `edits` is what the policy wants of every
+    message of this client.
+    """
+
+    def __init__(self, context: ListenerContext, client_state: ClientState) -> None:
+        self.context = context
+        self.client_state = client_state
+        self.transaction: Transaction | None = None
+        self.delay = 0.0
+        self.edits: Edits = NO_EDITS
+        self.edits_by_step: tuple[tuple[str, Edits], ...] = ()
+        self.question: Question | None = None
+        self._after_verdict: AfterVerdict | None = None
+
+    def reset(self) -> None:
+        """Forget the mail transaction; the client stays known (RFC 5321 4.1.1.5)."""
+        if self.transaction is not None:
+            self.context.memory.used -= self.transaction.cost
+            self.transaction = None
+
+    def connect(self) -> ServerReply:
+        """Ask the policy about the client, if it wants to be asked."""
+        if Connect not in self.context.consultants.asked:
+            return self.context.greeting.banner
+        return self.ask(Connect(client=self.client_state.info), self._connect_decided)
+
+    def refuse(
+        self,
+        answer: ServerReply,
+        command: str = "",
+        *,
+        message_id: MessageId | None = None,
+        mailbox: Mailbox | None = None,
+        detail: str = "",
+    ) -> ServerReply:
+        """Log a refusal, count it in the metrics, and return it."""
+        if answer.reason is not None:
+            self.context.events.refused(
+                self.client_state.origin,
+                command,
+                answer.reply,
+                answer.reason.value,
+                message_id=message_id,
+                sender=None if self.transaction is None else self.transaction.mail.sender,
+                mailbox=mailbox,
+                detail=detail,
+            )
+        return answer
+
+    def refuse_by(self, verdict: Verdict, command: str, *, mailbox: Mailbox | None = None) -> ServerReply:
+        """Return the refusal that a verdict with a reply stands for; 421 ends the session."""
+        reply = verdict.decision.reply
+        assert reply is not None
+        return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
+
+    def refuse_guarded(
+        self, refusal: Refusal, command: str, *, mailbox: Mailbox | None = None
+    ) -> ServerReply:
+        """Return what a guard rail of the user refuses."""
+        if refusal.quota:
+            self.context.events.metrics.quota_refused.add((refusal.quota,))
+        return self.refuse(replies.guarded(refusal), command, mailbox=mailbox)
+
+    def ask(self, question: Question, after_verdict: AfterVerdict) -> ServerReply:
+        self.question = question
+        self._after_verdict = after_verdict
+        return replies.ASK
+
+    def decided(self, verdict: Verdict) -> ServerReply:
+        """Return the reply that follows from the verdict on `question`."""
+        after_verdict = self._after_verdict
+        assert after_verdict is not None
+        self.question = self._after_verdict = None
+        return after_verdict(verdict)
+
+    def keep_edits(self, step: str, wanted: Decision | Edits) -> None:
+        """Apply these edits to every later message; a step that comes again replaces its earlier edits."""
+        edits = NO_EDITS.and_those_of(wanted)
+        by_step = dict(self.edits_by_step)
+        if edits is NO_EDITS and step not in by_step:
+            return
+        by_step[step] = edits
+        self.edits_by_step = tuple(by_step.items())
+        self.edits = NO_EDITS
+        for each in by_step.values():
+            self.edits = self.edits.and_those_of(each)
+
+    def _connect_decided(self, verdict: Verdict) -> ServerReply:
+        reply = verdict.decision.reply
+        if reply is None:
+            self.keep_edits(Connect.step, verdict.decision)
+            return self.context.greeting.banner
+        return self.refuse(replies.refused(reply, verdict.reason, replies.Then.CLOSE))

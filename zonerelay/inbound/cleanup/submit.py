@@ -1,0 +1,351 @@
+"""The one call by which mail comes in: `submit(principal, envelope, pieces, options)`.
+
+HTTP, the drop directory and code of others call it; an SMTP session takes the same steps, one with each
+command (`envelope`, `intake`). Behind it are all checks of the listener whose `Submissions` are asked:
+permission to relay, the sender's own addresses, guard rails and quotas, access rules, the policy, orders,
+idempotency, limits. So whatever way a message comes, it is held to the same.
+
+Promises:
+
+- `Accepted` is returned only after the synced commit (rule 1). A `Refusal` leaves nothing behind.
+- `pieces` is read only once the envelope has been accepted, never faster than the store takes it, and no
+  further once the message is refused. An exception that it raises is raised again, and nothing is stored.
+- When the caller is cancelled, a message whose last piece has been read is stored all the same.
+- Unexpected errors are temporary refusals (rule 3).
+- What a message holds is in the account of all sessions, and is given up when memory is short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from zonerelay.inbound.access.auth import LoginKind
+from zonerelay.inbound.access.networks import AccessPolicy, Client
+from zonerelay.inbound.cleanup.envelope import add, begin, new_intake
+from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
+from zonerelay.inbound.cleanup.submission import Submission
+from zonerelay.inbound.refusal import Reason, Refusal
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.client_state import ClientState
+from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.questions import AskedPolicy, Named
+from zonerelay.inbound.state.replies import ServerReply, Then
+from zonerelay.model.address import Mailbox, recipient_key
+from zonerelay.model.envelope import Recipient
+from zonerelay.model.message_id import MessageId
+from zonerelay.smtp.server.params import MailCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who submits. `protocol` and `helo` are for the Received field. `user` has proven to the caller who it
+    is; one that is in no credentials file is refused. `may_relay`: the caller has let this client in;
+    otherwise its address decides.
+    """
+
+    protocol: str
+    address: str = ""
+    port: int = 0
+    helo: str = ""
+    user: str = ""
+    may_relay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedEnvelope:
+    """The sender with the parameters of MAIL, and the recipients with those of RCPT, each once."""
+
+    mail: MailCommand
+    recipients: Sequence[Recipient]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What SMTP says in the header, or not at all. `zone`: the caller has checked that the principal may name
+    it. `notes` are kept in the trace. `partial`: the message is accepted for those recipients that are not
+    refused.
+    """
+
+    idempotency_key: str = ""
+    zone: str = ""
+    notes: tuple[str, ...] = ()
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The message is stored. `refused` are recipients that it is not for; only with `partial`."""
+
+    id: MessageId
+    refused: dict[Mailbox, Refusal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Refusal):
+    """Of a whole submission. `of_sender`: the sender is refused. `recipients` are those that are refused."""
+
+    of_sender: bool = False
+    recipients: dict[Mailbox, Refusal] = field(default_factory=dict)
+
+
+Pieces = AsyncIterator[bytes] | Sequence[bytes]
+"""The message in pieces of any size, its lines ending with CRLF; a sequence when it is here already."""
+
+Submit = Callable[[Principal, SubmittedEnvelope, Pieces, Options], Awaitable[Accepted | Refused]]
+
+DEFAULT_OPTIONS = Options()
+
+
+class Submissions:
+    """Takes mail by the settings of one listener."""
+
+    def __init__(self, context: ListenerContext) -> None:
+        self.draining = False
+        self._running: dict[asyncio.Task[Accepted | Refused], _Running] = {}
+        self.configure(context)
+
+    def configure(self, context: ListenerContext) -> None:
+        """Go by this context from now on; what has begun goes on by its own."""
+        self._context = context
+        self._access = AccessPolicy(context.settings)
+
+    def asks(self, policy: AskedPolicy) -> bool:
+        """Return whether a submission that is under way asks this policy."""
+        return any(each.context.consultants.policy is policy for each in self._running.values())
+
+    async def submit(
+        self,
+        principal: Principal,
+        envelope: SubmittedEnvelope,
+        pieces: Pieces,
+        options: Options = DEFAULT_OPTIONS,
+    ) -> Accepted | Refused:
+        """Satisfies `Submit`. Raises what `pieces` raises."""
+        context = self._context
+        if self.draining:
+            return _whole(replies.SHUTTING_DOWN)
+        if context.memory.tight:
+            return _whole(replies.TOO_MUCH_MEMORY)
+        running = _Running(
+            context, ClientState(context.settings, context.grants, self._client(principal), None)
+        )
+        loop = asyncio.get_running_loop()
+        running.task = task = loop.create_task(running.run(principal, envelope, pieces, options))
+        self._running[task] = running
+        task.add_done_callback(self._running.pop)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            running.abort()
+            raise
+
+    def _client(self, principal: Principal) -> Client:
+        if not principal.address:
+            return Client("", 0, may_relay=principal.may_relay)
+        client = self._access.client(principal.address, principal.port)
+        return Client(client.address, client.port, client.may_relay or principal.may_relay)
+
+    async def drain(self, timeout: float) -> None:
+        """Take nothing new. After `timeout` seconds give up messages that are not here whole; return when
+        none is left.
+        """
+        self.draining = True
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout)
+        for each in tuple(self._running.values()):
+            each.abort()
+        if self._running:
+            await asyncio.wait(self._running)
+
+
+class _Running:
+    """One call. Satisfies `MemoryHolder` and the `Reader` of `LargeBodies`."""
+
+    task: asyncio.Task[Accepted | Refused]
+
+    def __init__(self, context: ListenerContext, client_state: ClientState) -> None:
+        self.context = context
+        self._submission = Submission(context, client_state)
+        self._intake: Intake | None = None
+        self._storing: asyncio.Task[MessageId | None] | None = None
+        self._behind_others = False
+        self._room: asyncio.Future[None] | None = None
+
+    # `SessionMemory` and `LargeBodies` call these.
+
+    @property
+    def held(self) -> int:
+        transaction, intake = self._submission.transaction, self._intake
+        return (0 if transaction is None else transaction.cost) + (0 if intake is None else intake.held)
+
+    @property
+    def must_stay(self) -> bool:
+        return self._intake is not None and self._intake.complete
+
+    def shed(self) -> None:
+        """Refuse the message, because memory is short."""
+        if self._intake is not None:
+            self._intake.refuse(replies.TOO_MUCH_MEMORY)
+            self._has_room()
+
+    @property
+    def held_up(self) -> bool:
+        return self._behind_others or (self._intake is not None and self._intake.backlog > BACKLOG)
+
+    def resume_reading(self) -> None:
+        self._behind_others = False
+        self._has_room()
+
+    def abort(self) -> None:
+        """Give up, unless the message is here whole."""
+        if not self.must_stay:
+            self.task.cancel()
+
+    # The steps.
+
+    async def run(
+        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
+    ) -> Accepted | Refused:
+        memory, submission = self.context.memory, self._submission
+        memory.holders.add(self)
+        try:
+            try:
+                refused = await self._take_envelope(principal, envelope, options)
+            except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
+                self.context.events.trouble("inbound", error)
+                return _whole(replies.TROUBLE)
+            if isinstance(refused, Refused):
+                return refused
+            return await self._take_content(pieces, refused)
+        finally:
+            memory.holders.discard(self)
+            submission.reset()
+
+    async def _take_envelope(
+        self, principal: Principal, envelope: SubmittedEnvelope, options: Options
+    ) -> Refused | dict[Mailbox, Refusal]:
+        """Return the recipients that are refused."""
+        submission = self._submission
+        client_state = submission.client_state
+        client_state.came_by(principal.protocol, principal.helo)
+        answer = await self._log_in(principal.user) if principal.user else None
+        answer = answer or await self._decided(submission.connect())
+        if answer.reason is None and client_state.grants.must_log_in:
+            answer = submission.refuse(replies.AUTH_FIRST, "MAIL")
+        if answer.reason is not None:
+            return _whole(answer)
+        answer = await self._decided(begin(submission, envelope.mail))
+        if answer.reason is not None:
+            return _whole(answer, of_sender=True)
+        transaction = submission.transaction
+        assert transaction is not None
+        transaction.idempotency_key, transaction.zone_named = options.idempotency_key, options.zone
+        transaction.notes = options.notes
+        refused: dict[Mailbox, Refusal] = {}
+        for each in envelope.recipients:
+            answer = add(submission, transaction, recipient_key(each.address), each)
+            if answer.then is not Then.GO_ON:
+                answer = await self._decided(answer)
+            if answer.reason is not None:
+                refused[each.address] = answer.refusal
+        if refused and (not options.partial or len(refused) == len(envelope.recipients)):
+            # Of those that time does not help, if there are any.
+            worst = max(refused.values(), key=lambda each: each.reply.code)
+            return Refused(worst.reason, worst.reply, worst.retry_after, recipients=refused)
+        if not transaction.recipients:
+            return _whole(submission.refuse(replies.NO_RECIPIENTS, "DATA"))
+        return refused
+
+    async def _log_in(self, user: str) -> ServerReply | None:
+        """Find the user. Return the refusal, if it is none."""
+        users, submission = self.context.named, self._submission
+        login = None
+        if users is not None and (login := users.known(user)) is None:
+            login = (await self.context.consultants.ask(Named(user, users))).login
+        if login is None or login.kind is LoginKind.BROKEN:
+            detail = "" if login is None else login.detail
+            return submission.refuse(replies.AUTH_TROUBLE, "AUTH", detail=detail)
+        if login.user is None:
+            return submission.refuse(replies.AUTH_FAILED, "AUTH", detail=login.detail)
+        submission.client_state.logged_in(login.user)
+        return None
+
+    async def _decided(self, answer: ServerReply) -> ServerReply:
+        """Ask until there is a reply."""
+        while answer.then is Then.ASK:
+            assert self._submission.question is not None
+            answer = self._submission.decided(await self.context.consultants.ask(self._submission.question))
+        return answer
+
+    async def _take_content(self, pieces: Pieces, refused: dict[Mailbox, Refusal]) -> Accepted | Refused:
+        transaction = self._submission.transaction
+        assert transaction is not None
+        transaction.chunked = True  # the pieces are chunks: no dot ends them, and none is stuffed
+        self._intake = intake = new_intake(self._submission, self._has_room)
+        try:
+            if isinstance(pieces, AsyncIterator):
+                await self._stream(intake, pieces)
+            else:
+                whole = b"".join(pieces)
+                intake.begin_chunk(len(whole), last=True)
+                intake.feed(whole)
+            accepted = None
+            if self._storing is not None:
+                accepted = await self._storing
+            elif intake.refusal is None:
+                accepted = await intake.store()
+            if accepted is not None:
+                return Accepted(accepted, refused)
+            assert intake.refusal is not None
+            self._refuse(intake, intake.refusal)
+            return _whole(intake.refusal)
+        except BaseException:
+            if not intake.complete:
+                left = ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT)
+                self._refuse(intake, left)
+            raise
+        finally:
+            self.context.large_bodies.leave(self)
+            if self._storing is not None and not intake.complete:
+                self._storing.cancel()
+            intake.release()
+
+    async def _stream(self, intake: Intake, pieces: AsyncIterator[bytes]) -> None:
+        loop, memory = asyncio.get_running_loop(), self.context.memory
+        async for piece in pieces:
+            intake.begin_chunk(len(piece), last=False)
+            intake.feed(piece)
+            if self._storing is None and intake.refusal is None and intake.worth_storing:
+                self._storing = loop.create_task(intake.store())
+                self._storing.add_done_callback(lambda _: self._has_room())
+            if intake.is_large:
+                self._behind_others = not self.context.large_bodies.may_read(self, len(piece), loop.time())
+            if memory.full:
+                memory.relieve()
+            while intake.refusal is None and self.held_up:
+                self._room = loop.create_future()
+                await self._room
+            if intake.refusal is not None:
+                return
+        intake.begin_chunk(0, last=True)
+        intake.feed(b"")
+
+    def _has_room(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def _refuse(self, intake: Intake, answer: ServerReply) -> None:
+        self._submission.refuse(
+            answer,
+            "DATA",
+            message_id=intake.envelope.id,
+            mailbox=intake.envelope.sender,
+            detail=intake.detail,
+        )
+
+
+def _whole(answer: ServerReply, *, of_sender: bool = False) -> Refused:
+    refusal = answer.refusal
+    return Refused(refusal.reason, refusal.reply, refusal.retry_after, of_sender=of_sender)

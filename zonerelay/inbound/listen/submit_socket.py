@@ -1,0 +1,191 @@
+"""`submit` over a Unix socket: the HTTP server of one process submits mail to a worker in another.
+
+One connection carries one call, in frames: four octets of length, and so many octets. The worker says with an
+empty frame that it is there; the call follows as one frame of MessagePack. When the envelope is accepted the
+worker asks for the message with another empty frame; the pieces come as one frame each, an empty one ends
+them. The answer is the last frame, which may come before the pieces have ended.
+
+Promise: a call that is lost before the worker has asked for the message is made to another worker. One that
+is lost later is refused for now, with a text that says that the worker may have the message. A connection
+that ends before the last piece leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.inbound.cleanup.submit import (
+    Accepted,
+    Options,
+    Pieces,
+    Principal,
+    Refused,
+    Submit,
+    SubmittedEnvelope,
+)
+from zonerelay.inbound.refusal import Reason
+from zonerelay.model.reply import Reply
+
+PATIENCE = 600.0
+"""Seconds for an answer, as RFC 5321 4.5.3.2.6 gives the end of data."""
+GREETING = 20.0
+_LENGTH = 4
+_AGAIN = frozenset({Reason.SHUTDOWN, Reason.MEMORY})
+"""Another worker may take what is refused for these reasons."""
+_NO_WORKER = Refused(Reason.SHUTDOWN, Reply(421, "3.2", "No worker accepts mail now"))
+_LOST = Refused(
+    Reason.TROUBLE,
+    Reply(451, "3.0", "The worker was lost before it answered: it is not known whether it has the message"),
+    retry_after=5.0,
+)
+
+
+class SubmitCall(msgspec.Struct, frozen=True):
+    principal: Principal
+    envelope: SubmittedEnvelope
+    options: Options
+
+
+class SubmitAnswer(msgspec.Struct, frozen=True):
+    accepted: Accepted | None = None
+    refused: Refused | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_call = msgspec.msgpack.Decoder(SubmitCall).decode
+_decode_answer = msgspec.msgpack.Decoder(SubmitAnswer).decode
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """Return a frame. Raises IncompleteReadError (an EOFError) and OSError."""
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(_LENGTH)))
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(_LENGTH) + data
+
+
+class SubmitSocket:
+    """The worker's side."""
+
+    def __init__(self, server: asyncio.Server, path: Path) -> None:
+        self._server = server
+        self._path = path
+
+    @classmethod
+    async def listen(cls, bound: socket.socket, submit: Submit) -> SubmitSocket:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(EOFError, OSError, msgspec.MsgspecError):
+                await _serve(reader, writer, submit)
+            writer.close()
+
+        return cls(await asyncio.start_unix_server(serve, sock=bound), Path(bound.getsockname()))
+
+    def close(self) -> None:
+        """Calls that have begun go on."""
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, submit: Submit) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        writer.write(_framed(b""))
+        while piece := await _read(reader):
+            yield piece
+
+    writer.write(_framed(b""))
+    call = _decode_call(await _read(reader))
+    result = await submit(call.principal, call.envelope, pieces(), call.options)
+    answer = SubmitAnswer(accepted=result) if isinstance(result, Accepted) else SubmitAnswer(refused=result)
+    await _send(writer, _encode(answer))
+    while await reader.read(65536):  # the rest of a refused message: without it the answer would be lost
+        pass
+
+
+class SubmitClient:
+    """The side that has mail. `places` gives the sockets of the workers that take mail now."""
+
+    def __init__(self, places: Callable[[], Sequence[Path]]) -> None:
+        self._places = places
+
+    async def submit(
+        self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
+    ) -> Accepted | Refused:
+        """Satisfies `Submit`."""
+        places = list(self._places())
+        at = secrets.randbelow(len(places)) if len(places) > 1 else 0
+        call = _framed(_encode(SubmitCall(principal, envelope, options)))
+        result: Accepted | Refused = _NO_WORKER
+        for place in (*places[at:], *places[:at]):
+            asked = await _ask(place, call)
+            if asked is None:
+                continue
+            reader, writer, data = asked
+            with contextlib.closing(writer):
+                if not data:
+                    return await _content(reader, writer, pieces)
+            result = _result(data)
+            if isinstance(result, Accepted) or result.reason not in _AGAIN:
+                return result
+        return result
+
+
+async def _ask(place: Path, call: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes] | None:
+    """Make the call and return the first frame of the answer; None when the worker is lost before it."""
+    writer = None
+    try:
+        async with asyncio.timeout(GREETING):
+            reader, writer = await asyncio.open_unix_connection(place)
+            await _read(reader)
+        writer.write(call)
+        async with asyncio.timeout(PATIENCE):
+            return reader, writer, await _read(reader)
+    except BaseException as error:
+        if writer is not None:
+            writer.close()
+        if isinstance(error, EOFError | OSError):  # TimeoutError among them
+            return None
+        raise
+
+
+async def _content(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pieces: Pieces
+) -> Accepted | Refused:
+    """Send the message, for as long as there is no answer. Raises what `pieces` raises."""
+    answer = asyncio.ensure_future(_read(reader))
+    try:
+        if isinstance(pieces, AsyncIterator):
+            async for piece in pieces:
+                if answer.done():
+                    break
+                if piece:  # an empty frame is the end
+                    await _send(writer, piece)
+        else:
+            await _send(writer, b"".join(pieces))
+        await _send(writer, b"")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return _result(await answer)
+        except (EOFError, OSError):
+            return _LOST
+    finally:
+        answer.cancel()
+
+
+async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    """Whether the worker is lost shows where its answer is read."""
+    writer.write(_framed(frame))
+    with contextlib.suppress(OSError):
+        await writer.drain()
+
+
+def _result(data: bytes) -> Accepted | Refused:
+    answer = _decode_answer(data)
+    return answer.accepted or answer.refused or _LOST
