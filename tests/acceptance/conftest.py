@@ -13,7 +13,7 @@ import pytest
 
 from tests.acceptance.submission import Papers, add_user
 from tests.support.postfix import PostfixTools
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 _SERVERS = "needs root: Postfix, Exim and OpenSMTPD start as root and become other users"
 NEED_ROOT = {

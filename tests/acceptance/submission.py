@@ -20,9 +20,9 @@ import trustme
 from tests.support.ports import LOOPBACK, free_ports
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.senders import Server, Tls
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Received
 from tests.support.toml import Table
-from zonerelay.sandbox.conversation import Received
-from zonerelay.sandbox.sink import Sink
 
 NAME = "relay.test"
 USER = "alice"

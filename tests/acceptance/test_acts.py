@@ -19,6 +19,7 @@ import pytest
 from tests.support.crew import AT_ONCE, client_of, relay_of, run, status, until_running
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from zonerelay.control.messages.answers import ActRow, Changed, DeliveryRow
 from zonerelay.control.messages.requests import (
     Acts,
@@ -29,7 +30,6 @@ from zonerelay.control.messages.requests import (
     Undo,
 )
 from zonerelay.control.socket.errors import ControlError
-from zonerelay.sandbox.sink import Sink
 
 MESSAGES, RECIPIENTS = 8, 300
 Queue = dict[tuple[str, str], tuple[str, str, float]]

@@ -19,7 +19,7 @@ from tests.support.cutter import Cutter
 from tests.support.ports import LOOPBACK, free_ports, wait_until
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.senders import Result
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 pytestmark = pytest.mark.proof
 

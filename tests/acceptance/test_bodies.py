@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.process import RelayProcess
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 from zonerelay.store.contract import CHUNK_SIZE
 
 MB = 1024 * 1024

@@ -14,8 +14,8 @@ from tests.support.ports import LOOPBACK, wait_until
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.senders import Server, Tls
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 pytestmark = pytest.mark.proof
 

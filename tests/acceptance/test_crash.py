@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.support.accounts import Account
 from tests.support.process import RelayFailed, RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 ROUNDS = int(os.environ.get("ROUNDS", "6"))
 """`make test ROUNDS=20 ARGS=tests/acceptance/test_crash.py` is the longer proof."""

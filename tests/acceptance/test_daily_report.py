@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.test_history import MESSAGE, RETRY, Shell, submit
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 from zonerelay.worker.report import latest
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.support.crew import AT_ONCE, QUICK, run, status
 from tests.support.ports import free_port
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 
 async def test_damage_met_while_running_is_told_everywhere_and_the_rest_is_sent(

@@ -19,14 +19,14 @@ import pytest
 from tests.support.certificates import DAY, Made, make
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.relay import Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners, Script
 from tests.support.validating import Records, ValidatingResolver
 from zonerelay.config.settings import DnsSettings, TlsMode, ZoneSettings
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.socket_file import control_socket_path
-from zonerelay.sandbox.conversation import Manners, Script
-from zonerelay.sandbox.sink import Sink
 from zonerelay.telemetry.events.events import Field
 
 PORT = free_port()

@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.chroot import Chroot
 from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 pytestmark = pytest.mark.proof
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.support.ports import free_port
 from tests.support.process import PROGRAM, RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 ROUNDS = 3
 IN_FLIGHT = 10

@@ -16,8 +16,8 @@ import pytest
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.relay import LOOPBACK
+from tests.support.sink import Sink
 from tests.support.wishes import TEXT, Report
-from zonerelay.sandbox.sink import Sink
 
 pytestmark = pytest.mark.proof
 

@@ -13,8 +13,8 @@ import pytest
 from tests.support.crew import AT_ONCE, relay_of, status
 from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 MB = 1024 * 1024
 SIZE = 160 * MB

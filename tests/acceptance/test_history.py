@@ -21,9 +21,9 @@ import pytest
 from tests.acceptance.test_full_disk import mounted, occupy
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.cli.main import main
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nMessage-ID: <Order.42@shop.example>\r\nSubject: order\r\n\r\nhello\r\n"
 HEADER_ID = "<order.42@shop.example>"

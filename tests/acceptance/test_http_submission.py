@@ -27,8 +27,8 @@ from tests.acceptance.test_http_api import Api, Reply, add_token, ask_all, token
 from tests.support.crew import pid_of, processes, relay_of, run
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from zonerelay.outbox.drafts import MAX_FILES
-from zonerelay.sandbox.sink import Sink
 
 SIZE = 50_000_000
 MIB = 1024 * 1024

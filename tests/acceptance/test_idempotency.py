@@ -35,10 +35,10 @@ from tests.support.ports import LOOPBACK, free_port
 from tests.support.postgres import PostgresServer
 from tests.support.process import RelayFailed, RelayProcess
 from tests.support.redis_server import shared_server
+from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.config.settings import Backend
 from zonerelay.control.socket.errors import ControlError
-from zonerelay.sandbox.sink import Sink
 
 CLIENTS = 4
 PAUSE = 0.8

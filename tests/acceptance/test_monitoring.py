@@ -27,9 +27,9 @@ from tests.support.certificates import DAY, make
 from tests.support.ports import LOOPBACK, free_ports, wait_until
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.prometheus import Prometheus, promtool
+from tests.support.sink import Sink
 from tests.support.smarthost import Smarthost
 from tests.support.toml import Table
-from zonerelay.sandbox.sink import Sink
 
 FOLDER = Path(__file__).parents[2] / "monitoring"
 RULES = (FOLDER / "alerts.yml").read_text()

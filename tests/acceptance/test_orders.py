@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from tests.support.crew import AT_ONCE, client_of, pid_of, relay_of, run, status, until_running
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
 from zonerelay.control.messages.answers import DeliveryRow, OrderGiven, OrdersEnded
 from zonerelay.control.messages.requests import QueueList
-from zonerelay.sandbox.sink import Sink
 
 
 @pytest.mark.proof

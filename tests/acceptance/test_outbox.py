@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.postgres import PostgresServer
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Received
 from tests.support.submit import Submitter
-from zonerelay.sandbox.conversation import Received
-from zonerelay.sandbox.sink import Sink
 
 IN_FLIGHT = 5
 LEASE = 1.5

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.relay import LOOPBACK
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 
 async def test_postfix_as_the_next_hop_takes_everything_unchanged(

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.postgres import PostgresServer
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 SESSIONS = 5
 IN_FLIGHT = 10

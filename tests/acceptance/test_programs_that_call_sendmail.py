@@ -13,7 +13,7 @@ from tests.support.chroot import Chroot
 from tests.support.debian import UnpackedPackage
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 pytestmark = pytest.mark.proof
 

@@ -19,9 +19,9 @@ from tests.support.crew import AT_ONCE, QUICK, pid_of, relay_of, run
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.redis_server import shared_server
+from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
-from zonerelay.sandbox.sink import Sink
 
 MOST = 60
 LISTENER: Table = {"auth": "optional", "cleartext_auth": CLEARTEXT_AUTH_WORDS}

@@ -22,7 +22,7 @@ from tests.support.ports import LOOPBACK
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.senders import Server, Tls
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 pytestmark = pytest.mark.proof
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.redis_server import RedisServer
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 LEASE = 1.5
 IN_FLIGHT = 10

@@ -14,8 +14,8 @@ from tests.support.crew import run
 from tests.support.dns import FakeDns
 from tests.support.ports import free_port, wait_until
 from tests.support.process import RelayProcess
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 
 RIGHT = showing(certificate("verified.example", "clear.example", issuer=AUTHORITY))
 SELF_SIGNED = showing(certificate("selfsigned.example"))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 RULE = """
 [[rewrite]]

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.s3_server import BUCKET, KEY, MotoServer
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 from zonerelay.store.s3.records import decode_head
 
 LEASE = 2.0

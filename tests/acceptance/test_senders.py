@@ -13,7 +13,7 @@ import pytest
 from tests.acceptance.submission import Papers, Submission, anonymous, submission
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 pytestmark = pytest.mark.proof
 

@@ -16,7 +16,7 @@ from tests.support.exim import EximSender
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.senders import RECIPIENT, SENDER, Server, Tls
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 pytestmark = pytest.mark.proof
 

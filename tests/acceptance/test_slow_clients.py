@@ -14,9 +14,9 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter
 from tests.support.toml import Table
-from zonerelay.sandbox.sink import Sink
 
 MB = 1024 * 1024
 SLOTS = 100

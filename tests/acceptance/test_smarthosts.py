@@ -16,8 +16,8 @@ from tests.support.ports import LOOPBACK, free_ports, wait_until
 from tests.support.postfix import REALM, PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.senders import Tls
+from tests.support.sink import Sink
 from tests.support.toml import Value
-from zonerelay.sandbox.sink import Sink
 
 SECRET = "pencil, and a comma="
 POSTFIX_USER = f"relay@{REALM}"

@@ -17,10 +17,10 @@ import pytest
 from tests.support.crew import relay_of, run
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayFailed, RelayProcess
+from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.capture.store import FILE as CAPTURED_FILE
 from zonerelay.config.credentials.identities import FILE_NAME
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: order\r\n\r\nhello\r\n"
 WITHOUT_HTTP = (0, 200, 404)

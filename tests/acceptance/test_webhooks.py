@@ -19,10 +19,10 @@ from tests.acceptance.test_history import Shell
 from tests.support.accounts import Account
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter
 from tests.support.toml import Table, toml_document
 from tests.support.webhooks import Answer, Post, Receiver
-from zonerelay.sandbox.sink import Sink
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 OLD = "whsec_" + base64.b64encode(bytes(range(1, 33))).decode()

@@ -29,11 +29,11 @@ from tests.support.crew import (
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
 from zonerelay.control.messages.answers import Changed, DeliveryRow, MessageDetail
 from zonerelay.control.messages.requests import ChangeVerb, QueueChange, QueueList, QueueShow
-from zonerelay.sandbox.sink import Sink
 
 
 async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(

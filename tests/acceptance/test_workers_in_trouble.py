@@ -26,13 +26,13 @@ from tests.support.crew import (
 )
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.regulars import Regulars
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Received
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
 from zonerelay.control.messages.answers import Changed, DeliveryRow, End, MessageDetail, ZoneStatus
 from zonerelay.control.messages.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
 from zonerelay.control.socket.errors import NotFoundError
-from zonerelay.sandbox.conversation import Received
-from zonerelay.sandbox.sink import Sink
 
 PATIENT = "30s"
 """Nobody is taken for hung, and nothing is cut off, because the machine is busy."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from tests.support.meters import read_stat
 from tests.support.postgres import PostgresServer
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.support.toml import Table
-from zonerelay.sandbox.sink import Sink
 
 TABLE = "public.outbound_messages"
 ONE_BY_ONE = 100

@@ -16,6 +16,7 @@ from tests.support import handlers
 from tests.support.certificates import context_files, make
 from tests.support.handlers import SEEN
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
 from tests.support.tls_client import trusting
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
@@ -24,7 +25,6 @@ from zonerelay.config.settings import (
     ListenerTls,
     ZoneSettings,
 )
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: news\r\n\r\nhello\r\n.dot\r\n"
 

@@ -15,6 +15,8 @@ import trustme
 from tests.support.certificates import make
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import (
     DestinationSettings,
     DestinationTls,
@@ -26,8 +28,6 @@ from zonerelay.config.settings import (
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 
 HOST = "mx.provider.example"
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
 from zonerelay.config.settings import DkimSettings, ZoneSettings
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: ann@example.com\r\nSubject: hello\r\n\r\nOne line.\r\n"
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from tests.support.wishes import TEXT, Report, put, to
 from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.model.envelope import Notify, Ret
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 
 SUCCESS, FAILURE, DELAY, NEVER = Notify.SUCCESS, Notify.FAILURE, Notify.DELAY, Notify.NEVER
 

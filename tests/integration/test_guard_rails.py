@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
 from zonerelay.capture.store import open_capture
 from zonerelay.config import rails
 from zonerelay.config.credentials.edit import change_user
@@ -25,7 +26,6 @@ from zonerelay.config.settings import (
     RouteSettings,
     ZoneSettings,
 )
-from zonerelay.sandbox.sink import Sink
 
 LISTENER = ListenerSettings(
     address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS

@@ -15,11 +15,11 @@ import pytest
 
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Received
 from tests.unit.test_rates import fullest
 from zonerelay.config.settings import DestinationSettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.config.units import parse_rate
-from zonerelay.sandbox.conversation import Received
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 LARGE = MESSAGE + b"x" * 70 + b"\r\n" + b"y" * 2000 + b"\r\n"

@@ -18,6 +18,8 @@ import trustme
 from tests.support.dns import SERVFAIL, FakeDns, Records
 from tests.support.https import HttpsServer, Page
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.cli.operate.explain import _facts as explain_facts
 from zonerelay.config.settings import (
     DestinationSettings,
@@ -30,8 +32,6 @@ from zonerelay.config.settings import (
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 
 DOMAIN = "example.com"
 MX = "mx.example.com"

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
 from zonerelay.config.settings import RetrySettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.control.messages.answers import (
     Changed,
@@ -39,7 +40,6 @@ from zonerelay.control.socket.errors import ControlError
 from zonerelay.process.setup import StartError
 from zonerelay.queue.orders import orders as module
 from zonerelay.queue.zone import window
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"Subject: x\r\n\r\nbody\r\n"
 NAMES = {

@@ -14,6 +14,8 @@ import pytest
 from tests.integration.test_routes import explain, listener, standing_still
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Script
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     AuthSettings,
@@ -27,8 +29,6 @@ from zonerelay.control.messages.answers import DeliveryRow
 from zonerelay.control.messages.requests import Filter, QueueChange, QueueList
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.model.priority import Priority
-from zonerelay.sandbox.conversation import Script
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\nX-Priority: 1\r\nMT-Priority: 9\r\n\r\nhello\r\n"
 

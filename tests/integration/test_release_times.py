@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from tests.support.relay import LOOPBACK, relay_with, settings
+from tests.support.sink import Sink
 from tests.support.wishes import TEXT, put, to
 from zonerelay.config.settings import BounceSettings, TlsMode, ZoneSettings
-from zonerelay.sandbox.sink import Sink
 
 
 async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path) -> None:

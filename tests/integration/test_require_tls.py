@@ -10,11 +10,11 @@ import pytest
 from tests.integration.delivery.test_tls_levels import AUTHORITY, HOST, RIGHT
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from tests.support.wishes import Report, put, to
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Ret
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 
 
 async def test_it_waits_alone_and_its_report_leaves_by_verified_tls_only(

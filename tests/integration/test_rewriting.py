@@ -16,6 +16,7 @@ from dkim.canonicalization import Relaxed
 
 from tests.support.dkim import PEMS
 from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
+from tests.support.sink import Sink
 from zonerelay.config.settings import (
     DkimSettings,
     ListenerSettings,
@@ -33,7 +34,6 @@ from zonerelay.control.socket.client import ControlClient
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = (
     b"From: App <app@old.example>\r\nTo: ann@old.example\r\nBcc: x@y.example\r\nSubject: x\r\n\r\n"

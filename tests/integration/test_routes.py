@@ -16,6 +16,7 @@ import pytest
 from tests.support.certificates import DAY, Made, make
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
 from tests.support.tls_client import trusting
 from zonerelay.cli.operate.explain import zone_of
 from zonerelay.config.settings import (
@@ -34,7 +35,6 @@ from zonerelay.control.messages.requests import Explain, QueueShow, QueueTrace, 
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.model.priority import Priority
-from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 HERE = (ipaddress.ip_network("127.0.0.0/8"),)

@@ -12,7 +12,7 @@ from tests.bench.limits.ledger import Promise
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.manners import Reader, message_problem
 from tests.support.receivers.nature import Nature, Point
-from zonerelay.sandbox.conversation import Manners
+from tests.support.sink_conversation import Manners
 
 HELLO = "EHLO client.test\r\n"
 MAIL, RCPT = "MAIL FROM:<b-1@origin.test>\r\n", "RCPT TO:<a@here.test>\r\n"

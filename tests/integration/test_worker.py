@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.dns import SERVFAIL, FakeDns
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import (
     CredentialSettings,
     InDoubt,
@@ -26,8 +28,6 @@ from zonerelay.config.settings import (
 )
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.dsn.text import DsnKind
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 from zonerelay.telemetry.metrics.metrics import OUTCOMES
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import (
     DkimMode,
     DkimSettings,
@@ -25,8 +27,6 @@ from zonerelay.config.settings import (
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import CHUNK_SIZE
 
 DOMAIN = "example.org"

@@ -19,11 +19,11 @@ from tests.store.builders import NOW, body_of, delivery_for, envelope_for, messa
 from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, s3_settings
 from tests.support.process import PROGRAM, RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
 from tests.support.swift import KEY, SECRET, SwiftServer
 from zonerelay.config.settings import Addressing, Backend, S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.s3.client import Bucket
 

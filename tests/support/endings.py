@@ -25,8 +25,8 @@ from pathlib import Path
 from tests.support.accounts import Account
 from tests.support.dns import FakeDns
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.sandbox.sink import Sink
 
 SESSIONS = 20
 ROUNDS = 8

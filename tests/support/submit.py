@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from zonerelay.sandbox.conversation import Received
+from tests.support.sink_conversation import Received
 
 _TOKEN = re.compile(rb"^Subject: (\S+)\r$", re.MULTILINE)
 

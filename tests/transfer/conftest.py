@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from tests.support.crew import status
 from tests.support.ports import LOOPBACK
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.transfer.migrations import configured, contents, fill, queue
 from zonerelay.cli.main import main
-from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import Finish
 
 MESSAGES = 30

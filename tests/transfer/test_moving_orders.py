@@ -16,13 +16,13 @@ from tests.store.builders import store_message
 from tests.support.crew import AT_ONCE, client_of, relay_of, run, until_running
 from tests.support.postgres import shared_postgres
 from tests.support.process import RelayProcess
+from tests.support.sink import Sink
 from tests.transfer.migrations import Story, configured, contents, queue
 from zonerelay.cli.main import main
 from zonerelay.cli.spool import migrate as migrate_module
 from zonerelay.control.messages.answers import DeliveryRow
 from zonerelay.control.messages.requests import QueueList
 from zonerelay.queue.orders.order import SUSPEND, Order
-from zonerelay.sandbox.sink import Sink
 from zonerelay.transfer.migration import Migration
 
 MESSAGES = 40

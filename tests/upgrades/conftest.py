@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.outbox import OutboxBed
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 
 @pytest.fixture

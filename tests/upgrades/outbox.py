@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from tests.support.outbox import OutboxBed, to_sink
+from tests.support.sink import Sink
 from tests.upgrades.engines import dump_schema, restore_schema
-from zonerelay.sandbox.sink import Sink
 
 FILE = "outbox.sql.gz"
 PORT = 465

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from tests.support.outbox import KEY, LOOPBACK, OutboxBed, to_sink
+from tests.support.sink import Sink
 from tests.upgrades import fixtures, outbox
 from tests.upgrades.engines import Records, read_schema
 from tests.upgrades.test_guard import compare
 from zonerelay.outbox.database.passwords import unseal
 from zonerelay.outbox.database.tables import MIGRATIONS
-from zonerelay.sandbox.sink import Sink
 
 FILES = sorted(fixtures.DIRECTORY.glob(f"*/{outbox.FILE}"))
 

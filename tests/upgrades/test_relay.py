@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.process import PROGRAM, RelayProcess
+from tests.support.sink import Sink
 from tests.upgrades import fixtures
 from tests.upgrades.engines import ENGINES
 from zonerelay.model.webhook import is_webhook_zone
-from zonerelay.sandbox.sink import Sink
 
 
 def stays(each: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from tests.support.outbox import LOOPBACK, OutboxBed
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 
 @pytest.fixture

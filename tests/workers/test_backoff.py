@@ -7,7 +7,7 @@ import re
 
 from tests.support.outbox import OutboxBed, to_sink
 from tests.support.ports import free_port
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 HIDDEN = r"<redacted:u-[a-z2-7]{13}@d-[a-z2-7]{13}>"
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.outbox import OutboxBed, to_sink
 from tests.support.relay import Running
+from tests.support.sink import Sink
 from zonerelay.outbox.rows import window
 from zonerelay.outbox.rows.claims import OutboxClaims
-from zonerelay.sandbox.sink import Sink
 
 SLOW = 4
 ROWS = 500

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from tests.support.outbox import OutboxBed, to_sink
 from tests.support.relay import Running
-from zonerelay.sandbox.sink import Sink
+from tests.support.sink import Sink
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ from typing import Literal
 import pytest
 
 from tests.support.outbox import OutboxBed, to_sink
+from tests.support.sink import Sink
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.database.tables import Names
 from zonerelay.outbox.rows import window
-from zonerelay.sandbox.sink import Sink
 from zonerelay.store.postgres.driver import Access, Link
 
 LIMIT = 10

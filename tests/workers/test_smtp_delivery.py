@@ -9,8 +9,8 @@ import json
 import ssl
 
 from tests.support.outbox import OutboxBed, to_sink
+from tests.support.sink import Sink
 from tests.support.smarthost import Smarthost
-from zonerelay.sandbox.sink import Sink
 
 SQUARE = "{{a@example.com,b@example.com},{c@example.com,d@example.com}}"
 """An array of two dimensions: it cannot be joined to one of one."""

@@ -1,10 +1,17 @@
-"""What the sandbox captures, and the troubles that its API scripts.
+"""The sandbox's receiver and its API's failures: aiosmtpd takes the mail of the relay, and captures it.
 
-The sink answers 250 when a message is in the store of captured mail. `Chaos` is the policy of the sandbox's
-listener: it refuses MAIL and RCPT as Mailpit's chaos does, so that the application under test sees it.
+The receiver answers 250 when a message is in the store of captured mail, or fails as the recipient's address
+asks (`behaviours`). It keeps a message in memory, so it belongs on loopback. `Chaos` is the policy of the
+sandbox's listener: it refuses MAIL and RCPT as Mailpit's chaos does, so that the application under test sees
+it.
 """
 
 from __future__ import annotations
+
+import asyncio
+from typing import Never
+
+from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from zonerelay.admin.captured import CaptureError
 from zonerelay.admin.operators import Sandbox
@@ -15,11 +22,14 @@ from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt, refuse
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.process.threads import OPERATORS
-from zonerelay.sandbox.behaviours import is_behaviour
-from zonerelay.sandbox.conversation import Manners, NotTakenError, Received
-from zonerelay.sandbox.sink import Sink
+from zonerelay.sandbox.behaviours import Behaviour, behaviour_of, is_behaviour
 
 CHAOS = "zonerelay.sandbox.captured:Chaos"
+GREYLISTING = 2.0
+"""Seconds for which a greylisted recipient is refused. The relay asks some of them again at once, on another
+connection, in case the refusal is about the session.
+"""
+PATIENCE = 3600.0
 
 _TROUBLES = Troubles(is_behaviour)
 """A listener makes its policy by name, so the one sandbox of a process shares these with it here."""
@@ -30,22 +40,99 @@ def build(settings: Settings, clock: Clock) -> tuple[Sandbox, CapturingSink]:
     return Sandbox(capture, _TROUBLES), CapturingSink(capture, clock)
 
 
-class CapturingSink(Sink):
-    def __init__(self, capture: Capture, clock: Clock) -> None:
-        super().__init__(manners=Manners(greylisting=2.0))
-        self._capture = capture
-        self._ids = MessageIdSource(clock)
-        self.behaviours = _TROUBLES.behaviours
+class CapturingSink:
+    """Listens on loopback after `start`; also the handler of its connections."""
 
-    async def accept(self, message: Received) -> None:
-        self.commands.clear()  # nothing grows while the sandbox runs
-        add = self._capture.add
+    def __init__(self, capture: Capture, clock: Clock) -> None:
+        self.port = 0
+        self._capture = capture
+        self._clock = clock
+        self._ids = MessageIdSource(clock)
+        self._greylisted: dict[tuple[str, str], float] = {}
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Conversation(
+                self, data_size_limit=None, enable_SMTPUTF8=True, hostname="sink", timeout=PATIENCE
+            ),
+            "127.0.0.1",
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def handle_EHLO(  # noqa: N802
+        self, server: SMTP, session: Session, envelope: Envelope, name: str, replies: list[str]
+    ) -> list[str]:
+        session.host_name = name
+        return [*replies[:-1], "250-PIPELINING", "250 ENHANCEDSTATUSCODES"]
+
+    async def handle_RCPT(  # noqa: N802
+        self, server: _Conversation, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        wanted = behaviour_of(_TROUBLES.behaviours.get(address.lower(), address))
+        if wanted.close_at_rcpt:
+            await server.leave()
+        await asyncio.sleep(PATIENCE if wanted.silent else wanted.delay)
+        if wanted.rcpt and wanted.rcpt[0] != "2":
+            return wanted.rcpt
+        if wanted.greylist and self._is_greylisted(envelope.mail_from or "", address):
+            return "451 4.7.1 greylisted, come back later"
+        envelope.rcpt_tos.append(address)
+        return wanted.rcpt or "250 2.1.5 recipient ok"
+
+    def _is_greylisted(self, sender: str, recipient: str) -> bool:
+        now = self._clock.monotonic()
+        return now < self._greylisted.setdefault((sender, recipient), now) + GREYLISTING
+
+    async def handle_DATA(self, server: _Conversation, session: Session, envelope: Envelope) -> str:  # noqa: N802
+        wanted = server.wanted()
+        if any(each.close_after_dot for each in wanted):
+            await server.leave()
+        if refusal := next((each.final for each in wanted if each.final), ""):
+            return refusal
+        sender = "" if envelope.mail_from == "<>" else envelope.mail_from or ""
+        body = envelope.original_content or b""
         try:
-            await OPERATORS.run(add, self._ids.next(), message.mail_from, message.recipients, message.body)
+            await OPERATORS.run(self._capture.add, self._ids.next(), sender, envelope.rcpt_tos, body)
         except CaptureTooLargeError as error:
-            raise NotTakenError(f"552 5.3.4 {error}") from error
+            return f"552 5.3.4 {error}"
         except CaptureError as error:
-            raise NotTakenError(f"452 4.3.1 {error}") from error
+            return f"452 4.3.1 {error}"
+        return "250 2.0.0 accepted"
+
+
+class _Conversation(SMTP):
+    line_length_limit = 1024 * 1024
+
+    def wanted(self) -> list[Behaviour]:
+        """The behaviours of the recipients."""
+        assert self.envelope is not None
+        behaviours = _TROUBLES.behaviours
+        return [behaviour_of(behaviours.get(each.lower(), each)) for each in self.envelope.rcpt_tos]
+
+    async def leave(self) -> Never:
+        """Close the connection without a reply: aiosmtpd cancels the task that waits here."""
+        assert self.transport is not None
+        self.transport.close()
+        await asyncio.Event().wait()
+        raise AssertionError("the connection was closed")
+
+    async def smtp_DATA(self, arg: str) -> None:  # noqa: N802
+        wanted = self.wanted()
+        if refusal := next((each.data for each in wanted if each.data), ""):
+            await self.push(refusal)
+            return
+        if any(each.early or each.close_before_dot for each in wanted):
+            await self.push("354 go ahead")
+            await self._reader.read(1)
+            if refusal := next((each.early for each in wanted if each.early), ""):
+                await self.push(refusal)
+            await self.leave()
+        await super().smtp_DATA(arg)
 
 
 class Chaos(Policy):

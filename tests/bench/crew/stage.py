@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars
+from tests.support.sink import Sink
 from tests.support.submit import tokens
-from zonerelay.sandbox.sink import Sink
 
 CLIENTS = 4
 PAUSE = 0.02

@@ -13,13 +13,13 @@ import trustme
 import uvloop
 
 from tests.support.mail import Bodies, Names, make_courier
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners, Script
 from tests.support.smarthost import Smarthost
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.model.clock import Clock
-from zonerelay.sandbox.conversation import Manners, Script
-from zonerelay.sandbox.sink import Sink
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -11,11 +11,11 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.sandbox.conversation import Manners
 from zonerelay.smtp.client.transaction import BdatTrouble
 from zonerelay.store.contract import CHUNK_SIZE
 

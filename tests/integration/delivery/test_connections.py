@@ -12,11 +12,11 @@ import pytest
 
 from tests.integration.delivery.conftest import Handler, StartCourier, StartPeer, StartSink
 from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, TlsMode
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 

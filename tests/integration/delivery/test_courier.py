@@ -9,11 +9,11 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.sandbox.behaviours import ADDRESSES
-from zonerelay.sandbox.conversation import Manners
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 

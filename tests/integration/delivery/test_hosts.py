@@ -10,10 +10,10 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, Names, make_batch, make_message, route_to
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, ZoneSettings
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.route import MxHost, Route
-from zonerelay.sandbox.conversation import Manners
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 

@@ -9,11 +9,11 @@ from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import Bodies, Names, make_batch, make_message, route_to
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.batch.courier import MAX_LACKING
 from zonerelay.model.envelope import Body
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.sandbox.conversation import Manners
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 TEXT = "Subject: x\r\n\r\nü\r\n".encode()

@@ -9,13 +9,13 @@ from dataclasses import replace
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import ZONE, make_batch, make_message, route_to
 from tests.support.ports import free_ports
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.delivery.batch.batch_state import without_auth_bounces
 from zonerelay.delivery.connection.host_order import FIRST_PAUSE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 from zonerelay.smtp.client.reply_class import class_of
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED

@@ -8,11 +8,11 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, make_batch, make_message, route_to
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 SEVEN = [f"r{number}@example.com" for number in range(7)]

@@ -8,13 +8,13 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import TEXT, Bodies, make_batch, make_message, route_to
+from tests.support.sink_conversation import Manners
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.batch.offers import REMEMBER_FOR
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Body, Message, Notify, Ret
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.routing.destinations.batch import Batch
-from zonerelay.sandbox.conversation import Manners
 
 EVERYTHING = Manners(dsn=True, smtputf8=True, eight_bit_mime=True, size=10_000_000)
 PARAMETERS = ("SIZE=", "BODY=", "SMTPUTF8", "RET=", "ENVID=", "NOTIFY=", "ORCPT=")

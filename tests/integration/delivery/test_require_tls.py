@@ -27,13 +27,13 @@ from tests.support.mail import (
     make_sources,
     route_to,
 )
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners, Script
 from zonerelay.config.settings import SourceSettings, TlsMode, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import TlsDemand
-from zonerelay.sandbox.conversation import Manners, Script
-from zonerelay.sandbox.sink import Sink
 
 NAMES = Names({HOST: ("127.0.0.1",)}, secure=[HOST])
 CLEAR = Manners()

@@ -26,6 +26,8 @@ from tests.support.mail import (
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Nature
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.source import selection as source_ways
@@ -34,8 +36,6 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import MxHost, Route
-from zonerelay.sandbox.conversation import Manners
-from zonerelay.sandbox.sink import Sink
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 

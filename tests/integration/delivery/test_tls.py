@@ -10,10 +10,10 @@ import trustme
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import TEXT, ZONE, Bodies, Names, make_batch, make_message, route_to
+from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import DeliverySettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.sandbox.conversation import Manners
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 NAMES = Names({"mx.example.com": ("127.0.0.1",)})

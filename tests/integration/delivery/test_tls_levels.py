@@ -17,14 +17,14 @@ from msgspec import structs
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.certificates import DAY, Made, make
 from tests.support.mail import ZONE, Names, TlsResults, make_batch, make_message, route_to
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Manners, Script
 from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.route import Route, TlsDemand
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
-from zonerelay.sandbox.conversation import Manners, Script
-from zonerelay.sandbox.sink import Sink
 
 HOST = "mx.example.com"
 NOW = time.time()

@@ -20,8 +20,8 @@ from tests.support.receivers.manners import (
     parameter_problem,
 )
 from tests.support.receivers.nature import Nature, Point, Tls
+from tests.support.sink_conversation import Conversation, Manners, Received, Script
 from zonerelay.sandbox.behaviours import Behaviour
-from zonerelay.sandbox.conversation import Conversation, Manners, Received, Script
 
 ESTABLISHED = 1  # of enum tcp_state, the first octet of TCP_INFO
 SAMPLES = 3

@@ -23,7 +23,7 @@ from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.journal import Account, Report
 from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Tls
-from zonerelay.sandbox.conversation import Manners
+from tests.support.sink_conversation import Manners
 
 BEAT = 0.01
 

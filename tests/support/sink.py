@@ -11,9 +11,9 @@ that leaves, stalls or breaks TLS ends its own connection and nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from zonerelay.sandbox.conversation import READ_SIZE, Conversation, Manners, Received, Script
+from tests.support.sink_conversation import READ_SIZE, Conversation, Manners, Received, Script
 
 
 class Sink:
@@ -40,7 +40,6 @@ class Sink:
         self.open_peak = 0
         self.script = script
         self.greylisted: dict[tuple[str, str], float] = {}
-        self.behaviours: Mapping[str, str] = {}
         self._on_message = on_message
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()

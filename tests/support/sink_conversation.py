@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,10 +73,6 @@ class Received:
     chunks: int = 0
 
 
-class NotTakenError(Exception):
-    """The message is refused after its final dot; the text is the reply."""
-
-
 class Book(Protocol):
     """The state that all connections of a sink share."""
 
@@ -85,10 +81,8 @@ class Book(Protocol):
     keep_bodies: bool
     commands: list[str]
     greylisted: dict[tuple[str, str], float]
-    behaviours: Mapping[str, str]
 
-    async def accept(self, message: Received) -> None:
-        """Raises NotTakenError."""
+    async def accept(self, message: Received) -> None: ...
 
 
 class Conversation:
@@ -186,7 +180,7 @@ class Conversation:
             await self._reply("555 5.5.4 parameters are not understood here")
             return
         recipient = path.removeprefix("TO:<").removesuffix(">")
-        behaviour = behaviour_of(self._book.behaviours.get(recipient.lower(), recipient))
+        behaviour = behaviour_of(recipient)
         if behaviour.silent:
             await self._reader.read()
         if behaviour.silent or behaviour.close_at_rcpt:
@@ -267,12 +261,9 @@ class Conversation:
         if refused or too_big:
             await self._reply(refused or "552 5.3.4 message too big")
         else:
-            try:
-                await self._book.accept(self._received(body, size, digest))
-                self._accepted += 1
-                await self._reply("250 2.0.0 message accepted")
-            except NotTakenError as error:
-                await self._reply(str(error))
+            await self._book.accept(self._received(body, size, digest))
+            self._accepted += 1
+            await self._reply("250 2.0.0 message accepted")
         if self._manners.chatter:
             await self._send(self._manners.chatter.encode())
         self._reset()
