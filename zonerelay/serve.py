@@ -42,6 +42,7 @@ from zonerelay.process.systemd import Notifier
 from zonerelay.process.threads import STORE
 from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.telemetry.logs.logs import configure as configure_logs
+from zonerelay.worker.build import build
 from zonerelay.worker.drain_spool import until_empty
 from zonerelay.worker.reload import Reloading
 from zonerelay.worker.worker import Worker
@@ -119,23 +120,22 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
         redact=redactor.text,
         worker=identity.index if identity.supervised else None,
     )
-    worker = Worker(
-        settings,
-        hostname=resolve_hostname(settings, socket.getfqdn),
-        log=log,
-        redactor=redactor,
-        clock=clock,
-        randomness=random.Random(),
-        environment=os.environ,
-        identity=identity,
-    )
-    collector = GcTimer()
+    hostname = resolve_hostname(settings, socket.getfqdn)
     notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error), channel)
-    if not identity.supervised:
-        for note in advice(settings, worker.hostname):
-            worker.events.lifecycle("advice", note=note)
+    collector = GcTimer()
     try:
-        await worker.start()
+        worker = await build(
+            settings,
+            hostname=hostname,
+            log=log,
+            redactor=redactor,
+            clock=clock,
+            randomness=random.Random(),
+            environment=os.environ,
+            identity=identity,
+            share_failure=lambda text: notifier.tell(f"FAILED={text}"),
+            advice=() if identity.supervised else advice(settings, hostname),
+        )
         collector.start()
         await _Lifecycle(worker, notifier, config, channel, log.flush).run()
     finally:
@@ -174,7 +174,6 @@ class _Lifecycle:
             # A terminal interrupts the whole group; the supervisor decides what that means.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self._channel, self._hear, loop)
-            self._worker.share_failure = lambda text: self._notifier.tell(f"FAILED={text}")
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
         allow_reload()
@@ -197,7 +196,6 @@ class _Lifecycle:
         told: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
         waits: set[asyncio.Future[object]] = {told}
         if self._worker.identity.drains_spool:
-            assert self._worker.store is not None
             waits.add(asyncio.ensure_future(until_empty(self._worker.store, self._worker.note_left_over)))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         emptied = not told.done()

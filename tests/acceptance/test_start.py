@@ -48,7 +48,7 @@ def test_a_plain_relay_loads_what_it_needs_and_nothing_else(tmp_path: Path) -> N
     try:
         relay.start(statuses=(0,))  # no question over HTTP
         loaded = set(IMPORTED.findall(relay.log_text()))
-        assert {"aiosmtplib", "zonerelay.worker.worker", "zonerelay.store.leveldb.store"} <= loaded
+        assert {"aiosmtplib", "zonerelay.worker.build", "zonerelay.store.leveldb.store"} <= loaded
         assert loaded & LATER == set()
         relay.admin_port = int(http.rpartition(":")[2])
         assert relay.http("/healthz") == (200, "ok\n")

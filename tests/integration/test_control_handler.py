@@ -138,6 +138,8 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
                 tmp_path,
                 settler=relay.settler,
                 zone_of=Zones(ZONES, ROUTES).known_before,
+                changed=lambda: None,
+                release=verbs.release_orders,
                 events=relay.events,
                 clock=relay.clock,
             ),

@@ -44,7 +44,6 @@ async def running_sink(script: Script | None = None) -> AsyncIterator[Sink]:
 
 
 async def priorities(running: Running) -> dict[str, Priority]:
-    assert running.worker.store is not None
     return {each.recipient: each.priority async for each in running.worker.store.scan()}
 
 

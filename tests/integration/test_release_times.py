@@ -24,10 +24,8 @@ async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path) -> 
         await put(running, [to("now@example.com")])
         await sink.wait_for(1)
         await running.until(lambda: running.queued() == 1, what="one is left")
-        assert running.worker.store is not None
         assert running.worker.store.counts()["default"].deferred == 1
     async with relay_with(chosen) as running:
-        assert running.worker.store is not None
         (waiting,) = await running.worker.store.deliveries_of(message_id)
         assert (waiting.created, waiting.next_attempt, waiting.attempts) == (release, release, 0)
         assert [each.recipients for each in sink.messages] == [("now@example.com",)]

@@ -195,8 +195,7 @@ async def test_srs_is_switched_on_and_off_and_keeps_to_a_secret_that_works(
             await running.worker.reload(replace(running.worker.settings, srs=srs))
 
         await reload(chosen.srs)
-        assert running.worker._sending is not None
-        srs = running.worker._sending.srs
+        srs = running.worker.parts.sending.srs
         assert srs is not None
         address = srs.forward(Mailbox("ann@first.example"), running.worker.clock.now())
         assert await rcpt(running, address) == 250
@@ -263,7 +262,6 @@ async def test_strangers_get_no_address_of_ours_for_the_sender_that_they_name(
 
 async def stored_hash(running: Running) -> str:
     """Of the message that was accepted last."""
-    assert running.worker.store is not None
     accepted = running.log.named("accepted")[-1]
     return (await running.worker.store.read_message(MessageId(str(accepted["id"])))).body_hash
 
@@ -286,5 +284,4 @@ async def test_the_bodys_hash_is_stored_while_there_are_keys_and_outlives_a_rest
         await running.send("app@old.example", ["ann@old.example"], MESSAGE)
         assert await stored_hash(running) == ""
     async with relay_with(chosen) as running:
-        assert running.worker.store is not None
         assert (await running.worker.store.read_message(kept)).body_hash == wanted

@@ -58,7 +58,6 @@ def standing_still(
 
 
 async def zones_of(running: Running) -> dict[str, str]:
-    assert running.worker.store is not None
     return {each.recipient: each.zone async for each in running.worker.store.scan()}
 
 

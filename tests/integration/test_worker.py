@@ -215,7 +215,6 @@ async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path) -
         await running.send("app@example.org", ["close-after-dot@example.com"], MESSAGE)
         (deferred, *_) = await running.until_logged("deferred")
         assert deferred["in_doubt"] is True
-        assert running.worker.store is not None
         await running.until(
             lambda: running.worker.store is not None and running.worker.store.counts()["default"].held == 1,
             what="held",
@@ -279,7 +278,7 @@ async def test_restart_keeps_attempts_and_due_times(tmp_path: Path) -> None:
 
 
 async def test_a_second_relay_on_the_same_spool_is_refused_in_words(tmp_path: Path) -> None:
-    from zonerelay.worker.worker import StartError
+    from zonerelay.process.setup import StartError
 
     chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:1"))
     async with relay_with(chosen):

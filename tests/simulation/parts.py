@@ -1,7 +1,7 @@
 """A worker of the relay as a process of the simulation, which can be started and killed.
 
 Replaced are the things outside the process: clock, randomness, threads, sockets, DNS answers, and the files
-of LevelDB (`disk`). Everything else is the relay's own, wired by `zonerelay.worker.worker` as in production.
+of LevelDB (`disk`). Everything else is the relay's own, wired by `zonerelay.worker.build` as in production.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.worker import worker as worker_module
+from zonerelay.worker import build as build_module
+from zonerelay.worker.build import build
 from zonerelay.worker.worker import Worker
 
 Answers = Callable[[str, str], "tuple[float, Reading[Any]]"]
@@ -75,12 +76,11 @@ class Node:
         process.wall = self.wall
         self.starts += 1
         self.handler = None
-        worker = self.worker = process.context.run(self._build, process)
-        await process.finish(worker.start())
-        self.handler = worker._endpoints._answering[0]  # type: ignore[union-attr,index]
+        worker = self.worker = await process.finish(self._build(process))
+        self.handler = worker.endpoints.handler
 
-    def _build(self, process: Process) -> Worker:
-        return Worker(
+    async def _build(self, process: Process) -> Worker:
+        return await build(
             self.settings,
             hostname="relay.test",
             log=Log(process, self.record),
@@ -169,7 +169,7 @@ def simulated(
         patch("zonerelay.store.s3.open.Bucket", SimBucket),
         patch("zonerelay.process.threads.Pool.run", _run_on_loop),
         patch.object(Events, "dropped", _dropped),
-        patch.object(worker_module, "CpuDemand", _NoDemand),
+        patch.object(build_module, "CpuDemand", _NoDemand),
         patch.object(secrets, "token_hex", lambda size=16: draw.randbytes(size).hex()),
         patch.object(secrets, "token_bytes", lambda size=16: draw.randbytes(size)),
         patch("zonerelay.store.common.keeper.reader_threads.ThreadPoolExecutor", _NoThreads),

@@ -54,10 +54,10 @@ from zonerelay.control.socket.server import Answer
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.process.identity import Identity
+from zonerelay.process.setup import StartError
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.store.spool_paths import spool_of
-from zonerelay.worker.worker import StartError
 
 BUSY = 120.0
 """Seconds in which mail, faults and operators come."""

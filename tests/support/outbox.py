@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -14,12 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.support.postgres import PostgresServer, shared_postgres
-from tests.support.relay import HOSTNAME, MemoryLog, Running, settings
+from tests.support.relay import Running, relay_with, settings
 from zonerelay.config.settings import OutboxSettings, TlsMode, ZoneSettings
-from zonerelay.model.clock import SystemClock
 from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
-from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.worker.worker import Worker
 
 LOOPBACK = "127.0.0.1"
 KEY = b"k" * 32
@@ -123,21 +119,10 @@ class OutboxBed:
         chosen = replace(
             settings(directory, zone=zone or ZoneSettings()), outbox=self.outbox(**(outbox or {}))
         )
-        log = MemoryLog()
-        worker = Worker(
-            chosen,
-            hostname=HOSTNAME,
-            log=log,
-            redactor=Redactor(b"", enabled=False),
-            clock=SystemClock(),
-            randomness=random.Random(1),
-        )
-        await worker.start()
-        try:
-            yield Running(worker, log)
-        finally:
-            await worker.stop()
-        assert len(log.named("trouble")) == troubles, log.named("trouble")
+        async with relay_with(chosen, trouble_expected=True) as running:
+            yield running
+        found = running.log.named("trouble")
+        assert len(found) == troubles, found
 
     async def until(
         self, running: Running, row: int, status: str, *, timeout: float = 10.0

@@ -18,7 +18,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
-from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.batch import Batch
@@ -253,6 +253,7 @@ class Relay:
             notify=self._notify,
             events=self.events,
             clock=self.clock,
+            callbacks=SettlerCallbacks(postponed=lambda queue, when: self.scheduler.postponed(queue, when)),
         )
         self.scheduler = Scheduler(
             zones,

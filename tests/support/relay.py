@@ -40,7 +40,8 @@ from zonerelay.process.identity import Identity
 from zonerelay.routing.mta_sts.policies import HTTPS_PORT
 from zonerelay.telemetry.events.events import Field
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.worker.worker import ALONE, Worker
+from zonerelay.worker.build import ALONE, build
+from zonerelay.worker.worker import Worker
 
 HOSTNAME = "relay.test"
 LOOPBACK = "127.0.0.1"
@@ -97,7 +98,6 @@ class Running:
         return await self.ask(Status(), RelayStatus)
 
     def queued(self) -> int:
-        assert self.worker.store is not None
         return sum(counts.total for counts in self.worker.store.counts().values())
 
     async def until(self, condition: Callable[[], bool], *, what: str, timeout: float = 10.0) -> None:
@@ -155,7 +155,7 @@ async def relay_with(
     trouble_expected: bool = False,
 ) -> AsyncIterator[Running]:
     log = MemoryLog()
-    worker = Worker(
+    worker = await build(
         chosen,
         hostname=HOSTNAME,
         log=log,
@@ -165,7 +165,6 @@ async def relay_with(
         policy_port=policy_port,
         identity=identity,
     )
-    await worker.start()
     try:
         yield Running(worker, log)
     finally:

@@ -34,14 +34,11 @@ async def put(
 ) -> MessageId:
     """Store a message as the listener does after its end of data."""
     worker = running.worker
-    assert worker.store is not None
-    assert worker._scheduler is not None
-    assert worker._ids is not None
     now = worker.clock.now()
     addresses = [sender, *(each.address for each in recipients)]
     envelope = Envelope(
         # Its own: another source would give the id that a report in the same millisecond has.
-        id=worker._ids.next(),
+        id=worker.parts.ids.next(),
         sender=Mailbox(sender),
         recipients=tuple(recipients),
         created=now,
@@ -66,7 +63,7 @@ async def put(
     async with worker.store.begin(envelope) as writer:
         await writer.write(text)
         await writer.commit(deliveries, eight_bit=not text.isascii())
-    worker._scheduler.notify(deliveries[0].zone, release)
+    worker.parts.scheduler.notify(deliveries[0].zone, release)
     return envelope.id
 
 

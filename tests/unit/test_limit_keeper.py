@@ -65,8 +65,7 @@ class Told:
 class Kept:
     def __init__(self) -> None:
         self.clock, self.authority, self.told = ManualClock(), Authority(), Told()
-        self.keeper = LimitKeeper(self.authority, self.clock)
-        self.keeper.observer = self.told
+        self.keeper = LimitKeeper(self.authority, self.clock, self.told)
         self.zone = self.keeper.zone("z")
 
     def may_start(self, zone_limit: int = 20) -> bool:

@@ -42,7 +42,7 @@ class Tarpit:
 
 
 def claims_of(running: Running) -> OutboxClaims:
-    return running.worker._queue._outbox.store.claims  # type: ignore[union-attr]  # what it has at hand
+    return running.worker.parts.queue._outbox.store.claims  # type: ignore[union-attr]  # what it has at hand
 
 
 async def test_slow_mailboxes_do_not_hold_up_the_rows_of_another_one(bed: OutboxBed, sink: Sink) -> None:

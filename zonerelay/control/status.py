@@ -74,8 +74,11 @@ class StatusBoard:
         name_servers: Callable[[], str],
         limits: Callable[[], str] = str,
         surface: Callable[[], Surface],
+        orders: Callable[[], tuple[OrderRow, ...]],
         clock: Clock,
     ) -> None:
+        """`orders` returns the orders of operators in force."""
+        self._orders = orders
         self._settings = settings
         self._hostname = hostname
         self._store = store
@@ -87,8 +90,6 @@ class StatusBoard:
         self._name_servers = name_servers
         self._destinations = Destinations(store, scheduler, clock)
         self._surface = surface
-        self.orders: Callable[[], tuple[OrderRow, ...]] = tuple
-        """Returns the orders of operators in force."""
         self._clock = clock
         self._started = clock.now()
         self._oldest: dict[str, float] = {}
@@ -205,7 +206,7 @@ class StatusBoard:
             name_servers=self._name_servers(),
             taken_up=surface.taken_up,
             refused=surface.refused,
-            orders=self.orders(),
+            orders=self._orders(),
             quotas=tuple(
                 QuotaStatus(user=user, quota=quota, used=used, most=most)
                 for user, quota, used, most in surface.quotas

@@ -55,8 +55,12 @@ class Scheduler:
         *,
         window: int = WINDOW,
         busy: Callable[[], float] | None = None,
+        resumed: Callable[[str], None] = lambda zone: None,
     ) -> None:
-        """`busy`: as `ThrottleTimer`'s; without it what has waited before is sent without restraint."""
+        """`busy`: as `ThrottleTimer`'s; without it what has waited before is sent without restraint.
+        `resumed(zone)` is called when the zone's mail is to be tried now, whatever has kept it back.
+        """
+        self._resumed = resumed
         self._settler = parts.settler
         self._store = parts.store
         self._events = parts.events
@@ -75,9 +79,6 @@ class Scheduler:
         # Zones whose settings were replaced, while their last attempts end.
         self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
-        self.resumed: Callable[[str], None] = lambda zone: None
-        """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
-        parts.settler.postponed = self._postponed
 
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
@@ -222,7 +223,8 @@ class Scheduler:
         for zone in self._all_zones():
             zone.pump()
 
-    def _postponed(self, queue: str, when: float) -> None:
+    def postponed(self, queue: str, when: float) -> None:
+        """A deferral is durable; the earliest of its deliveries is due at `when`."""
         # A mailbox is looked at again by the outbox, which may have dismissed it.
         if self._running and not is_mailbox_zone(queue):
             self.zone(zone_of(queue)).claims.postponed(when, priority_of(queue))
@@ -253,12 +255,12 @@ class Scheduler:
 
     def resume(self, zone: str, destination: DestinationKey | None = None) -> None:
         """Lift the suspension of a destination, or of all in the zone."""
-        self.resumed(zone)
+        self._resumed(zone)
         self.zone(zone).resume(destination)
 
     def resume_domain(self, zone: str, domain: str) -> None:
         """Lift the suspension of the destination that mail for a domain goes to, if one is known."""
-        self.resumed(zone)
+        self._resumed(zone)
         destination = self.zone(zone).plan.destination_of(domain)
         if destination is not None:
             self.resume(zone, destination)

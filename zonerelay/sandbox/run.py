@@ -36,13 +36,15 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
+from zonerelay.process.setup import StartError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox import DIRECTORY
 from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.sandbox.captured import CHAOS, CapturingSink, build
 from zonerelay.sandbox.journey import Journey
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.worker.worker import StartError, Worker
+from zonerelay.worker.build import build as build_worker
+from zonerelay.worker.worker import Worker
 
 _LOOPBACK = "127.0.0.1"
 _SMTP_PORT = 2525
@@ -75,17 +77,16 @@ async def _play(console: Console, directory: Path, release_to: str) -> int:
     sandbox, sink = build(settings, clock)
     await sink.start()
     settings = replace(settings, zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink.port}"),))
-    worker = Worker(
-        settings,
-        hostname="sandbox.zonerelay.test",
-        log=Journey(console, clock.now),
-        redactor=Redactor(b"", enabled=False),
-        clock=clock,
-        randomness=random.Random(),
-        sandbox=sandbox,
-    )
     try:
-        await worker.start()
+        worker = await build_worker(
+            settings,
+            hostname="sandbox.zonerelay.test",
+            log=Journey(console, clock.now),
+            redactor=Redactor(b"", enabled=False),
+            clock=clock,
+            randomness=random.Random(),
+            sandbox=sandbox,
+        )
         if worker.http_port is None:
             problems = worker.surface().problems
             await worker.stop()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.settings import ListenerSettings, Settings
-from zonerelay.control.handler import PartAnswers
 from zonerelay.control.messages.answers import End
 from zonerelay.control.messages.requests import Request
 from zonerelay.control.socket.client import ControlClient
@@ -22,48 +21,39 @@ from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_connection import ServesHttp
-from zonerelay.model.clock import Clock
-from zonerelay.process.identity import Identity
 from zonerelay.process.retry import Retried
 from zonerelay.process.threads import FILES, OPERATORS
-from zonerelay.store.contract import Store
-from zonerelay.telemetry.events.events import Events
+from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from zonerelay.admin.operators import Operators, Sandbox
 
 
 class Endpoints:
-    """`open` once, `close` whether or not that went well. `accepting` and `draining` are asked at /readyz."""
+    """`open` once, `close` whether or not that went well. `settings` returns the active configuration,
+    `submit` takes mail that comes over HTTP.
+    """
 
     def __init__(
         self,
-        settings: Settings,
-        identity: Identity,
+        context: WorkerContext,
+        handler: Handler,
         *,
-        store: Store,
+        settings: Callable[[], Settings],
         board: StatusBoard,
-        events: Events,
-        clock: Clock,
-        accepting: Callable[[], bool],
-        draining: Callable[[], bool],
-        sandbox: Sandbox | None = None,
+        readiness: ReadinessCheck,
+        submit: Submit,
+        sandbox: Sandbox | None,
     ) -> None:
+        self.handler = handler
         self._settings = settings
         self._sandbox = sandbox
-        self._identity = identity
-        self._board = board
-        self._events = events
-        self._clock = clock
-        self._readiness = ReadinessCheck(
-            probe=store.probe, unhealthy=store.unhealthy, accepting=accepting, draining=draining, clock=clock
-        )
-        self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness)
+        self._identity, self._events, self._clock = context.identity, context.events, context.clock
+        self._board, self._readiness, self._submit = board, readiness, submit
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
         self._retried: list[Retried] = []
         self._operators: list[Operators] = []
-        self._answering: tuple[Handler, Callable[[], Settings]] | None = None
 
     @property
     def http_port(self) -> int | None:
@@ -72,24 +62,22 @@ class Endpoints:
     def problems(self) -> tuple[str, ...]:
         return tuple(text for each in self._retried for text in each.problems())
 
-    async def open(self, handler: Handler, settings: Callable[[], Settings], submit: Submit) -> None:
-        """`settings` gives those in force, `submit` takes mail over HTTP. What
-        cannot be opened is tried again, and mail moves meanwhile. Raises ControlError where another relay
-        answers, and where a supervisor could not ask this worker.
+    async def open(self) -> None:
+        """What cannot be opened is tried again, and mail moves meanwhile. Raises ControlError where another
+        relay answers, and where a supervisor could not ask this worker.
         """
-        identity = self._identity
-        self._answering = handler, settings
+        identity, settings = self._identity, self._settings()
 
         async def listen() -> None:
-            path = control_socket_path(self._settings, identity.index if identity.supervised else None)
-            control = ControlServer(path, handler, trouble=self._events.trouble)
+            path = control_socket_path(settings, identity.index if identity.supervised else None)
+            control = ControlServer(path, self.handler, trouble=self._events.trouble)
             await control.start()
             self._control = control
 
         final = ControlError if identity.supervised else AnotherRelayError
         await self._open("commands are not answered", "control-socket", listen, ControlError, final=(final,))
-        if self._settings.admin.address and not identity.supervised:
-            await self._serve_http(handler, settings, submit)
+        if settings.admin.address and not identity.supervised:
+            await self._serve_http(settings)
 
     async def _open(
         self,
@@ -112,10 +100,10 @@ class Endpoints:
         self._retried.append(retried)
         await retried.start()
 
-    async def _serve_http(self, handler: Handler, settings: Callable[[], Settings], submit: Submit) -> None:
+    async def _serve_http(self, settings: Settings) -> None:
         admin = self._admin = AdminServer(
-            self._settings.admin,
-            operators=lambda: self._build_operators(handler, settings, submit),
+            settings.admin,
+            operators=lambda: self._build_operators(self.handler, self._submit),
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
             inherited=self._identity.inherited,
@@ -131,17 +119,15 @@ class Endpoints:
         await FILES.run(import_module, "zonerelay.admin.submission.server")
         from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415 - with the first client
 
-        assert self._answering is not None
-        handler, settings = self._answering
+        handler = self.handler
         if self._identity.supervised:
-            handler = _Supervisor(control_socket_path(settings()))
-        operators = self._build_operators(handler, settings, submit, rules)
+            handler = _Supervisor(control_socket_path(self._settings()))
+        operators = self._build_operators(handler, submit, rules)
         return SubmissionServer(operators, rules)
 
     def _build_operators(
         self,
         handler: Handler,
-        settings: Callable[[], Settings],
         submit: Submit,
         rules: Callable[[], ListenerSettings] | None = None,
     ) -> Operators:
@@ -149,7 +135,7 @@ class Endpoints:
 
         built = build_operators(
             handler,
-            settings,
+            self._settings,
             trouble=self._events.trouble,
             audit=self._events.requested,
             clock=self._clock,

@@ -9,9 +9,8 @@ that cannot be read): at start that ends the relay, on reload the old ones stay.
 from __future__ import annotations
 
 import os
-import random as random_module
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
@@ -23,11 +22,10 @@ from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.rewrite.signing import Signing
 from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.delivery.source.selection import SourceSelection
+from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
-from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome
-from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.destination_table import DestinationTable
@@ -35,67 +33,61 @@ from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.mta_sts.files import StsFiles, policy_directory
-from zonerelay.routing.mta_sts.policies import HTTPS_PORT, StsPolicies
-from zonerelay.telemetry.events.events import Events
-from zonerelay.worker.limits import build_shared_limits
+from zonerelay.routing.mta_sts.policies import StsPolicies
+from zonerelay.store.open import open_limits
+from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
 
 
 class Sending:
-    """The sending side of one worker. `environment` may hold secrets (`config/credentials/secrets.py`);
-    `policy_port` is the port of the servers of MTA-STS policies. `limits_socket` is the socket of limits that
-    workers share; `holder` is a name that no other worker has had.
+    """The sending side of one worker. `resume(zone)` is called when the zone's mail may be tried again,
+    `granted(zone)` when more of it may start within limits that are shared with other workers.
     """
 
     def __init__(
         self,
         settings: Settings,
+        context: WorkerContext,
         *,
-        hostname: str,
         read_body: ReadBody,
         check_claim: CheckClaim,
-        events: Events,
-        clock: Clock,
-        random: random_module.Random,
-        environment: Mapping[str, str],
-        policy_port: int = HTTPS_PORT,
-        limits_socket: Path | None = None,
-        holder: str = "",
+        resume: Callable[[str], None],
+        granted: Callable[[str], None],
     ) -> None:
-        self._events = events
-        self._environment = environment
-        self._clock = clock
+        events, clock = context.events, context.clock
+        self._events, self._clock = events, clock
+        self._environment = context.environment
+        self._granted = granted
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
         self.resolver = Resolver(settings.dns, clock, observer=events.name_servers)
         files = StsFiles(policy_directory(settings))
-        self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=policy_port)
+        self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=context.policy_port)
         self.router = MxRouter(
             self.resolver,
-            hostname=hostname,
+            hostname=context.hostname,
             clock=clock,
-            random=random,
+            random=context.random,
             own_addresses=OwnAddresses(parse_listen(each.address) for each in settings.listener),
             sts=self._sts,
         )
-        self.shared = build_shared_limits(
-            settings,
-            socket=limits_socket,
-            holder=holder,
-            environment=environment,
-            events=events.limits,
-            clock=clock,
-        )
+        self.limits = self._shared_limits(settings, context)
         self.sources = SourceSelection(clock, events)
-        self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
+        self.logins = Logins(
+            clock,
+            events.smarthosts,
+            context.environment,
+            directory=token_directory(settings),
+            resume=resume,
+        )
         events.metrics.smarthosts.attach(self.logins.login_states)
         self._signing = Signing(beside=len(os.sched_getaffinity(0)) > 1)
         self.renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
         self.courier = SmtpCourier(
             settings.delivery,
-            hostname=hostname,
+            hostname=context.hostname,
             addresses=self.resolver,
             sources=self.sources,
             logins=self.logins,
@@ -106,7 +98,7 @@ class Sending:
             skipped=events.reply_without_code,
             transcripts=events.transcripts,
             clock=clock,
-            random=random,
+            random=context.random,
             shared=None if self.limits is None else self.limits.zone,
         )
         self._capturing = Capturing(
@@ -138,28 +130,54 @@ class Sending:
         self.logins.configure(settings.credential, senders, settings.zone)
         self._captures = any(zone.next_hop == CAPTURE for zone in settings.zone)
 
-    @property
-    def limits(self) -> LimitKeeper | None:
-        """The keeper of the limits that this worker shares with others, `None` where it shares none."""
-        return None if self.shared is None else self.shared.keeper
+    def _shared_limits(self, settings: Settings, context: WorkerContext) -> LimitKeeper | None:
+        """Return the keeper of the limits that this worker shares with others, `None` where it shares none.
 
-    def attach(self, scheduler: Scheduler) -> None:
-        """The scheduler that hands out the mail."""
-        self.logins.resume = scheduler.resume
-        scheduler.resumed = self.logins.forgive
-        if self.shared is not None:
-            self.shared.attach(scheduler, self.courier)
+        Where the store is Redis or PostgreSQL it is the authority, because relays of other machines may share
+        it. Otherwise a worker that a supervisor started asks the supervisor, over a socket. Raise
+        StoreOpenError.
+        """
+        holder = secrets.token_hex(8)
+        authority = open_limits(settings, holder, context.environment)
+        if authority is None and context.identity.limits is not None:
+            authority = SocketAuthority(context.identity.limits, holder)
+        if authority is None:
+            return None
+        keeper = LimitKeeper(authority, context.clock, self)
+        self._events.limits.read(keeper.figures)
+        return keeper
+
+    # What the keeper of shared limits reports
+
+    def granted(self, zone: str) -> None:
+        self._granted(zone)
+        self.courier.granted()
+
+    def relieve(self, zone: str) -> None:
+        self.courier.relieve(zone)
+
+    def waited(self, zone: str, seconds: float) -> None:
+        del zone  # a histogram for each would be many numbers for little
+        self._events.limits.waited(seconds)
+
+    def out_of_reach(self, reason: str) -> None:
+        assert self.limits is not None
+        self._events.limits.lost(self.limits.authority.name, reason)
+
+    def back_in_reach(self) -> None:
+        assert self.limits is not None
+        self._events.limits.restored(self.limits.authority.name)
 
     def problems(self) -> tuple[str, ...]:
         """Returns the problems that keep mail from going out, in sentences for operators."""
-        limits = () if self.shared is None else self.shared.problems()
-        outage = self.resolver.problem()
-        return (*([outage] if outage else []), *self.sources.problems(), *self.logins.problems(), *limits)
+        limits = None if self.limits is None else self.limits.trouble
+        found = (self.resolver.problem(), *self.sources.problems(), *self.logins.problems(), limits)
+        return tuple(filter(None, found))
 
     async def start(self) -> None:
         """Begin what runs in the background."""
-        if self.shared is not None:
-            await self.shared.keeper.start()
+        if self.limits is not None:
+            await self.limits.start()
         if self._captures:
             self._capturing.start()
 
@@ -167,8 +185,8 @@ class Sending:
         """Say goodbye to peers, end what runs in the background."""
         await self.courier.close()
         await self._capturing.close()
-        if self.shared is not None:
-            await self.shared.keeper.close()
+        if self.limits is not None:
+            await self.limits.close()
         self._signing.close()
         await self.logins.close()
         await self._sts.close()
@@ -188,5 +206,6 @@ def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
     """`None` without a domain in [srs]."""
     if not settings.srs.domain:
         return None
-    secrets = srs_secrets(settings.srs, environment)
-    return Srs(settings.srs, secrets, upgraded=upgraded_at(settings.spool.path))
+    return Srs(
+        settings.srs, srs_secrets(settings.srs, environment), upgraded=upgraded_at(settings.spool.path)
+    )

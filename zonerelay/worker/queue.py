@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
-from zonerelay.model.clock import Clock
 from zonerelay.store.contract import Lost, News, Store
 from zonerelay.store.open import acknowledge_loss, open_store
 from zonerelay.store.spool_paths import KEYS, count_of, is_shared, node_of, spool_of, spools_beyond
 from zonerelay.store.surroundings import Siblings, Surroundings
-from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from zonerelay.outbox.attach import Outbox
@@ -44,39 +42,34 @@ class MailQueue:
 
 async def open_queue(
     settings: Settings,
-    index: int,
+    context: WorkerContext,
     *,
-    takes_rows: bool,
-    environment: Mapping[str, str],
-    redactor: Redactor,
-    events: Events,
-    clock: Clock,
     zones: Callable[[], Collection[str]],
     notify: Callable[[str], None],
-    on_health: Callable[[str | None], None],
     on_news: News,
     on_lost: Lost,
 ) -> MailQueue:
-    """Opens the queue of worker `index`. `zones` returns the names of all zones. Raises StoreError, with
-    nothing left open.
+    """Open the queue of a worker. `zones` returns the names of all zones. Raise StoreError, with nothing left
+    open.
     """
+    index, events = context.identity.index, context.events
     spool = await open_store(
         spool_of(settings.spool, index),
         Surroundings(
-            clock=clock,
-            on_health=on_health,
+            clock=context.clock,
+            on_health=events.store_health,
             on_damage=events.store_damaged,
             observe_commit=events.metrics.commits.observe,
             on_news=on_news,
             on_lost=on_lost,
-            environment=environment,
+            environment=context.environment,
             siblings=siblings_of(settings, index),
         ),
         redis=settings.redis,
         postgres=node_of(settings.postgres, index),
         s3=settings.s3,
     )
-    if not (settings.outbox.url and takes_rows):
+    if not settings.outbox.url or context.identity.drains_spool:
         return MailQueue(spool, spool)
     try:
         # Its driver is an extra.
@@ -85,18 +78,23 @@ async def open_queue(
 
         outbox_around = OutboxSurroundings(
             settings=settings.outbox,
-            clock=clock,
-            redact=redactor.always(),
+            clock=context.clock,
+            redact=context.redactor.always(),
             events=events,
             known_zones=zones,
             on_news=notify,
             on_lost=on_lost,
         )
-        outbox = Outbox(settings.spool, index, environment, outbox_around)
+        outbox = Outbox(settings.spool, index, context.environment, outbox_around)
     except BaseException:
         await spool.close()
         raise
     return MailQueue(outbox.join(spool), spool, outbox)
+
+
+def number_of(settings: Settings, index: int, store: Store) -> int:
+    """Return the number in a worker's message ids: those that share a store have it from there."""
+    return store.node if is_shared(settings.spool) else index
 
 
 def siblings_of(settings: Settings, index: int) -> Siblings | None:

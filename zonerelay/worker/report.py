@@ -18,7 +18,6 @@ from zonerelay.config.settings import Settings
 from zonerelay.message.header.folding import field
 from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.address import Mailbox
-from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.process.threads import FILES, REPORTS
@@ -26,7 +25,7 @@ from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import Submit
-from zonerelay.telemetry.events.events import Events
+from zonerelay.worker.context import WorkerContext
 
 NOTE = "report.sent"
 LOOK_EVERY = 30.0
@@ -39,18 +38,16 @@ class DailyReport:
 
     def __init__(
         self,
+        context: WorkerContext,
         *,
-        hostname: str,
         settler: Settler,
         ids: MessageIdSource,
         choose_zone: ChooseZone,
         notify: Callable[[str], None],
-        events: Events,
-        clock: Clock,
     ) -> None:
-        self._hostname, self._settler, self._ids = hostname, settler, ids
+        self._hostname, self._events, self._clock = context.hostname, context.events, context.clock
+        self._settler, self._ids = settler, ids
         self._choose_zone, self._notify = choose_zone, notify
-        self._events, self._clock = events, clock
         self._task: asyncio.Task[None] | None = None
 
     async def configure(self, settings: Settings) -> None:

@@ -21,7 +21,7 @@ from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
-from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.destinations.route import DestinationLimits
 from zonerelay.routing.zones.zones import Choice, ZoneOf
@@ -88,6 +88,7 @@ class Node:
             notify=self._notify,
             events=events,
             clock=clock,
+            callbacks=SettlerCallbacks(postponed=lambda queue, when: self.scheduler.postponed(queue, when)),
         )
         self.scheduler = Scheduler(
             [zone],
@@ -110,9 +111,7 @@ class Node:
             return None
         self._lives += 1
         authority = DistantAuthority(self._table, f"node{self._number}.{self._lives}", self._random)
-        keeper = LimitKeeper(authority, self.clock)
-        keeper.observer = Told(self, self._figures)
-        return keeper
+        return LimitKeeper(authority, self.clock, Told(self, self._figures))
 
     async def start(self) -> None:
         self.alive = True

@@ -214,8 +214,10 @@ class Logins:
         environment: Mapping[str, str],
         *,
         directory: Path,
+        resume: Callable[[str], None] = lambda zone: None,
         post: Post = post,
     ) -> None:
+        self._resume = resume
         self._clock = clock
         self._events = events
         self._secrets = Secrets(environment)
@@ -229,7 +231,6 @@ class Logins:
         self._ending: list[str] = []
         self._tokens: dict[str, TokenSource] = {}
         self._retired: set[asyncio.Task[None]] = set()
-        self.resume: Callable[[str], None] = lambda zone: None
 
     # ---- settings and operators ---------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class Logins:
                 account.doubt()
             if account.problem:
                 self.forgive(key[0])
-                self.resume(key[0])
+                self._resume(key[0])
 
     def provide(self, credential: CredentialSettings) -> None:
         """Adds the credential of a mailbox, whose name is its zone's. An earlier refusal is forgotten."""

@@ -82,12 +82,11 @@ class _Zone:
 
 
 class LimitKeeper:
-    """One per worker, on one event loop. `observer` is set before `start`."""
+    """One per worker, on one event loop."""
 
-    observer: KeeperObserver
-
-    def __init__(self, authority: LimitAuthority, clock: Clock) -> None:
+    def __init__(self, authority: LimitAuthority, clock: Clock, observer: KeeperObserver) -> None:
         self.authority = authority
+        self._observer = observer
         self._clock = clock
         self._zones: dict[str, _Zone] = {}
         self._busy: dict[_Zone, None] = {}
@@ -205,7 +204,7 @@ class LimitKeeper:
         self._check_lease(zone, now)
         allowance.tidy(now)
         if allowance.pressed or allowance.is_crowded or allowance.closed:
-            self.observer.relieve(allowance.name)
+            self._observer.relieve(allowance.name)
         for key, turns in list(zone.turns.items()):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
                 del zone.turns[key]
@@ -275,16 +274,16 @@ class LimitKeeper:
             turns.given(given)
         self._note_back()
         for seconds in waited:
-            self.observer.waited(allowance.name, seconds)
+            self._observer.waited(allowance.name, seconds)
         if opened or answer.held or any(answer.turns):
-            self.observer.granted(allowance.name)
+            self._observer.granted(allowance.name)
 
     def _note_lost(self, reason: str) -> None:
         was, self._lost = self._lost, reason
         if was is None:
-            self.observer.out_of_reach(reason)
+            self._observer.out_of_reach(reason)
 
     def _note_back(self) -> None:
         was, self._lost = self._lost, None
         if was is not None:
-            self.observer.back_in_reach()
+            self._observer.back_in_reach()

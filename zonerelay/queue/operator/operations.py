@@ -117,15 +117,16 @@ class Operations:
         events: Events,
         clock: Clock,
         journal: Journal,
+        orders_in_force: Callable[[], Collection[str]] = tuple,
     ) -> None:
+        """`orders_in_force` returns the ids of operators' orders that may hold mail."""
         self._journal = journal
         self._store = store
         self._scheduler = scheduler
         self._settler = settler
         self._events = events
         self._clock = clock
-        self.orders_in_force: Callable[[], Collection[str]] = tuple
-        """Returns the ids of operators' orders that may hold mail."""
+        self._orders_in_force = orders_in_force
 
     # Looking
 
@@ -218,7 +219,7 @@ class Operations:
     async def hold(
         self, wanted: QueueFilter, progress: VerbProgress | None = None, *, act: Act | None = None
     ) -> Result:
-        orders = self.orders_in_force()
+        orders = self._orders_in_force()
 
         def held(delivery: Delivery) -> Delivery:
             # What an order holds is the operator's from now on, or the order's end would release it.

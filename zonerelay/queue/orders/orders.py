@@ -128,18 +128,22 @@ def _later(mine: Order, other: Order) -> Order:
 
 class Orders:
     """One per worker. `changed` is called when other orders are in force. `release` releases what orders
-    that are over have held, and returns how many deliveries those were; it raises StoreError.
+    that are over have held, and returns how many deliveries those were; it raises StoreError. The settler
+    asks `paused` and `keep_unattempted`.
     """
 
     def __init__(
-        self, home: Path, *, settler: Settler, zone_of: ZoneOf, events: Events, clock: Clock
+        self,
+        home: Path,
+        *,
+        settler: Settler,
+        zone_of: ZoneOf,
+        changed: Callable[[], None],
+        release: Callable[[Sequence[Order]], Awaitable[int]],
+        events: Events,
+        clock: Clock,
     ) -> None:
-        settler.paused = self._paused
-        settler.keep = lambda message, deliveries, destination: (
-            self.keep(message, deliveries, "", destination, reserved=True)
-            if self.table.orders
-            else deliveries
-        )
+        self._changed, self._release = changed, release
         self._settler = settler
         self._zone_of = zone_of
         self._file = OrdersFile(home)
@@ -152,8 +156,6 @@ class Orders:
         self._all: list[Order] = []
         self.table = OrderTable()
         self.are_refusing = False
-        self.changed: Callable[[], None] = lambda: None
-        self.release: Callable[[Sequence[Order]], Awaitable[int]] = _released_nothing
         self.held: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """Deliveries and refusals by order, since the start."""
@@ -243,12 +245,12 @@ class Orders:
             self._tell("order-ended", order, who, reason)
         over = list((mine | {order.id: order for order in ended}).values())
         try:
-            return over, await self.release(over) if over else 0
+            return over, await self._release(over) if over else 0
         except StoreError:
             self._tasks.start(self._release_later(over))
             raise
 
-    def _paused(self, delivery: Delivery, message: Message | None, destination: str) -> float:
+    def paused(self, delivery: Delivery, message: Message | None, destination: str) -> float:
         if message is None or not self.table.pauses:
             return 0.0
         envelope = message.envelope
@@ -261,6 +263,14 @@ class Orders:
             destination,
         )
         return self.table.paused(mail, delivery.created, self._clock.now())
+
+    def keep_unattempted(
+        self, message: Message, deliveries: Sequence[Delivery], destination: str
+    ) -> Sequence[Delivery]:
+        """As `keep`, for deliveries that get an outcome without an attempt."""
+        if not self.table.orders:
+            return deliveries
+        return self.keep(message, deliveries, "", destination, reserved=True)
 
     def keep(
         self,
@@ -317,7 +327,7 @@ class Orders:
         if before == self.table.orders:
             return
         self._set_alarm()
-        self.changed()
+        self._changed()
         in_force = {order.id for order in self.table.orders}
         over = [order for order in before if order.id not in in_force]
         if over and release:
@@ -357,7 +367,7 @@ class Orders:
     async def _release_later(self, over: Sequence[Order]) -> None:
         while True:
             try:
-                await self.release(over)
+                await self._release(over)
                 return
             except StoreError as error:
                 self._events.trouble("queue.orders", error)
@@ -402,7 +412,3 @@ class Orders:
         orders = self._file.change(change, self._clock.now())
         self._stamp = self._file.stamp()
         return orders
-
-
-async def _released_nothing(_over: Sequence[Order]) -> int:
-    return 0

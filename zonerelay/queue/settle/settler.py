@@ -56,6 +56,22 @@ Keep = Callable[[Message, Sequence[Delivery], str], Sequence[Delivery]]
 RefusedStranger = Callable[[Mailbox, Reply, float], None]
 """`refused_stranger(recipient, reply, now)`; `now` is monotonic."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlerCallbacks:
+    """What the settler asks of other parts, and reports to them."""
+
+    postponed: Postponed = lambda queue, when: None
+    teller: Callable[[], Teller | None] = lambda: None
+    """Return the part that reports outcomes to others, in the same write."""
+    paused: Paused = lambda delivery, message, destination: 0.0
+    """Return the seconds for which a delivery's clock stood still because mail was suspended."""
+    keep: Keep = lambda message, deliveries, destination: deliveries
+    """Hold the deliveries that are suspended, and return the others."""
+    refused_stranger: RefusedStranger = lambda recipient, reply, now: None
+    """Note a permanent refusal by a next hop of mail whose sender gets no report."""
+
+
 AT_ONCE = 20
 """Messages that are read, and perhaps reported, at the same time for deliveries without an attempt."""
 
@@ -131,7 +147,9 @@ class Settler:
         notify: NotifyZone,
         events: Events,
         clock: Clock,
+        callbacks: SettlerCallbacks = SettlerCallbacks(),
     ) -> None:
+        self._callbacks = callbacks
         self._store = store
         self._notify = notify
         self._events = events
@@ -151,16 +169,6 @@ class Settler:
         self._tasks = Tasks("queue.settle", events)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_Parcel | Unattempted] = set()
-        self.postponed: Postponed = lambda zone, when: None
-        """Is called when a deferral is durable."""
-        self.teller: Teller | None = None
-        """Tells others of outcomes, in the same write."""
-        self.paused: Paused = lambda delivery, message, destination: 0.0
-        """Returns the seconds for which a delivery's clock stood still by an operator's order."""
-        self.keep: Keep = lambda message, deliveries, destination: deliveries
-        """Holds deliveries that operators' orders are about; returns the others."""
-        self.refused_stranger: RefusedStranger | None = None
-        """Is told what a next hop has refused for good of mail whose sender gets no report."""
 
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
         """Judge by these settings from now on."""
@@ -225,11 +233,11 @@ class Settler:
             # No event and no report is left to make, and no caller waits.
             changes: list[Change] = [Finish(delivery) for delivery in deliveries]
             write = AtomicWrite(changes, None, True)
-            if self.teller is not None:
+            if (teller := self._callbacks.teller()) is not None:
                 told = [(*each, None, False) for each in zip(deliveries, outcomes, strict=True)]
-                changes += self._told(message, told, destination, seconds)
+                changes += self._told(teller, message, told, destination, seconds)
                 write.submits = len(changes) - len(deliveries)
-                write.then = self.teller.notify if write.submits else None
+                write.then = teller.notify if write.submits else None
             self.outcome_log.put(write)
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
@@ -323,7 +331,7 @@ class Settler:
             parcel.message = await self._read(message_id)
             if parcel.message is not None:
                 # What an operator has suspended must not expire or bounce for its destination.
-                left = self.keep(parcel.message, parcel.deliveries, parcel.destination)
+                left = self._callbacks.keep(parcel.message, parcel.deliveries, parcel.destination)
                 parcel.outcomes, parcel.deliveries = parcel.outcomes[: len(left)], left
             if parcel.deliveries:
                 await self._settle(parcel)
@@ -368,7 +376,7 @@ class Settler:
                 in_doubt=self._in_doubt.get(delivery.zone, self._default_in_doubt),
                 now=now,
                 until=parcel.until,
-                paused=self.paused(delivery, parcel.message, parcel.destination),
+                paused=self._callbacks.paused(delivery, parcel.message, parcel.destination),
             )
             for delivery, outcome in zip(parcel.deliveries, parcel.outcomes, strict=True)
         ]
@@ -400,12 +408,16 @@ class Settler:
     # Writing and telling
 
     def _told(
-        self, message: Message | None, told: Sequence[Told], destination: str, seconds: float | None
+        self,
+        teller: Teller,
+        message: Message | None,
+        told: Sequence[Told],
+        destination: str,
+        seconds: float | None,
     ) -> list[Submit]:
         """What others are told. A bug in there must not cost the outcome."""
-        assert self.teller is not None
         try:
-            return self.teller.outcomes(message, told, destination=destination, seconds=seconds)
+            return teller.outcomes(message, told, destination=destination, seconds=seconds)
         except Exception as error:  # noqa: BLE001 - see above
             self._events.trouble("webhook", error, message_id=told[0][0].message_id)
             return []
@@ -423,9 +435,9 @@ class Settler:
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
         submits: Sequence[Submit] = ()
-        if self.teller is not None:
+        if (teller := self._callbacks.teller()) is not None:
             told = [(c.delivery, c.outcome, c.next_attempt, _is_held(c.change)) for c in dispositions]
-            submits = self._told(message, told, destination, seconds)
+            submits = self._told(teller, message, told, destination, seconds)
 
         def then() -> None:
             if durable is not None and not durable.done():
@@ -433,8 +445,8 @@ class Settler:
             for kind, submit in reports:
                 self._tell_report(kind, submit)
             self._tell(dispositions, destination, seconds)
-            if submits and self.teller is not None:
-                self.teller.notify()
+            if submits and teller is not None:
+                teller.notify()
 
         self.outcome_log.put(AtomicWrite([*changes, *submits], then))
 
@@ -451,11 +463,11 @@ class Settler:
         first = dispositions[0].delivery
         for silence in {c.silence for c in dispositions if c.silence}:
             self._events.no_dsn(first.message_id, silence)
-            if self.refused_stranger is not None and silence == STRANGER:
-                self._tell_refused(self.refused_stranger, dispositions)
+            if silence == STRANGER:
+                self._tell_refused(self._callbacks.refused_stranger, dispositions)
         due = [c.next_attempt for c in dispositions if c.next_attempt is not None]
         if due:
-            self.postponed(first.queue, min(due))
+            self._callbacks.postponed(first.queue, min(due))
 
     def _tell_refused(self, tell: RefusedStranger, dispositions: Sequence[Disposition]) -> None:
         now = self._clock.monotonic()

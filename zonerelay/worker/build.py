@@ -1,0 +1,425 @@
+"""Builds a worker: a whole relay in one process. This module makes all parts and starts them in their order.
+
+Start: spool first (its lock makes a second relay impossible), then the operators' endpoints, the queue, and
+the listeners last, so that a relay that cannot take mail greets no client. Whatever is started is stopped by
+the exit stack that `Worker.stop` unwinds, in the reverse order: no new connections, idle clients get 421,
+transactions and deliveries in flight finish, outcomes are synced, the spool is closed; all within
+`shutdown_timeout`, except that a commit being written is always awaited.
+
+Data flows one way, so a part is given those before it. Where an earlier part needs a later one it is given a
+function of `_assemble` that calls it; nothing calls before everything is there.
+
+Promise on failure: whatever fails here fails before the first greeting, in words (`StartError`), with nothing
+left open. Only what stands above imports this module: `serve` and the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from zonerelay import __version__
+from zonerelay.admin.health import ReadinessCheck
+from zonerelay.config.settings import Backend, ListenerSettings, Settings, space_guard
+from zonerelay.control.handler import PartAnswers
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.socket_file import bind, submission_socket_path
+from zonerelay.control.status import StatusBoard
+from zonerelay.history.writer import History, file_of, note_off
+from zonerelay.inbound.cleanup.submit import Submit
+from zonerelay.inbound.drop_directory import DropDirectory, hand_over
+from zonerelay.inbound.listen.binding import ListenError
+from zonerelay.inbound.listen.http_connection import ServesHttp
+from zonerelay.inbound.listen.listeners import Listeners
+from zonerelay.limits.shared import BookStore
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.process.identity import Identity
+from zonerelay.process.setup import StartError, history_redactor
+from zonerelay.process.threads import STATUS
+from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.operator.journal import DIRECTORY, Journal
+from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.orders.orders import Orders
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
+from zonerelay.queue.zone.parts import ZoneParts
+from zonerelay.routing.mta_sts.policies import HTTPS_PORT
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import StoreError
+from zonerelay.store.open import open_books
+from zonerelay.store.spool_paths import name_of
+from zonerelay.telemetry.events.events import Events, LogSink
+from zonerelay.telemetry.load import CpuDemand
+from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.worker.context import WorkerContext
+from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.operators import Parts, build_answers, build_board, build_handler
+from zonerelay.worker.outbound import Sending
+from zonerelay.worker.queue import number_of, open_queue
+from zonerelay.worker.report import DailyReport
+from zonerelay.worker.webhooks import TellsOthers
+from zonerelay.worker.worker import Worker, retry_of
+
+if TYPE_CHECKING:
+    from zonerelay.admin.operators import Sandbox
+
+ALONE = Identity()
+
+
+async def build(
+    settings: Settings,
+    *,
+    hostname: str,
+    log: LogSink,
+    redactor: Redactor,
+    clock: Clock,
+    randomness: random.Random,
+    environment: Mapping[str, str] | None = None,
+    policy_port: int = HTTPS_PORT,
+    identity: Identity = ALONE,
+    sandbox: Sandbox | None = None,
+    share_failure: Callable[[str], None] = lambda text: None,
+    advice: Iterable[str] = (),
+) -> Worker:
+    """Return a running relay. Tests and the sandbox pass their own clock, randomness, log and ports;
+    `share_failure` passes a failed log-in on to the other workers. Raise StartError.
+    """
+    metrics = Metrics()
+    history, key_problem = _build_history(settings, identity, redactor, clock, metrics)
+    events = Events(log, metrics, redactor, clock, history)
+    context = WorkerContext(
+        hostname=hostname,
+        identity=identity,
+        environment=environment or {},
+        redactor=redactor,
+        events=events,
+        clock=clock,
+        random=randomness,
+        policy_port=policy_port,
+    )
+    for note in advice:
+        events.lifecycle("advice", note=note)
+    events.lifecycle("starting", version=__version__)
+    if key_problem:
+        events.trouble("redact-key", RedactKeyError(key_problem))
+    asyncio.get_running_loop().set_exception_handler(partial(_on_loop_trouble, events))
+    try:
+        async with AsyncExitStack() as stack:
+            stack.callback(events.lifecycle, "stopped")
+            if history is not None:
+                history.tell(events.history_broken, events.history_restored)
+                stack.push_async_callback(STATUS.run, history.close)
+            stack.callback(events.close)
+            stack.callback(metrics.loop_lag.stop)
+            metrics.loop_lag.start()
+            worker = await _assemble(
+                settings, context, stack, history=history, sandbox=sandbox, share_failure=share_failure
+            )
+            worker.key_problem = key_problem
+            await _start(worker, stack)
+            worker.running = stack.pop_all()
+    except (StoreError, ListenError, ControlError, ValueError) as error:
+        raise StartError(str(error)) from error
+    events.lifecycle("ready", listeners=" ".join(worker.addresses()))
+    return worker
+
+
+def _build_history(
+    settings: Settings, identity: Identity, redactor: Redactor, clock: Clock, metrics: Metrics
+) -> tuple[History | None, str]:
+    """Return the history, and what is wrong with the key of its pseudonyms or with that of the log."""
+    file, problem = file_of(settings.spool.path.parent, identity.index), redactor.problem
+    if not settings.history.enabled:
+        note_off(file)
+        return None, problem
+    pseudonyms = history_redactor(settings, redactor)
+    history = History(
+        file,
+        pseudonyms,
+        keep=settings.history.keep,
+        max_size=settings.history.max_size,
+        guard=space_guard(settings.spool),
+        clock=clock,
+        dropped=metrics.history_dropped,
+    )
+    return history, redactor.problem or pseudonyms.problem
+
+
+def _on_loop_trouble(events: Events, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    error = context.get("exception")
+    if not isinstance(error, BaseException):
+        error = RuntimeError(str(context.get("message", "unknown trouble")))
+    events.trouble("loop", error)
+
+
+async def _assemble(
+    settings: Settings,
+    context: WorkerContext,
+    stack: AsyncExitStack,
+    *,
+    history: History | None,
+    sandbox: Sandbox | None,
+    share_failure: Callable[[str], None],
+) -> Worker:
+    """Open the queue and make the parts, none of which does anything yet."""
+    identity, events, clock = context.identity, context.events, context.clock
+    home = settings.spool.path.parent
+    zones = Zones(settings.zone, settings.route)
+    worker: Worker | None = None
+
+    def notify(queue: str, due: float = 0.0) -> None:
+        if worker is not None:  # else the start takes it up
+            scheduler.notify(queue, due)
+
+    def on_news(queue: str) -> None:
+        """Others have left mail behind: some to be sent now, some that was deferred."""
+        if worker is None:
+            return
+        if is_webhook_zone(queue):
+            telling.on_news()
+        else:
+            scheduler.wake(queue)
+
+    def on_lost(keys: Collection[DeliveryKey]) -> None:
+        """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
+        if worker is None:
+            return
+        ids.renumber(number_of(settings, identity.index, queue.store))
+        events = {key for key in keys if is_webhook_zone(key.queue)}
+        if events:
+            telling.on_lost(events)
+        scheduler.give_back(scheduler.withdraw(set(keys) - events))
+
+    async def open_http(rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
+        return await endpoints.open_http(rules, submit)
+
+    def active() -> Settings:
+        return settings if worker is None else worker.settings
+
+    queue = await open_queue(
+        settings, context, zones=lambda: zones.names, notify=notify, on_news=on_news, on_lost=on_lost
+    )
+    store = queue.store
+    stack.push_async_callback(store.close)
+    ids = MessageIdSource(clock, number_of(settings, identity.index, store), last=store.last_message_id())
+    sending = Sending(
+        settings,
+        context,
+        read_body=store.read_body,
+        check_claim=store.check_claim,
+        resume=lambda zone: scheduler.resume(zone),
+        granted=lambda zone: scheduler.granted(zone),
+    )
+    settler = Settler(
+        store=store,
+        ids=ids,
+        choose_zone=zones.choose,
+        retry=retry_of(settings, settings.outbox, context),
+        zones=settings.zone,
+        bounce=settings.bounce,
+        hostname=context.hostname,
+        notify=notify,
+        events=events,
+        clock=clock,
+        callbacks=SettlerCallbacks(
+            postponed=lambda queue, when: scheduler.postponed(queue, when),
+            teller=lambda: telling.teller,
+            paused=lambda delivery, message, where: orders.paused(delivery, message, where),
+            keep=lambda message, some, where: orders.keep_unattempted(message, some, where),
+            refused_stranger=lambda recipient, reply, now: listeners.refused_stranger(recipient, reply, now),
+        ),
+    )
+    orders = Orders(
+        home,
+        settler=settler,
+        zone_of=zones.known_before,
+        changed=lambda: scheduler.go_by_orders(),
+        release=lambda over: operations.release_orders(over),
+        events=events,
+        clock=clock,
+    )
+    orders.read()
+    scheduler = Scheduler(
+        settings.zone,
+        ZoneParts(
+            store=store,
+            router=sending.router,
+            courier=sending,
+            settler=settler,
+            retry=settings.retry,
+            events=events,
+            clock=clock,
+            random=context.random,
+            limits=sending.limits,
+            orders=orders,
+        ),
+        busy=CpuDemand().since_last,
+        resumed=sending.logins.forgive,
+    )
+    telling = TellsOthers(context, store=store, settler=settler, ids=ids)
+    listeners = Listeners(
+        settings,
+        hostname=context.hostname,
+        store=store,
+        ids=ids,
+        choose_zone=zones.choose,
+        zones=lambda: zones.names,
+        notify=notify,
+        resolver=sending.resolver,
+        events=events,
+        clock=clock,
+        secret=secrets.token_bytes(32),
+        pages=partial(_usage_pages, settings, context),
+        open_http=open_http,
+        srs=lambda: sending.srs,
+        webhooks=lambda: telling.webhooks,
+        orders=orders,
+        inherited=identity.inherited,
+        share_failure=share_failure,
+    )
+    journal = Journal(home / DIRECTORY / name_of(identity.index), clock)
+    operations = Operations(
+        store=store,
+        scheduler=scheduler,
+        settler=settler,
+        events=events,
+        clock=clock,
+        journal=journal,
+        orders_in_force=orders.ids,
+    )
+    parts = Parts(
+        context=context,
+        queue=queue,
+        zones=zones,
+        ids=ids,
+        scheduler=scheduler,
+        settler=settler,
+        sending=sending,
+        listeners=listeners,
+        telling=telling,
+        orders=orders,
+        operations=operations,
+        journal=journal,
+    )
+    answers = build_answers(parts)
+    board = build_board(settings, parts, lambda: assembled.surface(), answers)
+    readiness = ReadinessCheck(
+        probe=store.probe,
+        unhealthy=store.unhealthy,
+        accepting=lambda: bool(listeners.addresses),
+        draining=lambda: assembled.draining,
+        clock=clock,
+    )
+    endpoints = Endpoints(
+        context,
+        build_handler(
+            active,
+            parts,
+            board,
+            answers,
+            answers=PartAnswers(board.refresh, events.metrics.families, readiness),
+            history=history,
+        ),
+        settings=active,
+        board=board,
+        readiness=readiness,
+        submit=listeners.submit,
+        sandbox=sandbox,
+    )
+    is_first = identity.index == 0 and not identity.drains_spool
+    report = DailyReport(context, settler=settler, ids=ids, choose_zone=zones.choose, notify=notify)
+    assembled = worker = Worker(
+        settings=settings,
+        parts=parts,
+        endpoints=endpoints,
+        history=history,
+        report=report if is_first else None,
+        drop=_build_drop_directory(settings, context) if is_first else None,
+    )
+    _attach_metrics(worker, board)
+    return worker
+
+
+def _usage_pages(settings: Settings, context: WorkerContext) -> BookStore:
+    """Return the store in which the usage of users is counted. Raise StoreOpenError."""
+    shared = open_books(settings, context.environment)
+    if shared is not None:
+        return shared
+    # SQLite, for users with quotas only.
+    from zonerelay.inbound.limits.usage_file import UsageFile  # noqa: PLC0415
+
+    return UsageFile(settings.spool.path.parent, context.clock)
+
+
+def _build_drop_directory(settings: Settings, context: WorkerContext) -> DropDirectory:
+    return DropDirectory(
+        settings.sendmail.drop,
+        partial(hand_over, settings.listener),
+        keeps_keys=settings.spool.backend is not Backend.S3,
+        max_size=max(each.max_message_size for each in settings.listener),
+        hostname=context.hostname,
+        events=context.events,
+    )
+
+
+def _attach_metrics(worker: Worker, board: StatusBoard) -> None:
+    parts, index = worker.parts, worker.identity.index
+    metrics, store = worker.metrics, parts.queue.store
+    metrics.attach_orders(parts.orders.in_force)
+    metrics.attach_queue(board.queues, store.is_counted)
+    metrics.attach_store(index, store.unhealthy)
+    metrics.attach_space(index, lambda: board.free_space, space_guard(worker.settings.spool))
+    metrics.attach_captured(
+        lambda: None if (found := board.captured) is None else (found.messages, found.octets)
+    )
+    metrics.attach_destinations(board.destination_states)
+    metrics.attach_configuration(lambda: (worker.taken_up, worker.refused_at is None))
+    metrics.attach_restraint(lambda: parts.scheduler.throttled_seconds)
+    metrics.attach_sources(parts.sending.sources.penalty_counts)
+    metrics.declare_zones(parts.zones.names)
+
+
+async def _start(worker: Worker, stack: AsyncExitStack) -> None:
+    """Start each part, with its stop on the stack before."""
+    settings, identity, parts = worker.settings, worker.identity, worker.parts
+    stack.push_async_callback(parts.sending.close)
+    await parts.sending.start()
+    stack.push_async_callback(worker.endpoints.close)
+    await worker.endpoints.open()
+    stack.push_async_callback(worker.close_settler)
+    stack.push_async_callback(parts.telling.close)
+    await parts.telling.configure(settings)
+    stack.push_async_callback(worker.stop_scheduler)
+    await parts.scheduler.start()
+    stack.push_async_callback(parts.orders.stop)
+    parts.orders.start()
+    if worker.report is not None:
+        stack.push_async_callback(worker.report.close)
+        await worker.report.configure(settings)
+    clock_watch = ClockWatch(parts.operations, events=parts.context.events, clock=parts.context.clock)
+    stack.push_async_callback(clock_watch.stop)
+    clock_watch.start(worker.store.last_message_id())
+    await parts.queue.start(parts.scheduler, parts.sending.logins)
+    if not identity.drains_spool:
+        stack.push_async_callback(worker.close_listeners)
+        await parts.listeners.start(settings, _bind_for_submissions(settings, identity))
+    if worker.drop is not None:
+        stack.push_async_callback(worker.drop.stop)
+        worker.drop.start()
+
+
+def _bind_for_submissions(settings: Settings, identity: Identity) -> socket.socket | None:
+    """Bind where the supervisor has the address of [admin]. Raise ControlError."""
+    if not settings.admin.address or not identity.supervised:
+        return None
+    return bind(submission_socket_path(settings, identity.index))

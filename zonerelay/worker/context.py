@@ -1,0 +1,29 @@
+"""What the parts of a worker have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from zonerelay.model.clock import Clock
+from zonerelay.process.identity import Identity
+from zonerelay.routing.mta_sts.policies import HTTPS_PORT
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """`environment` may hold secrets (`config/credentials/secrets.py`); `policy_port` is the port of the
+    servers of MTA-STS policies.
+    """
+
+    hostname: str
+    identity: Identity
+    environment: Mapping[str, str]
+    redactor: Redactor
+    events: Events
+    clock: Clock
+    random: Random
+    policy_port: int = HTTPS_PORT
