@@ -1,0 +1,201 @@
+"""Messages in seven bits say what they said before, in ASCII and in lines that SMTP carries."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+from email.message import EmailMessage
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields
+from zonerelay.message.conversion.seven_bit import MAX_LINE, Plan, SevenBit, Survey
+
+READ = email.policy.default.clone(refold_source="none")
+EIGHT = email.policy.SMTPUTF8.clone(cte_type="8bit")
+
+
+def surveyed(octets: bytes, cut: int = 7) -> Plan:
+    survey = Survey()
+    for at in range(0, len(octets), cut):
+        survey.feed(octets[at : at + cut])
+    survey.finish()
+    return survey.plan
+
+
+def converted(octets: bytes, cut: int = 7) -> bytes:
+    writer = SevenBit(surveyed(octets, cut))
+    pieces = [writer.feed(octets[at : at + cut]) for at in range(0, len(octets), cut)]
+    return b"".join(pieces) + writer.finish()
+
+
+def said(octets: bytes) -> list[object]:
+    """What each part says, decoded."""
+    message = email.message_from_bytes(octets, policy=READ)
+    found: list[object] = []
+    for part in message.walk():
+        fields = [(name, " ".join(value.split())) for name, value in part.items()]
+        kept = [each for each in fields if not each[0].lower().startswith(("content-t", "mime-"))]
+        found.append((part.get_content_type(), part.get_filename(), kept))
+        if not part.is_multipart():
+            found.append(part.get_payload(decode=True))
+    return found
+
+
+def message(
+    body: bytes,
+    fields: str = "Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n",
+) -> bytes:
+    return b"From: Ann <ann@x.example>\r\nSubject: x\r\n" + fields.encode() + b"\r\n" + body
+
+
+TEXT = "Grüße aus Köln\r\nein = und ein Ende \r\n.\r\n..x\r\nFrom here\r\n".encode()
+
+BODIES = {
+    "text": message(TEXT),
+    "no end": message(TEXT + "ü".encode()),
+    "a long line": message(b"x" * 5000 + b"\r\n"),
+    "a longer line": message(b"=y " * 50_000 + "ü\r\n".encode()),
+    "a NUL": message(b"a\0b\r\n"),
+    "not UTF-8": message(b"caf\xe9\r\n", "Content-Type: text/plain; charset=iso-8859-1\r\n"),
+    "no MIME fields": message(TEXT, ""),
+    "no MIME fields, not UTF-8": message(b"caf\xe9\r\n", ""),
+    "octets": message(
+        bytes(range(256)).replace(b"\r", b"").replace(b"\n", b"") * 9 + b"\r\n", "Content-Type: image/png\r\n"
+    ),
+    "ASCII": message(b"plain\r\n"),
+    "an empty body": message(b""),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("cut", [1, 7, 1000, 1_000_000])
+def test_a_body_says_the_same(name: str, cut: int) -> None:
+    before = BODIES[name]
+    if cut == 1 and len(before) > 20_000:
+        cut = 333
+    after = converted(before, cut)
+    assert after.isascii()
+    assert max(map(len, after.split(b"\r\n"))) <= MAX_LINE
+    assert after == converted(before, 1_000_000)
+    assert said(after) == said(before)
+    assert surveyed(before).needed == (name not in ("ASCII", "an empty body"))
+
+
+def test_what_needs_nothing_keeps_every_octet() -> None:
+    octets = message(b"plain\r\n", "")
+    assert converted(octets) == octets
+
+
+def mixed() -> EmailMessage:
+    inner = EmailMessage(policy=EIGHT)
+    inner["Subject"] = "Über alles"
+    inner["From"] = "Jörg <j@x.example>"
+    inner.set_content("Ärger\n", cte="8bit")
+    outer = EmailMessage(policy=EIGHT)
+    outer["From"] = "Bücher GmbH <b@x.example>"
+    outer["To"] = 'Ann <a@x.example>, "Müller, Jörg" <m@x.example>'
+    outer["Subject"] = "Rechnung für Zoë =?utf-8?q?n=C3=A4?= ok"
+    outer.set_content("Grüße\n", cte="8bit")
+    outer.add_alternative("<p>Grüße " + "x" * 2000 + "</p>\n", subtype="html", cte="8bit")
+    outer.add_attachment(b"\xff\x00" * 400, "image", "png", filename="größe.png", cte="base64")
+    outer.add_attachment(inner)
+    outer.add_attachment("plain\n", filename="a.txt")
+    return outer
+
+
+@pytest.mark.parametrize("cut", [1, 13, 100_000])
+def test_parts_within_parts_say_the_same(cut: int) -> None:
+    before = mixed().as_bytes()
+    assert not before.isascii()
+    after = converted(before, cut)
+    assert after.isascii()
+    assert max(map(len, after.split(b"\r\n"))) <= MAX_LINE
+    assert said(after) == said(before)
+    assert b"8bit" not in after
+
+
+def test_octets_in_a_part_become_base64_and_its_delimiter_stays() -> None:
+    octets = message(
+        b"--b\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary\r\n\r\n"
+        b"\xff\xfe\r\n\r\n--b--\r\n",
+        "Content-Type: multipart/mixed; boundary=b\r\n",
+    )
+    after = converted(octets)
+    assert b"Content-Transfer-Encoding: base64\r\n\r\n//4NCg==\r\n--b--\r\n" in after
+    assert said(after) == said(octets)
+
+
+SIGNED = "Content-Type: multipart/signed; boundary=b\r\n"
+REFUSED = {
+    "a signature covers it": message(b"--b\r\n\r\n\xc3\xbc\r\n--b--\r\n", SIGNED),
+    "a signature covers its long line": message(b"--b\r\n\r\n" + b"x" * 999 + b"\r\n--b--\r\n", SIGNED),
+    "encoded and not ASCII": message(b"\xc3\xbc\r\n", "Content-Transfer-Encoding: quoted-printable\r\n"),
+    "outside of the parts": message(
+        b"\xc3\xbc\r\n--b\r\n\r\n--b--\r\n", "Content-Type: multipart/mixed; boundary=b\r\n"
+    ),
+    "an address": "From: Jörg <jörg@x.example>\r\n\r\n".encode(),
+    "an address in a domain": "To: j@bücher.example\r\n\r\n".encode(),
+    "an identifier": "Message-ID: <ü@x.example>\r\n\r\n".encode(),
+    "a group": "To: Bücher: a@x.example;\r\n\r\n".encode(),
+    "a header without an end": b"X: " + b"x" * 1_100_000,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_form_without_loss_is_refused(name: str) -> None:
+    with pytest.raises(NotConvertibleError):
+        converted(REFUSED[name], 5000)
+
+
+FIELDS = [
+    ("Subject: Grüße", "Grüße"),
+    ("Subject: Rechnung für Zoë Ängström", "Rechnung für Zoë Ängström"),
+    ("Subject: a ü b ö", "a ü b ö"),
+    ("Subject: =?utf-8?q?n=C3=A4?= ü =?utf-8?q?n?=", "nä ü n"),
+    ("Subject:\r\n Grüße\r\n zwei", "Grüße zwei"),
+    ("Subject: " + "ü" * 500, "ü" * 500),
+    ("X-Note: é", "é"),
+    ("From: Jörg <j@x.example>", "Jörg <j@x.example>"),
+    ("From: \"Müller, Jörg\" <j@x.example>", '"Müller, Jörg" <j@x.example>'),
+    ("To: Ann <a@x.example>, Jörg <j@x.example>", "Ann <a@x.example>, Jörg <j@x.example>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS)
+def test_a_field_says_the_same(field: str, value: str) -> None:
+    block = ascii_fields(f"{field}\r\n".encode())
+    assert block.isascii()
+    assert max(map(len, block.split(b"\r\n"))) <= 78
+    name = field.partition(":")[0]
+    assert email.message_from_bytes(block + b"\r\n", policy=READ)[name] == value
+
+
+def test_a_name_of_a_file_is_a_parameter_in_octets() -> None:
+    block = ascii_fields('Content-Disposition: attachment; filename="größe.txt"; size=3\r\n'.encode())
+    part = email.message_from_bytes(block + b"\r\n", policy=READ)
+    assert part.get_filename() == "größe.txt"
+    assert part["Content-Disposition"].params["size"] == "3"
+
+
+def test_text_in_an_unknown_charset_keeps_its_octets() -> None:
+    assert ascii_fields(b"Subject: caf\xe9\r\n") == b"Subject: =?unknown-8bit?b?Y2Fm6Q==?=\r\n"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lines=st.lists(
+        st.binary(max_size=1200).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"")), max_size=5
+    ),
+    kind=st.sampled_from(["text/plain", "text/html; charset=utf-8", "application/octet-stream", ""]),
+    cut=st.integers(1, 3000),
+)
+def test_any_body_comes_back(lines: list[bytes], kind: str, cut: int) -> None:
+    before = message(b"".join(line + b"\r\n" for line in lines), f"Content-Type: {kind}\r\n" if kind else "")
+    after = converted(before, cut)
+    assert after.isascii()
+    assert max(map(len, after.split(b"\r\n"))) <= MAX_LINE
+    payloads = [email.message_from_bytes(each).get_payload(decode=True) for each in (before, after)]
+    assert payloads[0] == payloads[1]

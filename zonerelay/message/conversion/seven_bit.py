@@ -1,0 +1,301 @@
+"""Writes a message in seven bits, piece by piece, whatever its size.
+
+A `Survey` reads the message once and finds out which parts have octets beyond ASCII, or lines that SMTP
+cannot carry; its `Plan` tells a `SevenBit` what to encode. Both walk over the parts by their boundaries (RFC
+2046 5.1), into messages within messages.
+
+- Texts become quoted-printable, other parts base64. A part that needs nothing keeps every octet.
+- Header sections of every part and inner message are written in ASCII (`fields`).
+- A message without MIME fields gets them: UTF-8 if its body is that, `unknown-8bit` (RFC 1428) otherwise.
+- What a signature covers (multipart/signed, multipart/encrypted), and a part that is encoded already and has
+  octets beyond ASCII all the same, is not changed: NotConvertibleError.
+
+Memory: one header section of at most `MAX_HEADER` octets, and one piece.
+"""
+
+from __future__ import annotations
+
+import binascii
+import codecs
+import email
+import re
+from dataclasses import dataclass, field
+
+from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields
+
+CRLF = b"\r\n"
+MAX_LINE = 998
+"""Octets of a line without its CRLF (RFC 5321 4.5.3.1.6)."""
+MAX_HEADER = 1024 * 1024
+"""Octets of the header section of a part. A longer one is not converted."""
+MAX_DEPTH = 64
+"""Parts within parts. RFC 2046 knows no limit; what is deeper is not converted."""
+_FRAGMENT = 16 * 1024
+"""Octets of a line without an end that are held."""
+_BASE64_LINE = 57
+
+_NO_ENCODING = frozenset(("", "7bit", "8bit", "binary"))
+_ENCODING = re.compile(
+    rb"(?:\A|(?<=\r\n))content-transfer-encoding[ \t]*+:[^\r]*+(?:\r\n[ \t][^\r]*+)*+\r\n", re.I
+)
+
+
+@dataclass(slots=True)
+class PartNeeds:
+    """What a part without parts needs: an encoding, and a charset in a message without MIME fields."""
+
+    encoding: bool = False
+    utf8: bool = True
+
+
+@dataclass(slots=True)
+class Plan:
+    """The needs of each part that has no parts itself, in their order."""
+
+    parts: list[PartNeeds] = field(default_factory=list)
+
+    @property
+    def needed(self) -> bool:
+        return any(part.encoding for part in self.parts)
+
+
+@dataclass(slots=True)
+class _Entity:
+    """The part that is read. `delimiter` of a multipart: CRLF, `--` and its boundary without the CRLF."""
+
+    is_text: bool = True
+    is_encoded: bool = False
+    is_covered: bool = False
+
+
+class _Walk:
+    """Calls `_header`, `_begin`, `_content` and `_end` for each part, and puts together what they return."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._at_line_start = True
+        self._header: bytearray | None = bytearray()
+        self._is_message = True
+        self._delimiters: list[bytes] = []
+        self._covered: list[bool] = []
+        self._entity: _Entity | None = None
+        self._leaf = -1
+
+    def feed(self, piece: bytes) -> bytes:
+        """Takes the next piece. Raises NotConvertibleError."""
+        data = self._rest + piece if self._rest else piece
+        *lines, rest = data.split(CRLF)
+        written = [self._whole_line(line) for line in lines]
+        # The cuts do not depend on the pieces: the octets must be the same each time.
+        while len(rest) >= _FRAGMENT + len(CRLF) and self._header is None:
+            written.append(self._line(rest[:_FRAGMENT]))
+            rest = rest[_FRAGMENT:]
+        if self._header is not None and len(self._header) + len(rest) > MAX_HEADER:
+            raise NotConvertibleError("a header is too long")
+        self._rest = rest
+        return b"".join(written)
+
+    def finish(self) -> bytes:
+        """Ends the message."""
+        written = self._line(self._rest) if self._rest else b""
+        if self._header is not None:
+            written += self._header_ended(b"")
+        return written + self._ended(by_delimiter=False)
+
+    def _whole_line(self, line: bytes) -> bytes:
+        """Takes a line without its CRLF."""
+        written = b""
+        while len(line) > _FRAGMENT and self._header is None:
+            written += self._line(line[:_FRAGMENT])
+            line = line[_FRAGMENT:]
+        return written + self._line(line + CRLF)
+
+    def _line(self, line: bytes) -> bytes:
+        """Takes a line with its CRLF, or a part of a line without."""
+        starts, self._at_line_start = self._at_line_start, line.endswith(CRLF)
+        if starts and line.startswith(b"--") and self._delimiters:
+            level = self._level(line)
+            if level is not None:
+                return self._delimited(line, *level)
+        if self._header is None:
+            return self._content(line)
+        if starts and line == CRLF:
+            return self._header_ended(CRLF)
+        self._header += line
+        if len(self._header) > MAX_HEADER:
+            raise NotConvertibleError("a header is too long")
+        return b""
+
+    def _level(self, line: bytes) -> tuple[int, bool] | None:
+        """Returns which multipart the delimiter belongs to, and whether it ends it."""
+        plain = line.rstrip()
+        for level in range(len(self._delimiters) - 1, -1, -1):
+            delimiter = self._delimiters[level]
+            if plain == delimiter or plain == delimiter + b"--":
+                return level, plain != delimiter
+        return None
+
+    def _delimited(self, line: bytes, level: int, last: bool) -> bytes:
+        written = self._header_ended(b"") if self._header is not None else b""
+        written += self._ended(by_delimiter=True)
+        kept = level if last else level + 1
+        del self._delimiters[kept:], self._covered[kept:]
+        if last:
+            self._outside()
+        else:
+            self._header, self._is_message = bytearray(), False
+        return written + line
+
+    def _header_ended(self, empty_line: bytes) -> bytes:
+        assert self._header is not None
+        block, self._header = bytes(self._header), None
+        fields = email.message_from_bytes(block)
+        kind, encoding = fields.get_content_type(), str(fields.get("Content-Transfer-Encoding", ""))
+        encoding = encoding.partition(";")[0].strip().lower()
+        boundary = fields.get_boundary() if fields.get_content_maintype() == "multipart" else None
+        covered = bool(self._covered) and self._covered[-1]
+        has_fields = "Content-Type" in fields
+        if boundary and empty_line:
+            if len(self._delimiters) >= MAX_DEPTH:
+                raise NotConvertibleError("the parts are too deep")
+            self._delimiters.append(b"--" + boundary.encode("utf-8", "surrogateescape"))
+            self._covered.append(covered or kind in ("multipart/signed", "multipart/encrypted"))
+            self._outside()
+            return self._part(block, encoding, covered) + empty_line
+        if kind in ("message/rfc822", "message/global") and encoding in _NO_ENCODING and empty_line:
+            self._header, self._is_message = bytearray(), True
+            return self._part(block, encoding, covered) + empty_line
+        self._leaf += 1
+        self._entity = _Entity(kind.startswith("text/"), encoding not in _NO_ENCODING, covered)
+        return self._leaf_part(block, has_fields) + empty_line
+
+    def _outside(self) -> None:
+        """Begins the lines before the first part or behind the last one."""
+        self._entity = None
+
+    def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
+        raise NotImplementedError
+
+    def _leaf_part(self, block: bytes, has_fields: bool) -> bytes:
+        raise NotImplementedError
+
+    def _content(self, line: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _ended(self, *, by_delimiter: bool) -> bytes:
+        raise NotImplementedError
+
+
+class Survey(_Walk):
+    """Reads a message and makes the plan of its conversion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = Plan()
+        self._line_length = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
+        if covered and not block.isascii():
+            raise NotConvertibleError("a signature covers a header that is not ASCII")
+        return b""
+
+    def _leaf_part(self, block: bytes, has_fields: bool) -> bytes:
+        self._line_length = 0
+        self._decoder.reset()
+        self.plan.parts.append(PartNeeds())
+        return self._part(block, "", self._entity is not None and self._entity.is_covered)
+
+    def _content(self, line: bytes) -> bytes:
+        entity, has_end = self._entity, line.endswith(CRLF)
+        length = self._line_length + len(line)
+        self._line_length = 0 if has_end else length
+        plain = line.isascii() and length <= MAX_LINE + 2 and b"\0" not in line
+        if entity is None:
+            if not plain:
+                raise NotConvertibleError("text outside of the parts is not ASCII")
+            return b""
+        needs = self.plan.parts[-1]
+        if not plain:
+            if entity.is_covered:
+                raise NotConvertibleError("a signature covers a part that is not ASCII")
+            if entity.is_encoded:
+                raise NotConvertibleError("a part that is encoded is not ASCII")
+            needs.encoding = True
+        if needs.utf8:
+            try:
+                self._decoder.decode(line)
+            except UnicodeDecodeError:
+                needs.utf8 = False
+        return b""
+
+    def _ended(self, *, by_delimiter: bool) -> bytes:
+        return b""
+
+
+class SevenBit(_Walk):
+    """Writes the message as the plan says."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+        self._encoding = ""
+        self._held = b""
+
+    def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
+        if not covered and encoding in ("8bit", "binary"):
+            block = _with_encoding(block, b"7bit")
+        return ascii_fields(block)
+
+    def _leaf_part(self, block: bytes, has_fields: bool) -> bytes:
+        assert self._entity is not None
+        needs = self._plan.parts[self._leaf]
+        self._encoding, self._held = "", b""
+        if needs.encoding:
+            self._encoding = "quoted-printable" if self._entity.is_text else "base64"
+            block = _with_encoding(block, self._encoding.encode())
+            if self._is_message and not has_fields:
+                charset = b"utf-8" if needs.utf8 else b"unknown-8bit"
+                block += b"Content-Type: text/plain; charset=" + charset + CRLF
+            if self._is_message and b"\r\nmime-version" not in b"\r\n" + block.lower():
+                block += b"MIME-Version: 1.0\r\n"
+        elif not (self._entity.is_encoded or self._entity.is_covered):
+            block = _with_encoding(block, b"7bit", only_present=True)
+        return ascii_fields(block)
+
+    def _content(self, line: bytes) -> bytes:
+        if self._entity is None or not self._encoding:
+            return line
+        if self._encoding == "base64":
+            self._held += line
+            # The last CRLF may belong to the delimiter that follows.
+            whole = (len(self._held) - len(CRLF)) // _BASE64_LINE * _BASE64_LINE
+            written, self._held = self._held[:whole], self._held[whole:]
+            return _base64(written)
+        has_end = line.endswith(CRLF)
+        text = _quoted_printable(line[:-2] if has_end else line)
+        return text + (CRLF if has_end else b"=\r\n")
+
+    def _ended(self, *, by_delimiter: bool) -> bytes:
+        held, self._held = self._held, b""
+        encoding, self._encoding = self._encoding, ""
+        if encoding != "base64":
+            return b""
+        return _base64(held.removesuffix(CRLF) if by_delimiter else held) or CRLF
+
+
+def _with_encoding(block: bytes, encoding: bytes, *, only_present: bool = False) -> bytes:
+    new = b"Content-Transfer-Encoding: " + encoding + CRLF
+    changed, count = _ENCODING.subn(b"", block)
+    return changed + new if count or not only_present else block
+
+
+def _quoted_printable(text: bytes) -> bytes:
+    return binascii.b2a_qp(text, istext=True).replace(b"=\n", b"=\r\n")
+
+
+def _base64(octets: bytes) -> bytes:
+    return b"".join(
+        binascii.b2a_base64(octets[at : at + _BASE64_LINE], newline=False) + CRLF
+        for at in range(0, len(octets), _BASE64_LINE)
+    )
