@@ -20,7 +20,7 @@ def progress() -> BatchProgress:
 
 
 def lacks(some: BatchProgress) -> None:
-    some.unsupported(some.open, NO_8BITMIME, Peer("mx.example.com"))
+    some.unsupported(some.open, NO_8BITMIME, Peer("mx.example.com"), for_now=False)
 
 
 def test_what_every_host_lacks_is_final() -> None:

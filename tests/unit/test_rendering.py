@@ -148,7 +148,7 @@ async def test_the_sender_is_rewritten_and_nothing_else() -> None:
 
 async def test_a_sender_too_long_for_srs_stays_and_the_log_says_so() -> None:
     setting = Setting(srs=SRS)
-    message = make_message(TEXT, sender=f"{'a' * 64}@example.org")
+    message = make_message(TEXT, sender=f"{'a' * 240}@example.org")
     rendered = await setting.render(ZoneSettings(srs=True), message)
     assert rendered.message.envelope.sender == message.envelope.sender
     [(event, fields)] = setting.log.events

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zonerelay.message.conversion.encoding import MAX_LINE, Plan, SevenBit, Survey
 from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields
-from zonerelay.message.conversion.seven_bit import MAX_LINE, Plan, SevenBit, Survey
 
 READ = email.policy.default.clone(refold_source="none")
 EIGHT = email.policy.SMTPUTF8.clone(cte_type="8bit")

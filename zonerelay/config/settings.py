@@ -68,7 +68,7 @@ from zonerelay.config.tables.outbound.rewrite import RewriteSettings, RewriteWhe
 from zonerelay.config.tables.outbound.route import RouteSettings
 from zonerelay.config.tables.outbound.source import SourceSettings
 from zonerelay.config.tables.outbound.srs import NOTE, SrsSettings, note_upgrade, srs_secrets, upgraded_at
-from zonerelay.config.tables.outbound.zone import DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
+from zonerelay.config.tables.outbound.zone import Convert, DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
 from zonerelay.config.tables.store.capture import CaptureSettings
 from zonerelay.config.tables.store.outbox import OutboxSettings
 from zonerelay.config.tables.store.postgres import PostgresSettings

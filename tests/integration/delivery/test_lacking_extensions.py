@@ -8,12 +8,15 @@ import pytest
 from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
-from tests.support.mail import Bodies, Names, make_batch, make_message, route_to
+from tests.support.mail import ZONE, Bodies, Names, make_message, route_to
+from tests.support.mail import make_batch as batch_in
 from tests.support.sink_conversation import Manners
-from zonerelay.config.settings import DeliverySettings
+from zonerelay.config.settings import Convert, DeliverySettings
 from zonerelay.delivery.batch.courier import MAX_LACKING
-from zonerelay.model.envelope import Body
+from zonerelay.model.envelope import Body, Message
 from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Route
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 TEXT = "Subject: x\r\n\r\nü\r\n".encode()
@@ -21,6 +24,11 @@ BUSY = Manners(greeting="421 busy")
 NO_8BIT = Manners(eight_bit_mime=False)
 NO_UTF8 = Manners(smtputf8=False)
 HELO_ONLY = Manners(esmtp=False)
+
+
+def make_batch(message: Message, route: Route) -> Batch:
+    """A batch of a zone that converts nothing; test_conversion.py has the others."""
+    return batch_in(message, route, replace(ZONE, convert=Convert.NEVER))
 
 
 async def test_eight_bit_content_is_declared_and_arrives_as_it_is(

@@ -1,9 +1,11 @@
 """The state of one batch during an attempt: its progress, its body, and the transaction for the next peer.
 
 The state decides which recipients a transaction names: those without a final answer, whom the peer's
-extensions can serve, and no more than the peer's limits (LIMITS, RFC 9422) allow. A message is never
-converted for a peer that lacks an extension, because a conversion breaks its signatures (RFC 6152 3 and RFC
-6531 3.6 leave the choice to the relay).
+extensions can serve, and no more than the peer's limits (LIMITS, RFC 9422) allow. For a peer that lacks
+8BITMIME or SMTPUTF8 the message is converted, if the zone says so (RFC 6152 3 and RFC 6531 3.6 leave the
+choice to the relay), and that form is sent from then on. What cannot be converted is returned, but in its
+first `PATIENCE` seconds only by a host that has taken mail: some hosts in front of others (greylisting
+daemons) offer less than those behind them.
 
 MAILMAX is `Session.max_transactions`. RCPTDOMAINMAX counts the domains of all recipients that were named on a
 connection (RFC 9422 4.3), accepted or not. A host that announces no RCPTDOMAINMAX gets one domain in a
@@ -23,14 +25,14 @@ from dataclasses import replace
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.auth.logins import NO_PASSWORDS
-from zonerelay.delivery.batch.offers import chunked
+from zonerelay.delivery.batch.extensions import chunked
 from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, BatchProgress
 from zonerelay.delivery.batch.transaction_io import SentBody
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.connection.session_limits import Suspect
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
-from zonerelay.delivery.rewrite.rendering import Rendered
+from zonerelay.delivery.rewrite.rendering import Rendered, Renderer
 from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -39,6 +41,8 @@ from zonerelay.routing.destinations.batch import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
 from zonerelay.smtp.client.script import needs_smtputf8
 from zonerelay.smtp.client.transaction import Transaction, too_large
+
+PATIENCE = 3600.0
 
 
 class NoTurnError(Exception):
@@ -54,7 +58,9 @@ class BatchState:
     address for its reputation.
     """
 
-    def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody, check_claim: CheckClaim) -> None:
+    def __init__(
+        self, terms: Terms, batch: Batch, read_body: ReadBody, check_claim: CheckClaim, *, now: float
+    ) -> None:
         self.batch = batch
         self.message = batch.message
         self.terms = terms
@@ -68,6 +74,8 @@ class BatchState:
         self.address_blamed = False
         self.left_out = False
         """True when the peer's limits kept a recipient out of the latest transaction."""
+        self._is_young = now < batch.message.envelope.created + PATIENCE
+        self._conversion_tried = False
         self.lacking = False
         """True when a peer lacks an extension that a recipient needs."""
         self.suspect: Suspect | None = None
@@ -81,6 +89,26 @@ class BatchState:
         """Sends this rendition instead of the stored message. Call it before anything is sent."""
         self.message, self._read_body = rendered.message, rendered.read_body
         self.body = SentBody(self._read_body, self.message, self._check_claim)
+
+    def wants_conversion(self, session: Session) -> bool:
+        """True when this peer takes the message in seven bits alone, and no conversion was tried."""
+        message, capabilities = self.message, session.capabilities
+        if self._conversion_tried:
+            return False
+        return (message.eight_bit and not capabilities.eight_bit_mime) or (
+            not capabilities.smtputf8 and message.envelope.sender.isascii() and needs_smtputf8(message)
+        )
+
+    async def convert(self, renderer: Renderer) -> None:
+        """Sends the message in seven bits from now on, if the zone allows it and nothing is lost. Raises
+        StoreError and RenderError.
+        """
+        self._conversion_tried = True
+        rendered = await renderer.in_seven_bits(self.batch.zone, self.batch.message)
+        if rendered is not None:
+            await self.body.close()
+            self.send(rendered)
+            await self.body.open()
 
     def transaction(self, session: Session) -> Transaction | None:
         """Returns the transaction for the open recipients that this peer can serve, `None` when there are
@@ -131,7 +159,7 @@ class BatchState:
         if not capabilities.smtputf8 and not self._is_ascii():
             servable = self._without_smtputf8(session)
         if message.eight_bit and not capabilities.eight_bit_mime:
-            progress.unsupported(servable, NO_8BITMIME, session.peer)
+            progress.unsupported(servable, NO_8BITMIME, session.peer, for_now=self._for_now(session))
             self.lacking = True
             return []
         return servable
@@ -140,9 +168,12 @@ class BatchState:
         wanted, needy = self.progress.open, self.progress.open
         if not needs_smtputf8(self.message):
             needy = [index for index in wanted if not self.batch.deliveries[index].recipient.isascii()]
-        self.progress.unsupported(needy, NO_SMTPUTF8, session.peer)
+        self.progress.unsupported(needy, NO_SMTPUTF8, session.peer, for_now=self._for_now(session))
         self.lacking = self.lacking or bool(needy)
         return [index for index in wanted if index not in needy] if needy else wanted
+
+    def _for_now(self, session: Session) -> bool:
+        return self._is_young and not session.has_taken_mail
 
     def _within_limits(self, servable: list[int], session: Session) -> list[int]:
         self.batch.rcptdomainmax = session.capabilities.limits.rcptdomainmax

@@ -14,8 +14,8 @@ Policies:
   deferral, because a second host would be asked to take what the first may have taken.
 - Every failure of a host is a deferral, a greeting with 5yz and a forbidden address included. Mail bounces
   only for a peer's 5yz to a recipient or the message, for a message beyond an announced SIZE (5.3.4), and
-  where every host of the route lacks an extension: 8-bit content without 8BITMIME (5.6.3), UTF-8 in addresses
-  or header fields without SMTPUTF8 (5.6.7).
+  where every host of the route lacks an extension and the message is not converted (`batch_state.py`): 8-bit
+  content without 8BITMIME (5.6.3), UTF-8 in addresses or header fields without SMTPUTF8 (5.6.7).
 - In a zone with sources the batch has one source, and a peer's refusal of the source's address is remembered
   with the source (`source/selection.py`). A refusal of the address bounces no mail and suspends no
   destination while another source is left: the next attempt uses that one. A source whose address this
@@ -24,7 +24,7 @@ Policies:
   the batch has one credential and uses connections that were logged in with it; while the log-in fails the
   batch waits (`auth/logins.py`). Where no credential is configured and the next hop wants a
   log-in, no mail bounces (`batch_state.py`).
-- A host that refuses BDAT or parameters that it offers gets mail without them for a day (`offers.py`).
+- A host that refuses BDAT or parameters that it offers gets mail without them for a day (`extensions.py`).
 - A message that demands TLS and a verified certificate (`require_tls`) has connections of its own where other
   mail demands less. A host that does not meet the demand defers this message alone (4.7.30).
 - When a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
@@ -48,7 +48,7 @@ from dataclasses import replace
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import BatchState, NoTurnError
-from zonerelay.delivery.batch.offers import REMEMBER_FOR, Offers
+from zonerelay.delivery.batch.extensions import REMEMBER_FOR, UsedExtensions
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
@@ -106,6 +106,7 @@ class SmtpCourier:
     ) -> None:
         self._sources = sources
         self._transcripts = transcripts
+        self._clock = clock
         self._logins = logins
         self._max_hosts = settings.max_hosts_per_attempt
         self._timeouts = phase_timeouts(settings)
@@ -120,7 +121,7 @@ class SmtpCourier:
         )
         self._skipped = skipped
         self._seen_skipped = ExpiringSet(clock, REMEMBER_FOR)
-        self._offers = Offers(clock)
+        self._extensions = UsedExtensions(clock)
         self._limits = SessionLimits(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
         self.granted, self.relieve = self._pool.granted, self._pool.relieve
@@ -133,9 +134,9 @@ class SmtpCourier:
         lines = []
         if (most := self._limits.most(address)) is not None:
             lines.append(f"a connection ends after {most} messages: the host refused more")
-        if trouble := self._offers.trouble(address):
+        if trouble := self._extensions.trouble(address):
             lines.append(f"it gets DATA instead of BDAT for a day: {trouble}")
-        if self._offers.few_parameters(address):
+        if self._extensions.few_parameters(address):
             lines.append("it gets few parameters of MAIL and RCPT for a day: it refused some that it offers")
         return tuple(lines)
 
@@ -145,7 +146,8 @@ class SmtpCourier:
         """
         route = named_after(batch.deliveries, batch.route, batch.zone)
         terms = Terms(batch.zone, route, ANY_CONNECTION)
-        state = BatchState(terms, batch, self._read_body, self._check_claim)
+        now = self._clock.now()
+        state = BatchState(terms, batch, self._read_body, self._check_claim, now=now)
         progress = state.progress
         try:
             await self._carry(state)
@@ -284,7 +286,7 @@ class SmtpCourier:
         if terms.key.source is not None:
             self._sources.bound(terms.key.source, ip)
         self._report_skipped(session, session.skipped)
-        self._offers.allow(session)
+        self._extensions.allow(session)
         self._limits.apply(session)
         return session
 
@@ -420,6 +422,8 @@ class SmtpCourier:
             while session.transactions < session.max_transactions:
                 if state.body.spent:
                     await state.reopen_body()
+                if state.wants_conversion(session):
+                    await state.convert(self._renderer)
                 transaction = state.transaction(session)
                 if transaction is None:
                     break
@@ -431,7 +435,7 @@ class SmtpCourier:
                 state.record(transaction, session, suspect=self._is_suspect(transaction, session, state))
                 if state.terms.key.source is not None:
                     self._hear(transaction, session, state)
-                self._offers.learn(session, transaction)
+                self._extensions.learn(session, transaction)
                 more = state.left_out or transaction.again or (transaction.delivered and transaction.overflow)
                 self._report_skipped(session, protocol.skipped)
                 if transaction.closing or not more:

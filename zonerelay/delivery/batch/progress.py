@@ -20,6 +20,8 @@ CLOSING = 421
 NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the message needs")
 NO_SMTPUTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header need")
 
+MAY_CHANGE = "it has taken no mail from here yet and is asked again for an hour"
+
 
 class BatchProgress:
     """Outcomes of a batch's deliveries, by their position in the batch."""
@@ -85,13 +87,14 @@ class BatchProgress:
             Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
         )
 
-    def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer) -> None:
+    def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer, *, for_now: bool) -> None:
         """Notes that this host lacks what the recipients need. The bounce is final only when every host of
-        the route does.
+        the route does. `for_now`: the host may offer more later, so that they are deferred.
         """
-        outcome = Outcome(
-            Verdict.BOUNCED, reply, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True
-        )
+        verdict = Verdict.BOUNCED
+        if for_now:
+            verdict, reply = Verdict.DEFERRED, Reply(451, reply.detail, f"{reply.text}; {MAY_CHANGE}")
+        outcome = Outcome(verdict, reply, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True)
         for index in indices:
             if self._tentative[index] is None:
                 self._tentative[index] = outcome

@@ -93,6 +93,8 @@ class Session:
     """True when BDAT is used instead of DATA."""
     bdat_taken: bool = False
     """True when the peer has taken a BDAT on this connection."""
+    has_taken_mail: bool = False
+    """True when the peer has taken a message lately, on this connection or another."""
     proof: Proof = IN_CLEAR
     skipped: str = ""
     """A line without a code among the replies before the first transaction."""

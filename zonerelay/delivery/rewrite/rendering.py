@@ -12,6 +12,8 @@ Policies:
 - A message that cannot be changed (a header without an end, a sender that becomes too long) is sent
   unchanged, and the log says so. Where the zone requires a signature, the message waits instead.
 - A body without a stored hash (our own reports, mail from before there were keys) is read once more.
+- For hosts without 8BITMIME or SMTPUTF8 a message is converted first (`rewrite/conversion.py`), then changed
+  and signed. A signature of its author would break, so the zone decides about such mail (`convert`).
 
 Raises StoreError when the store does, and RenderError with the deferral's reply. The caller makes a deferral
 of any other exception.
@@ -25,9 +27,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from zonerelay.config.settings import DkimMode, ZoneSettings
+from zonerelay.config.settings import Convert, DkimMode, ZoneSettings
+from zonerelay.delivery.rewrite.conversion import Conversion, conversion_of
 from zonerelay.delivery.rewrite.signing import Signing
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody, StoredPieces
+from zonerelay.message.conversion.fields import NotConvertibleError
 from zonerelay.message.dkim.authors import author_domain
 from zonerelay.message.dkim.signature import DkimKey
 from zonerelay.message.header.edits import edit_header
@@ -54,7 +58,7 @@ MAX_COMPLAINTS = 1000
 
 SIGNED, NO_KEY, FAILED = "signed", "no_key", "failed"
 
-_Key = tuple[MessageId, str]
+_Key = tuple[MessageId, str, bool]
 
 
 class RenderError(Exception):
@@ -79,7 +83,7 @@ class Rendered:
     read_body: ReadBody
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """The changes of one zone."""
 
@@ -104,8 +108,11 @@ class _Rendition:
     skipped: int
     sender: Mailbox
     until: float
+    conversion: Conversion | None
 
     def of(self, message: Message) -> Message:
+        if self.conversion is not None:
+            message = self.conversion.of(message)
         envelope, header = message.envelope, self.header
         if self.sender != envelope.sender:
             envelope = replace(envelope, sender=self.sender)
@@ -156,13 +163,28 @@ class Renderer:
         """Returns the zone's rendition of the message. Raises StoreError and RenderError."""
         if not self.changes(zone):
             return Rendered(message, self._read_body)
-        _, plan = self._plans[zone.name]
-        assert plan is not None
-        key = (message.id, zone.name)
+        return await self._of_plan(zone, message, seven_bit=False)
+
+    async def in_seven_bits(self, zone: ZoneSettings, message: Message) -> Rendered | None:
+        """Returns the zone's rendition of the message in seven bits, `None` when the zone wants none or none
+        is without a loss. Raises StoreError and RenderError.
+        """
+        if zone.convert is Convert.NEVER:
+            return None
+        self.changes(zone)
+        try:
+            return await self._of_plan(zone, message, seven_bit=True)
+        except NotConvertibleError as error:
+            self._events.sent_unchanged(message.id, zone.name, f"no form in seven bits: {error}")
+            return None
+
+    async def _of_plan(self, zone: ZoneSettings, message: Message, *, seven_bit: bool) -> Rendered:
+        plan = self._plans[zone.name][1] or _Plan(zone, (), (), None, None)
+        key = (message.id, zone.name, seven_bit)
         while (rendition := self._known(key, plan)) is None:
             other = self._rendering.get(key)
             if other is None:
-                return await self._make(plan, message)
+                return await self._make(plan, message, key)
             await asyncio.wait([other])  # if the other task failed, this one tries
         return self._rendered(message, rendition)
 
@@ -178,7 +200,7 @@ class Renderer:
 
     def _is_current(self, plan: _Plan) -> bool:
         known = self._plans.get(plan.zone.name)
-        return known is not None and known[1] is plan
+        return known is not None and known[1] == plan
 
     # Kept renditions.
 
@@ -186,7 +208,7 @@ class Renderer:
         rendition = self._kept.get(key)
         if rendition is None:
             return None
-        if rendition.plan is not plan or rendition.until < self._clock.monotonic():
+        if rendition.plan != plan or rendition.until < self._clock.monotonic():
             self._forget(key)
             return None
         self._kept.move_to_end(key)
@@ -207,26 +229,35 @@ class Renderer:
         self, message: Message, rendition: _Rendition, ahead: StoredPieces | None = None
     ) -> Rendered:
         """`ahead`: the part of the body that was read already, for the first reader."""
+        read = self._reader(rendition.conversion)
 
         def read_body(message_id: MessageId) -> AsyncIterator[bytes]:
             nonlocal ahead
             pieces, ahead = ahead, None
             if pieces is None:
-                pieces = StoredPieces(self._read_body(message_id))
+                pieces = StoredPieces(read(message_id))
             return pieces.spliced(rendition.header, rendition.skipped)
 
         return Rendered(rendition.of(message), read_body)
 
-    async def _make(self, plan: _Plan, message: Message) -> Rendered:
-        key = (message.id, plan.zone.name)
+    def _reader(self, conversion: Conversion | None) -> ReadBody:
+        return self._read_body if conversion is None else conversion.reader(self._read_body)
+
+    async def _make(self, plan: _Plan, message: Message, key: _Key) -> Rendered:
         done = self._rendering[key] = asyncio.get_running_loop().create_future()
-        pieces = StoredPieces(self._read_body(message.id))
+        pieces = None
         try:
-            rendition = await self._rendition(plan, message, pieces)
+            conversion = None
+            if key[2]:
+                always = plan.zone.convert is Convert.ALWAYS
+                conversion = await conversion_of(message.id, self._read_body, signed_too=always)
+            pieces = StoredPieces(self._reader(conversion)(message.id))
+            rendition = await self._rendition(plan, message, pieces, conversion)
             if not pieces.intact:
                 await pieces.close()
         except BaseException:
-            await pieces.close()
+            if pieces is not None:
+                await pieces.close()
             raise
         finally:
             del self._rendering[key]
@@ -235,7 +266,11 @@ class Renderer:
             self._keep(key, rendition)
         return self._rendered(message, rendition, pieces if pieces.intact else None)
 
-    async def _rendition(self, plan: _Plan, message: Message, pieces: StoredPieces) -> _Rendition:
+    async def _rendition(
+        self, plan: _Plan, message: Message, pieces: StoredPieces, conversion: Conversion | None
+    ) -> _Rendition:
+        if conversion is not None:
+            message = conversion.of(message)
         now, until = self._clock.now(), self._clock.monotonic() + KEEP_FOR
         sender = self._sender(plan, message, now)
         old = new = b""
@@ -250,7 +285,7 @@ class Renderer:
                 new = await self._signature(plan, message, pieces, new, now) + new
                 if new == old:
                     old = new = b""
-        return _Rendition(plan, new, len(old), sender, until)
+        return _Rendition(plan, new, len(old), sender, until, conversion)
 
     def _sender(self, plan: _Plan, message: Message, now: float) -> Mailbox:
         sender = message.envelope.sender

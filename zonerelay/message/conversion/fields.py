@@ -25,8 +25,8 @@ _WORD_OCTETS = 42
 """Octets in one encoded word, in base64 with its frame within the 75 characters of RFC 2047 2."""
 
 _ADDRESSES = frozenset(
-    b"from sender reply-to to cc bcc errors-to disposition-notification-to return-receipt-to mail-followup-to "
-    b"resent-from resent-sender resent-reply-to resent-to resent-cc resent-bcc".split()
+    b"from sender reply-to to cc bcc errors-to disposition-notification-to return-receipt-to "
+    b"mail-followup-to resent-from resent-sender resent-reply-to resent-to resent-cc resent-bcc".split()
 )
 _PARAMETERS = frozenset((b"content-type", b"content-disposition"))
 _TEXTS = re.compile(rb"subject|comments|keywords|organi[sz]ation|thread-topic|content-description|x-.*")

@@ -82,7 +82,7 @@ class S3Store:
         self._alerts: Alerts | None = None
         if settings.queue_url:
             self._alerts = Alerts(objects.bucket, heard=self._heard, has_room=self._has_room)
-        self._offers = 0
+        self._extensions = 0
         self._left: set[MessageId] = set()
         self._heard_offers: dict[str, int] = {}
         self._next_walk = 0.0
@@ -156,7 +156,7 @@ class S3Store:
         return self._nodes.session if self._has_room() or not self._nodes.company() else ""
 
     def _offered(self, message_id: MessageId) -> None:
-        self._offers += 1
+        self._extensions += 1
         self._left.add(message_id)
         if self._alerts is not None:
             self._alerts.offer(message_id)
@@ -176,7 +176,7 @@ class S3Store:
     # --- what the keeper tells
 
     def _tell(self) -> LeaseRecord:
-        return self._reader.lease(self._offers, self._clock.now())
+        return self._reader.lease(self._extensions, self._clock.now())
 
     async def _recovered(self) -> None:
         """Settles doubtful messages, now that the service is there again."""

@@ -62,6 +62,12 @@ class DkimMode(enum.StrEnum):
     REQUIRED = "required"
 
 
+class Convert(enum.StrEnum):
+    UNSIGNED = "unsigned"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class InDoubt(enum.StrEnum):
     RETRY = "retry"
     HOLD = "hold"
@@ -196,6 +202,11 @@ class ZoneSettings:
     """Send messages of up to 64 KB with BDAT (RFC 3030) to servers that offer CHUNKING: no line end in them
     can be taken for the end of the message. A server that does not know BDAT, does not answer it or refuses
     one gets DATA for a day; `zonerelay explain` says so.
+    """
+    convert: Convert = choice(Convert.UNSIGNED)
+    """Which mail is written in seven bits for servers without 8BITMIME or SMTPUTF8, with encoded words in the
+    header and bodies in quoted-printable or base64: messages that their author has not signed with DKIM, all
+    (that breaks such a signature), or none. Addresses beyond ASCII need SMTPUTF8 in any case.
     """
 
     @property

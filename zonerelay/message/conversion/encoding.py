@@ -192,10 +192,14 @@ class Survey(_Walk):
     def __init__(self) -> None:
         super().__init__()
         self.plan = Plan()
+        self.signed = False
+        """True when the message has a DKIM signature of its author or of another relay."""
         self._line_length = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
+        if self._is_message:
+            self.signed = self.signed or b"\r\ndkim-signature:" in b"\r\n" + block.lower()
         if covered and not block.isascii():
             raise NotConvertibleError("a signature covers a header that is not ASCII")
         return b""

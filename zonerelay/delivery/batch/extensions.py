@@ -25,12 +25,13 @@ from zonerelay.smtp.client.transaction import BdatTrouble, Transaction
 REMEMBER_FOR = 24 * 3600.0
 
 
-class Offers:
+class UsedExtensions:
     """One per worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._without_bdat = {trouble: ExpiringSet(clock, REMEMBER_FOR) for trouble in BdatTrouble}
         self._few_parameters = ExpiringSet(clock, REMEMBER_FOR)
+        self._took_mail = ExpiringSet(clock, REMEMBER_FOR)
 
     def trouble(self, address: str) -> str:
         """Returns why a host (`ip:port`) gets DATA instead of BDAT, `""` if it does not."""
@@ -43,6 +44,7 @@ class Offers:
     def allow(self, session: Session) -> None:
         """Settles what a new session uses."""
         address = session.peer.address
+        session.has_taken_mail = address in self._took_mail
         if self.few_parameters(address):
             session.capabilities = replace(session.capabilities, few_parameters=True)
         session.chunking = (
@@ -58,6 +60,9 @@ class Offers:
             session.capabilities = replace(session.capabilities, few_parameters=True)
         elif session.capabilities.few_parameters and transaction.delivered:
             self._few_parameters.add(session.peer.address)
+        if transaction.delivered and not session.has_taken_mail:
+            session.has_taken_mail = True
+            self._took_mail.add(session.peer.address)
         if not session.chunking:
             return
         if transaction.trouble is not None:

@@ -1,0 +1,146 @@
+"""Mail that a host cannot take as it is goes in seven bits, signed as it is sent, or waits for an hour."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.support.mail import ZONE, Bodies, make_batch, make_message, route_to
+from tests.support.sink_conversation import Manners
+from zonerelay.config.settings import Convert
+from zonerelay.delivery.batch.batch_state import PATIENCE
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Message
+from zonerelay.model.outcome import Verdict
+
+D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
+TEXT = "From: Jörg <j@example.org>\r\nSubject: Grüße\r\n\r\nGrüße\r\n".encode()
+LONG = TEXT + "Grüße und mehr\r\n".encode() * 20_000
+SIGNED = b"DKIM-Signature: v=1; d=example.org; b=x\r\n" + TEXT
+NO_8BIT = Manners(eight_bit_mime=False)
+NO_UTF8 = Manners(smtputf8=False)
+NEITHER = Manners(smtputf8=False, eight_bit_mime=False)
+HELO_ONLY = Manners(esmtp=False)
+
+
+def declared(octets: bytes, **more: object) -> Message:
+    message = make_message(octets, eight_bit=True, smtputf8=True, **more)  # type: ignore[arg-type]
+    return replace(message, headers=(("Subject", "Grüße"),))
+
+
+@pytest.mark.parametrize("octets", [TEXT, LONG])
+@pytest.mark.parametrize("manners", [NO_8BIT, NO_UTF8, NEITHER, HELO_ONLY, replace(NEITHER, chunking=True)])
+async def test_a_host_that_takes_less_gets_the_same_in_seven_bits(
+    start_sink: StartSink, start_courier: StartCourier, manners: Manners, octets: bytes
+) -> None:
+    sink = await start_sink(manners)
+    courier = start_courier(Bodies(octets))
+    for _ in range(2):
+        batch = make_batch(declared(octets), route_to(sink.port))
+        [outcome] = await courier.deliver(batch)
+        assert outcome.verdict is D, outcome.reply
+    got = sink.messages[-1]
+    assert got.body.isascii()
+    assert "BODY" not in got.parameters
+    assert "SMTPUTF8" not in got.parameters
+    assert "SIZE" not in got.parameters or f"SIZE={len(got.body)}" in got.parameters
+    message = email.message_from_bytes(got.body, policy=email.policy.default)
+    assert (message["Subject"], str(message["From"])) == ("Grüße", "Jörg <j@example.org>")
+    assert message.get_payload(decode=True) == octets.partition(b"\r\n\r\n")[2]
+    assert sink.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("octets", "convert", "verdict"),
+    [
+        (TEXT, Convert.UNSIGNED, D),
+        (TEXT, Convert.NEVER, B),
+        (SIGNED, Convert.UNSIGNED, B),
+        (SIGNED, Convert.ALWAYS, D),
+    ],
+)
+async def test_the_zone_decides_about_signed_mail(
+    start_sink: StartSink,
+    start_courier: StartCourier,
+    octets: bytes,
+    convert: Convert,
+    verdict: Verdict,
+) -> None:
+    sink = await start_sink(NEITHER)
+    courier = start_courier(Bodies(octets))
+    batch = make_batch(declared(octets), route_to(sink.port), replace(ZONE, convert=convert))
+    [outcome] = await courier.deliver(batch)
+    assert outcome.verdict is verdict
+
+
+async def test_a_host_that_takes_everything_gets_what_was_sent(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain, capable = await start_sink(NEITHER), await start_sink()
+    courier = start_courier(Bodies(SIGNED))
+    [outcome] = await courier.deliver(make_batch(declared(SIGNED), route_to(plain.port, capable.port)))
+    assert outcome.verdict is D
+    assert capable.messages[0].body == SIGNED
+
+
+async def test_an_address_beyond_ascii_is_not_converted_but_others_of_the_message_are(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(NEITHER)
+    message = declared(TEXT, recipients=["a@example.com", "ü@example.com"])
+    outcomes = await start_courier(Bodies(TEXT)).deliver(make_batch(message, route_to(sink.port)))
+    assert [each.verdict for each in outcomes] == [D, B]
+    assert outcomes[1].reply.status == "5.6.7"
+    assert sink.messages[0].recipients == ("a@example.com",)
+
+
+async def test_what_cannot_be_converted_waits_an_hour_for_a_host_that_has_taken_no_mail(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(NEITHER)
+    clock = ManualClock()
+    courier = start_courier(Bodies(SIGNED), clock=clock)
+    message = declared(SIGNED)
+    message = replace(message, envelope=replace(message.envelope, created=clock.now()))
+    batch = make_batch(message, route_to(sink.port))
+    [outcome] = await courier.deliver(batch)
+    assert (outcome.verdict, outcome.reply.code, outcome.reply.status) == (F, 451, "4.6.7")
+    clock.advance(PATIENCE + 1)
+    [outcome] = await courier.deliver(batch)
+    assert (outcome.verdict, outcome.reply.status) == (B, "5.6.7")
+    young = replace(message, envelope=replace(message.envelope, created=clock.now()))
+    [outcome] = await courier.deliver(make_batch(young, route_to(sink.port)))
+    assert outcome.verdict is F
+    [outcome] = await start_courier(clock=clock).deliver(make_batch(make_message(), route_to(sink.port)))
+    assert outcome.verdict is D
+
+
+async def test_a_host_that_has_taken_mail_is_believed_at_once(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(NEITHER)
+    clock = ManualClock()
+    plain = b"Subject: x\r\n\r\n" + b"x" * (len(SIGNED) - 14)
+    bodies = Bodies(plain)
+    courier = start_courier(bodies, clock=clock)
+    [outcome] = await courier.deliver(make_batch(make_message(plain), route_to(sink.port)))
+    assert outcome.verdict is D
+    bodies.body = SIGNED
+    message = declared(SIGNED)
+    message = replace(message, envelope=replace(message.envelope, created=clock.now()))
+    [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
+    assert (outcome.verdict, outcome.reply.status) == (B, "5.6.7")
+
+
+async def test_readers_are_closed_whatever_happens(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(NEITHER)
+    bodies = Bodies(LONG, fails_after=2)
+    [outcome] = await start_courier(bodies).deliver(make_batch(declared(LONG), route_to(sink.port)))
+    assert outcome.verdict is F
+    assert bodies.open_now == 0
