@@ -14,22 +14,25 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.crew import AT_ONCE, client_of, relay_of, run, status, until_running
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.sink import Sink
-from zonerelay.control.messages.answers import ActRow, Changed, DeliveryRow
-from zonerelay.control.messages.requests import (
+from zonerelay.operations.answers import ActRow, Changed, DeliveryRow
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import (
+    CHANGES,
     Acts,
     ChangeVerb,
-    QueueChange,
+    Hold,
     QueueList,
     Request,
+    Reroute,
     Undo,
 )
-from zonerelay.control.socket.errors import ControlError
 
 MESSAGES, RECIPIENTS = 8, 300
 Queue = dict[tuple[str, str], tuple[str, str, float]]
@@ -70,7 +73,7 @@ def _kill_and_undo(relay: RelayProcess) -> None:
     assert "zonerelay undo" in held.stderr
     before = _queue(relay)
     assert Counter(state for state, _, _ in before.values())["held"] == MESSAGES * RECIPIENTS // 3
-    _killed(relay, QueueChange(action="hold", everything=True, reason="peer is down"))
+    _killed(relay, Hold(everything=True, reason="peer is down"))
     assert before.keys() == _queue(relay).keys()
     _undo(relay, _last(relay).act)
     assert _queue(relay) == before
@@ -91,7 +94,7 @@ def _kill_and_undo(relay: RelayProcess) -> None:
 def _kill_and_undo_reroute(relay: RelayProcess) -> None:
     _change(relay, "hold")
     before = _queue(relay)
-    _killed(relay, QueueChange(action="reroute", everything=True, to_zone="other"))
+    _killed(relay, Reroute(everything=True, to_zone="other"))
     assert before.keys() == _queue(relay).keys()
     _undo(relay, _last(relay).act)
     assert _queue(relay) == before
@@ -143,7 +146,8 @@ def _queue(relay: RelayProcess) -> Queue:
 
 
 def _change(relay: RelayProcess, verb: ChangeVerb, to_zone: str = "", at: float | None = None) -> str:
-    request = QueueChange(action=verb, everything=True, to_zone=to_zone, at=at)
+    more = {name: value for name, value in {"to_zone": to_zone, "at": at}.items() if value}
+    request = msgspec.convert({"everything": True, **more}, CHANGES[verb])
     changed = client_of(relay).ask(request, Changed)
     assert changed.busy == 0
     return changed.act

@@ -38,7 +38,7 @@ from tests.support.redis_server import shared_server
 from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.config.settings import Backend
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.operations.errors import ControlError
 
 CLIENTS = 4
 PAUSE = 0.8

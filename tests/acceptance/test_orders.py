@@ -13,8 +13,8 @@ import pytest
 from tests.support.crew import AT_ONCE, client_of, pid_of, relay_of, run, status, until_running
 from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
-from zonerelay.control.messages.answers import DeliveryRow, OrderGiven, OrdersEnded
-from zonerelay.control.messages.requests import QueueList
+from zonerelay.operations.answers import DeliveryRow, OrderGiven, OrdersEnded
+from zonerelay.operations.requests import QueueList
 
 
 @pytest.mark.proof

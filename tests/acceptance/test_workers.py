@@ -32,8 +32,8 @@ from tests.support.regulars import Regulars
 from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
-from zonerelay.control.messages.answers import Changed, DeliveryRow, MessageDetail
-from zonerelay.control.messages.requests import ChangeVerb, QueueChange, QueueList, QueueShow
+from zonerelay.operations.answers import Changed, DeliveryRow, MessageDetail
+from zonerelay.operations.requests import CHANGES, ChangeVerb, QueueList, QueueShow
 
 
 async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(
@@ -204,7 +204,7 @@ def _listed(relay: RelayProcess) -> list[str]:
 
 
 def _change(relay: RelayProcess, verb: ChangeVerb) -> Changed:
-    return client_of(relay).ask(QueueChange(action=verb, everything=True), Changed)
+    return client_of(relay).ask(CHANGES[verb](everything=True), Changed)
 
 
 async def test_workers_end_when_their_supervisor_is_killed_and_the_next_one_goes_on(

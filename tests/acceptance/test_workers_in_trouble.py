@@ -30,9 +30,10 @@ from tests.support.sink import Sink
 from tests.support.sink_conversation import Received
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
-from zonerelay.control.messages.answers import Changed, DeliveryRow, End, MessageDetail, ZoneStatus
-from zonerelay.control.messages.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
-from zonerelay.control.socket.errors import NotFoundError
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.operations.answers import Changed, DeliveryRow, End, MessageDetail, ZoneStatus
+from zonerelay.operations.errors import NotFoundError
+from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, QueueList, QueueShow
 
 PATIENT = "30s"
 """Nobody is taken for hung, and nothing is cut off, because the machine is busy."""
@@ -105,7 +106,7 @@ def _reload(relay: RelayProcess, outcome: str, times: int) -> None:
 
 
 def _change(relay: RelayProcess, verb: ChangeVerb, chosen: Filter) -> int:
-    found = client_of(relay).ask(QueueChange(action=verb, filter=chosen), Changed)
+    found = client_of(relay).ask(CHANGES[verb](filter=chosen), Changed)
     assert (found.matched, found.busy) == (found.changed, 0)
     return found.changed
 
@@ -157,8 +158,8 @@ def _operate(relay: RelayProcess) -> None:
     three, four = Filter(domain="d3.example"), Filter(domain="d4.example")
     assert _change(relay, "hold", three) == 90
     assert (_zone(relay).held, _zone(relay).deferred) == (90, 360)
-    assert {row.domain for row in _rows(relay, Filter(state="held"))[0]} == {"d3.example"}
-    assert _change(relay, "drop", Filter(state="held", recipient="u3@*")) == 15
+    assert {row.domain for row in _rows(relay, Filter(state=DeliveryState.HELD))[0]} == {"d3.example"}
+    assert _change(relay, "drop", Filter(state=DeliveryState.HELD, recipient="u3@*")) == 15
     assert _change(relay, "release", three) == 75
     assert _zone(relay).held == 0
     assert _change(relay, "drop", four) == 90

@@ -13,11 +13,12 @@ import pytest
 from tests.support.queueing import DEFERRED, DELIVERED, Relay
 from zonerelay.config.settings import RetrySettings, RouteSettings, TlsMode, ZoneSettings
 from zonerelay.control.acts import OperatorActs
-from zonerelay.control.messages.answers import ActRow, Changed
-from zonerelay.control.messages.requests import Acts, Filter, QueueChange, Undo
-from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.operations.answers import ActRow, Changed
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError, NotFoundError
+from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
 from zonerelay.queue.operator.journal import KEPT, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.routing.zones.zones import Zones
@@ -44,17 +45,18 @@ class Desk:
     relay: Relay
     acts: OperatorActs
 
-    async def change(self, action: str, who: str = "ann", **more: object) -> Changed:
+    async def change(self, action: ChangeVerb, who: str = "ann", **more: object) -> Changed:
         wanted = Filter(**more.pop("filter", {}))  # type: ignore[arg-type]  # by name
-        request = QueueChange(action=action, filter=wanted, everything=True, **more)  # type: ignore[arg-type]
-        return await self.acts.change(request, who, Progress())
+        request = CHANGES[action](filter=wanted, everything=True, **more)  # type: ignore[arg-type]
+        return await self.acts.change(request, Call(request=request, caller=who), Progress())
 
     async def undo(self, changed: Changed | str) -> Changed:
         act = changed if isinstance(changed, str) else changed.act
-        return await self.acts.undo(Undo(undoes=act), "bob", Progress())
+        request = Undo(undoes=act)
+        return await self.acts.undo(request, Call(request=request, caller="bob"), Progress())
 
     async def rows(self) -> list[ActRow]:
-        return await self.acts.rows(Acts())
+        return await self.acts.rows(100)
 
     async def of(self, name: str) -> Delivery:
         (found,) = [each for each in await self.relay.stored() if each.recipient.startswith(name)]

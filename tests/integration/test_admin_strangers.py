@@ -32,12 +32,12 @@ from zonerelay.config.credentials.identities import (
     token_of,
 )
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
-from zonerelay.control.messages.answers import End, MailEvent
-from zonerelay.control.messages.requests import Request, Tail, Transcript
-from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.server import Answer
+from zonerelay.control.runner import Answer
 from zonerelay.inbound.cleanup.submit import Refused
 from zonerelay.model.clock import SystemClock
+from zonerelay.operations.answers import End, MailEvent
+from zonerelay.operations.errors import UnavailableError
+from zonerelay.operations.requests import Request, Tail, Transcript
 from zonerelay.routing.zones.networks import Networks
 
 FORM = "application/x-www-form-urlencoded"
@@ -51,7 +51,7 @@ class Events:
 
     async def handle(self, request: Request, answer: Answer) -> End:
         if not isinstance(request, Tail | Transcript):
-            raise ControlError("no answer")
+            raise UnavailableError("no answer")
         while True:
             await answer.send(MailEvent(at=0.0, event="accepted", fields={"id": "x" * 1000}))
             await asyncio.sleep(self.pause)

@@ -21,7 +21,7 @@ from zonerelay.cli.main import main
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.text import when
 from zonerelay.config.settings import SpoolSettings
-from zonerelay.control.messages.requests import Explain, Status
+from zonerelay.operations.requests import Explain, Status
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 

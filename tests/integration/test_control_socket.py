@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import Changed, Count, DeliveryRow, End, Frame, Pong
-from zonerelay.control.messages.requests import (
-    MAX_REQUEST,
+from zonerelay.control.runner import Answer
+from zonerelay.control.socket import server as server_module
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.server import ControlServer
+from zonerelay.operations import answers as messages
+from zonerelay.operations.answers import Changed, Count, DeliveryRow, End, Frame, Pong
+from zonerelay.operations.catalogue import MAX_CALL, Call
+from zonerelay.operations.errors import ControlError, NotFoundError, NotRunningError
+from zonerelay.operations.requests import (
+    Hold,
     Ping,
     QueueChange,
     QueueList,
@@ -22,12 +28,11 @@ from zonerelay.control.messages.requests import (
     QueueTrace,
     Request,
     Resolve,
+    Resume,
+    Selectors,
     Status,
+    Suspend,
 )
-from zonerelay.control.socket import server as server_module
-from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import ControlError, NotFoundError, NotRunningError
-from zonerelay.control.socket.server import Answer, ControlServer
 
 
 def row(number: int) -> DeliveryRow:
@@ -68,10 +73,10 @@ class Fake:
                 await self._look_again(answer)
             case QueueShow():
                 raise NotFoundError("no such message")
-            case QueueChange():
+            case QueueChange() | Suspend() | Resume():
                 await self.go.wait()
                 self.changed.set()
-                await answer.send(Changed(action=request.action, matched=1, changed=1, busy=0))
+                await answer.send(Changed(action="hold", matched=1, changed=1, busy=0))
             case Status():
                 try:
                     await self.go.wait()
@@ -83,15 +88,13 @@ class Fake:
         return End()
 
     async def _look_again(self, answer: Answer) -> None:
-        """Something to read, and more when the client has left."""
+        """Something to read, until the client has left."""
         await answer.send(row(0))
-        await answer.flush()
         self.shown.set()
-        while not answer.unheard:
-            await asyncio.sleep(0.001)
-        self.left.set()
-        await answer.send(row(1))
-        await answer.flush()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
 
 
 class Relay:
@@ -153,7 +156,7 @@ async def test_the_socket_is_for_its_owner_only(relay: Relay) -> None:
 
 async def test_what_is_not_found_is_told_apart(relay: Relay) -> None:
     with pytest.raises(NotFoundError, match="no such message"):
-        await relay.ask(QueueShow(message_id="0"))
+        await relay.ask(QueueShow(message_id="0" * 16))
 
 
 async def test_a_question_that_is_no_text_is_refused_in_words(relay: Relay) -> None:
@@ -174,12 +177,10 @@ async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay
     ("line", "words"),
     [
         (b"nonsense\n", "not a request"),
-        (b"{}\n", "command version 0"),
-        (b'{"verb":"ping","version":99}\n', "command version 99"),
-        (b'{"verb":"format-disk","version":1}\n', "not a request"),
-        (b'{"verb":"ping","version":1,"more":1}\n', "not a request"),
-        (b'{"verb":"queue-change","version":1,"action":"burn"}\n', "not a request"),
-        (b"x" * (MAX_REQUEST + 10) + b"\n", "bytes long"),
+        (b"{}\n", "not a request"),
+        (b'{"request":{"operation":"format-disk"}}\n', "not a request"),
+        (b'{"request":{"operation":"ping","more":1}}\n', "not a request"),
+        (b"x" * (MAX_CALL + 10) + b"\n", "bytes long"),
     ],
 )
 async def test_a_bad_request_is_refused_in_words(relay: Relay, line: bytes, words: str) -> None:
@@ -193,7 +194,7 @@ async def test_a_client_that_vanishes_ends_its_question(
 ) -> None:
     monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
     _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(messages.encode(Status()))
+    writer.write(messages.encode(Call(request=Status())))
     await writer.drain()
     writer.close()
     await writer.wait_closed()
@@ -201,12 +202,15 @@ async def test_a_client_that_vanishes_ends_its_question(
     assert (await relay.ask(Ping()))[-1] == End()
 
 
+@pytest.mark.parametrize(
+    "request_", [Hold(everything=True), Suspend(about=Selectors(everything=True)), Resume(id="a1b2c3d4")]
+)
 async def test_a_client_that_vanishes_does_not_stop_its_change_half_way(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+    relay: Relay, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
     _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(messages.encode(QueueChange(action="hold")))
+    writer.write(messages.encode(Call(request=request_)))
     await writer.drain()
     writer.close()
     await writer.wait_closed()
@@ -230,7 +234,9 @@ async def _read_enough(path: Path) -> None:
     with client:
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, str(path))
-        await asyncio.get_running_loop().sock_sendall(client, messages.encode(QueueTrace(message_id="0")))
+        await asyncio.get_running_loop().sock_sendall(
+            client, messages.encode(Call(request=QueueTrace(message_id="0" * 16)))
+        )
         await until(relay.handler.shown.wait)
     await until(relay.handler.left.wait)
     assert (await relay.ask(Ping()))[-1] == End()
@@ -258,7 +264,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None
     with idle:
         idle.setblocking(False)
         await asyncio.get_running_loop().sock_connect(idle, str(relay.path))
-        await asyncio.get_running_loop().sock_sendall(idle, messages.encode(QueueList()))
+        await asyncio.get_running_loop().sock_sendall(idle, messages.encode(Call(request=QueueList())))
         for _ in range(3):
             assert (await relay.ask(Ping()))[-1] == End()
 
@@ -266,9 +272,10 @@ async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None
 async def test_more_clients_than_the_limit_are_told_to_wait(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(relay.server._runner, "_most", 1)
     _, writer = await asyncio.open_unix_connection(str(relay.path))
-    await asyncio.sleep(0.01)
+    writer.write(messages.encode(Call(request=Status())))
+    await asyncio.sleep(0.05)
     with pytest.raises(ControlError, match="try again"):
         await relay.ask(Ping())
     writer.close()

@@ -12,9 +12,9 @@ from msgspec import structs
 from tests.support.queueing import DEFERRED, NO_HOST, Relay
 from zonerelay.control import destinations as module
 from zonerelay.control.destinations import Destinations
-from zonerelay.control.messages.answers import DestinationStatus, hurts
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
+from zonerelay.operations.answers import DestinationStatus, hurts
 
 
 @pytest.fixture

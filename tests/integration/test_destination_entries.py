@@ -25,9 +25,9 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient
+from zonerelay.operations.answers import Explanation
+from zonerelay.operations.requests import Explain
 
 HOST = "mx.provider.example"
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"

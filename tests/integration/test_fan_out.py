@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import Acknowledged, BodyPiece, Count, DeliveryRow, End, RelayStatus
-from zonerelay.control.messages.requests import QueueCat, QueueCount, QueueList, Request, SpoolAcknowledge
-from zonerelay.control.socket.errors import NotFoundError
-from zonerelay.control.socket.server import Answer, ControlServer, Handler
+from zonerelay.control.runner import Answer, Handler
+from zonerelay.control.socket.server import ControlServer
+from zonerelay.operations import answers as messages
+from zonerelay.operations.answers import Acknowledged, BodyPiece, Count, DeliveryRow, End, RelayStatus
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import NotFoundError
+from zonerelay.operations.requests import QueueCat, QueueCount, QueueList, Request, SpoolAcknowledge
 from zonerelay.supervisor.merge.control_client import ask, frames
 from zonerelay.supervisor.merge.fan_out import FanOut
 
@@ -115,9 +117,13 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
     spools = [Spool(number) for number in range(2)]
     async with relay_of(tmp_path, spools) as path:
         reader, writer = await asyncio.open_unix_connection(str(path))
-        writer.write(messages.encode(QueueList()))
+        writer.write(messages.encode(Call(request=QueueList(limit=0))))
         await reader.readline()
-        rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
+        rows = [
+            each
+            async for each in frames(path, Call(request=QueueList(limit=0)))
+            if isinstance(each, DeliveryRow)
+        ]
         writer.close()
     assert [len(each.reply) for each in rows[-3:]] == [len(LARGE), 100 * len(LARGE), 100 * len(LARGE)]
     assert [each.message_id for each in rows] == sorted(
@@ -132,9 +138,13 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
 async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path) -> None:
     together = asyncio.Barrier(3)
     async with relay_of(tmp_path, [Slow(together) for _ in range(3)]) as path, asyncio.timeout(20):
-        rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
+        rows = [
+            each
+            async for each in frames(path, Call(request=QueueList(limit=0)))
+            if isinstance(each, DeliveryRow)
+        ]
         assert len(rows) == 3
-        assert (await ask(path, QueueCount(), Count)).matched == 3
+        assert (await ask(path, Call(request=QueueCount()), Count)).matched == 3
 
 
 class Holder:
@@ -146,7 +156,7 @@ class Holder:
 
     async def handle(self, request: Request, answer: Answer) -> End:
         assert isinstance(request, QueueCat)
-        self.readers.append(request.who)
+        self.readers.append(answer.caller)
         if request.message_id != self.message_id:
             raise NotFoundError(f"no message {request.message_id}")
         for piece in (b"x" * 65536, b"y"):
@@ -159,7 +169,7 @@ async def test_a_body_comes_from_the_worker_that_has_it_and_knows_who_asks(tmp_p
     workers = [Holder("0" * 16), Holder("a" * 14 + "00")]
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
         wanted = QueueCat(message_id="a" * 14 + "00")
-        found = [each async for each in frames(path, wanted) if isinstance(each, BodyPiece)]
+        found = [each async for each in frames(path, Call(request=wanted)) if isinstance(each, BodyPiece)]
     assert b"".join(each.octets for each in found) == b"x" * 65536 + b"y"
     us = pwd.getpwuid(os.getuid()).pw_name
     assert [each.readers[0].split(" ")[0] for each in workers] == [us, us]
@@ -183,7 +193,7 @@ class Lossy:
 async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) -> None:
     workers = [Lossy("aaaa"), Lossy("bbbb")]
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        assert (await ask(path, SpoolAcknowledge(loss="bbbb"), Acknowledged)).loss == "bbbb"
+        assert (await ask(path, Call(request=SpoolAcknowledge(loss="bbbb")), Acknowledged)).loss == "bbbb"
         with pytest.raises(NotFoundError, match="no loss bbbb"):
-            await ask(path, SpoolAcknowledge(loss="bbbb"), Acknowledged)
+            await ask(path, Call(request=SpoolAcknowledge(loss="bbbb")), Acknowledged)
     assert [each.losses for each in workers] == [{"aaaa"}, set()]

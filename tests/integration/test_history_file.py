@@ -13,13 +13,13 @@ import pytest
 from tests.support.inbound import EventLog, events_into
 from tests.support.ports import wait_until
 from zonerelay.control import history as control_history
-from zonerelay.control.asking import BusyAskingError
 from zonerelay.history import database as files
 from zonerelay.history import writer
 from zonerelay.history.reader import Histories, Query, TooLongError
 from zonerelay.history.writer import History
 from zonerelay.inbound.access.credentials_watch import CredentialsWatch
 from zonerelay.model.clock import ManualClock, SystemClock
+from zonerelay.operations.errors import BusyError
 from zonerelay.telemetry.logs.address_forms import Form
 from zonerelay.telemetry.logs.redact import Redactor
 
@@ -195,7 +195,7 @@ async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refu
     try:
         refused, _ = await asyncio.wait(searches, timeout=30, return_when=asyncio.FIRST_EXCEPTION)
         assert refused
-        assert all(isinstance(each.exception(), BusyAskingError) for each in refused)
+        assert all(isinstance(each.exception(), BusyError) for each in refused)
         users = tmp_path / "users"
         users.write_text("")
         watch = CredentialsWatch(users, events=events_into(EventLog(), ManualClock()))

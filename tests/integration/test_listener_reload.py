@@ -28,12 +28,12 @@ from zonerelay.config.settings import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import RelayStatus
-from zonerelay.control.messages.requests import Status
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.inbound.listen import listeners
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.operations.answers import RelayStatus
+from zonerelay.operations.requests import Status
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 

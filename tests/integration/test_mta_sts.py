@@ -29,9 +29,9 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient
+from zonerelay.operations.answers import Explanation
+from zonerelay.operations.requests import Explain
 
 DOMAIN = "example.com"
 MX = "mx.example.com"

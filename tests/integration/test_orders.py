@@ -17,26 +17,27 @@ from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.config.settings import RetrySettings, RouteSettings, Settings, ZoneSettings
-from zonerelay.control.messages.answers import (
+from zonerelay.operations.answers import (
     Changed,
     Explanation,
     MessageDetail,
     OrderGiven,
+    OrderRow,
     OrdersEnded,
-    OrdersInForce,
 )
-from zonerelay.control.messages.requests import (
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import (
     Explain,
     Filter,
+    Hold,
     Orders,
-    QueueChange,
     QueueShow,
+    Release,
     Resume,
     Selectors,
     Suspend,
     Undo,
 )
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.process.setup import StartError
 from zonerelay.queue.orders import orders as module
 from zonerelay.queue.zone import window
@@ -156,14 +157,14 @@ async def test_a_resumed_sender_gets_what_the_order_held_and_no_more(tmp_path: P
         assert [row.order for row in found.deliveries] == [given.order.id]
         assert [row.reason for row in found.orders] == ["another reason"]
         # One of them an operator holds, too.
-        held = await running.ask(QueueChange(action="hold", filter=Filter(recipient="2@*")), Changed)
+        held = await running.ask(Hold(filter=Filter(recipient="2@*")), Changed)
         assert held.changed == 1
         assert (await resume(running, id=given.order.id)).released == 1
         await running.until_logged("delivered", 2)
         await running.until(lambda: running.queued() == 1, what="one is left")
         assert (await resume(running, id=given.order.id)).orders == ()
         assert [each["reason"] for each in running.log.named("order-ended")] == ["another reason"]
-        await running.ask(QueueChange(action="release", everything=True), Changed)
+        await running.ask(Release(everything=True), Changed)
         await running.until_empty()
 
 
@@ -220,8 +221,8 @@ async def test_a_client_is_refused_without_a_reason(tmp_path: Path) -> None:
         assert await ask(refused, "good@example.org", "a@hop.example") == answer
         assert (await ask(refused, "good@example.org", "a@a.example")).startswith("250")
         assert [each["reason"] for each in running.log.named("refused")] == ["suspended"] * 3
-        found = await running.ask(Orders(), OrdersInForce)
-        assert [row.refused for row in found.orders] == [1, 1, 1]
+        found = await running.rows(Orders(), OrderRow)
+        assert [row.refused for row in found] == [1, 1, 1]
         await suspend(running, everything=True, refuse=True)
         assert await ask(refused, "good@example.org", "a@a.example") == answer
 
@@ -281,7 +282,7 @@ async def test_a_hold_rule_lets_released_mail_pass(tmp_path: Path) -> None:
         await suspend(running, effect="hold", domain="*.example")
         await send(running, "1@a.example", "2@a.example")
         await running.until_logged("held", 2)
-        await running.ask(QueueChange(action="release", filter=Filter(recipient="1@*")), Changed)
+        await running.ask(Release(filter=Filter(recipient="1@*")), Changed)
         await running.until_logged("delivered", 1)
         assert (await resume(running, domain="*.example")).released == 1
         await running.until_empty()
@@ -299,8 +300,8 @@ async def test_operators_at_the_same_time_do_not_undo_each_other(tmp_path: Path)
 
         # Two, for they share the threads of this process with the relay.
         await asyncio.gather(operator(names), operator(names))
-        left = await running.ask(Orders(), OrdersInForce)
-        assert sorted(row.domain or "" for row in left.orders) == [names[0], names[-1]]
+        left = await running.rows(Orders(), OrderRow)
+        assert sorted(row.domain or "" for row in left) == [names[0], names[-1]]
         given = len(running.log.named("order-given"))
         assert given == len(running.log.named("order-ended")) + 2
 
@@ -313,7 +314,7 @@ async def test_operators_at_the_same_time_do_not_undo_each_other(tmp_path: Path)
         (Suspend(about=Selectors(zone="default"), reason=" "), "reason"),
         (Suspend(about=Selectors(zone="default", everything=True), reason="x"), "leave the other"),
         (Suspend(about=Selectors(destination="x"), refuse=True, reason="x"), "no client names"),
-        (Suspend(about=Selectors(domain="x"), seconds=0, reason="x"), "over already"),
+        (Suspend(about=Selectors(domain="x"), seconds=0, reason="x"), "> 0"),
         (Resume(), "which order"),
     ],
     ids=lambda each: "" if isinstance(each, str) else None,

@@ -14,8 +14,8 @@ import pytest
 from tests.support.relay import LOOPBACK, relay_with, settings
 from zonerelay.cli.main import main
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.control.messages.answers import AddressPlan, Explanation, HostPlan
-from zonerelay.control.messages.requests import Explain
+from zonerelay.operations.answers import AddressPlan, Explanation, HostPlan
+from zonerelay.operations.requests import Explain
 from zonerelay.smtp.client.transaction import BdatTrouble
 from zonerelay.supervisor.merge.merging import merge_explained
 

@@ -25,10 +25,10 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.config.units import parse_rate
-from zonerelay.control.messages.answers import DeliveryRow
-from zonerelay.control.messages.requests import Filter, QueueChange, QueueList
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.model.priority import Priority
+from zonerelay.operations.answers import DeliveryRow
+from zonerelay.operations.requests import Filter, Hold, QueueList
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\nX-Priority: 1\r\nMT-Priority: 9\r\n\r\nhello\r\n"
 
@@ -113,7 +113,7 @@ async def test_operators_see_one_zone_and_find_mail_by_priority_also_after_a_res
         client = ControlClient(tmp_path / "control.sock")
         status = await running.status()
         assert {each.name: each.deferred for each in status.zones} == {"default": 2, "bulk": 0, "vip": 0}
-        held = QueueChange(action="hold", filter=Filter(priority="bulk"))
+        held = Hold(filter=Filter(priority=Priority.BULK))
         await asyncio.to_thread(lambda: list(client.stream(held)))
         status = await running.status()
         assert [(each.deferred, each.held) for each in status.zones if each.name == "default"] == [(1, 1)]

@@ -28,12 +28,12 @@ from zonerelay.config.settings import (
     SrsSettings,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import Explanation, TraceStep
-from zonerelay.control.messages.requests import Explain, QueueTrace
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
+from zonerelay.operations.answers import Explanation, TraceStep
+from zonerelay.operations.requests import Explain, QueueTrace
 
 MESSAGE = (
     b"From: App <app@old.example>\r\nTo: ann@old.example\r\nBcc: x@y.example\r\nSubject: x\r\n\r\n"

@@ -30,11 +30,11 @@ from zonerelay.config.settings import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import DeliveryRow, Explanation, MessageDetail, OrderGiven, TraceStep
-from zonerelay.control.messages.requests import Explain, QueueShow, QueueTrace, Selectors, Suspend
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.model.priority import Priority
+from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderGiven, TraceStep
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Explain, QueueExplain, QueueShow, QueueTrace, Selectors, Suspend
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 HERE = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -333,7 +333,7 @@ async def test_queue_show_and_explain_agree_on_where_waiting_mail_goes_and_what_
             return {row.recipient: row for row in detail.deliveries}
 
         async def plans(address: str = "") -> dict[str, Explanation]:
-            request = Explain(message_id=message_id, address=address)
+            request = QueueExplain(message_id=message_id, address=address)
             frames = await asyncio.to_thread(lambda: list(client.stream(request)))
             return {each.address: each for each in frames if isinstance(each, Explanation)}
 
@@ -381,5 +381,5 @@ async def test_explain_of_waiting_mail_knows_the_order_about_its_user(tmp_path: 
         await submitted(running, b"", login=True)
         message_id = str((await running.until_logged("accepted"))[0]["id"])
         order = await running.ask(Suspend(about=Selectors(user="app"), reason="a leak"), OrderGiven)
-        found = await running.ask(Explain(message_id=message_id), Explanation)
+        found = await running.ask(QueueExplain(message_id=message_id), Explanation)
         assert [each.id for each in found.orders] == [order.order.id]

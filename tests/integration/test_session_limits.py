@@ -12,8 +12,8 @@ import pytest
 from tests.integration.delivery.test_session_limits import Host
 from tests.support.relay import LOOPBACK, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.requests import Explain
+from zonerelay.operations.answers import Explanation
+from zonerelay.operations.requests import Explain
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 

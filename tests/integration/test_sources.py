@@ -16,9 +16,9 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.cli.operate.explain_offline import offline
 from zonerelay.config.settings import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient
+from zonerelay.operations.answers import Explanation
+from zonerelay.operations.requests import Explain
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 TWO = SourceSettings(name="two", address=("127.0.0.2",), ehlo_name="two.example.org", weight=2)

@@ -35,13 +35,16 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.control.messages.requests import (
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import (
+    CHANGES,
     Explain,
     Filter,
     PartMetrics,
     PartReadiness,
     Ping,
-    QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
@@ -49,9 +52,6 @@ from zonerelay.control.messages.requests import (
     Request,
     Resolve,
 )
-from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -186,7 +186,7 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
             QueueTrace(message_id=message_id),
             Resolve(pseudonym="one@example.com"),
             *(
-                QueueChange(action=action, filter=everything, everything=True)
+                CHANGES[action](filter=everything, everything=True)
                 for action in ("retry", "hold", "release", "bounce", "drop")
             ),
         ]

@@ -32,14 +32,15 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import End, Frame, MailEvent, Missed, RelayStatus, TranscriptLine
-from zonerelay.control.messages.requests import Request, Tail, Transcript
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.streams import EVENTS_ROOM, Streams
 from zonerelay.model.clock import SystemClock
+from zonerelay.operations import answers as messages
+from zonerelay.operations.answers import End, Frame, MailEvent, Missed, RelayStatus, TranscriptLine
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Request, Tail, Transcript
 from zonerelay.supervisor.merge.control_client import frames
 from zonerelay.supervisor.merge.fan_out import FanOut
 from zonerelay.telemetry.events.events import Events
@@ -59,7 +60,7 @@ class Reader:
 
     async def read(self, path: Path, request: Request) -> None:
         with suppress(asyncio.CancelledError):
-            async for frame in frames(path, request, silence=20.0):
+            async for frame in frames(path, Call(request=request), silence=20.0):
                 self.found.append(frame)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -169,8 +170,6 @@ class Gathered:
 
     async def send(self, frame: Frame) -> None:
         self.frames.append(frame)
-
-    async def flush(self) -> None:
         await self.may_take.wait()
 
 
@@ -179,8 +178,8 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
     events = Events(MemoryLog(), Metrics(), redactor, SystemClock())
     streams, answer = Streams(events, redactor), Gathered()
     with pytest.raises(ControlError, match="redact = false shows addresses"):
-        await streams.answer(Tail(sender="a*@example.org"), answer)  # type: ignore[arg-type]
-    reading = asyncio.create_task(streams.answer(Tail(address="app"), answer))  # type: ignore[arg-type]
+        await streams.tail(Tail(sender="a*@example.org"), answer)  # type: ignore[arg-type]
+    reading = asyncio.create_task(streams.tail(Tail(address="app"), answer))  # type: ignore[arg-type]
     while not events._followers:
         await asyncio.sleep(0)
     events.login("ok", "192.0.2.1", user="app")
@@ -207,7 +206,7 @@ async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(
 ) -> None:
     async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
         reader, writer = await asyncio.open_unix_connection(str(socket_of(running)))
-        writer.write(messages.encode(Tail(event="logged-in")))
+        writer.write(messages.encode(Call(request=Tail(event="logged-in"))))
         await running.until(tailed(running), what="the reader")
         events, count = running.worker.events, 0
         while count < 20_000:  # ten times what waits, and more than the sockets hold

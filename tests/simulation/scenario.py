@@ -49,10 +49,11 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.config.units import Rate
-from zonerelay.control.messages import requests
-from zonerelay.control.socket.server import Answer
+from zonerelay.control.runner import Answer
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
+from zonerelay.operations import requests
+from zonerelay.operations.catalogue import Call
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord
@@ -177,18 +178,11 @@ class _Operator(Answer):
     """An operator who reads everything."""
 
     def __init__(self) -> None:
-        super().__init__("operator")
+        super().__init__(Call(request=requests.Ping(), caller="operator"))
         self.frames: list[Any] = []
-
-    @property
-    def unheard(self) -> bool:
-        return False
 
     async def send(self, frame: Any) -> None:
         self.frames.append(frame)
-
-    async def flush(self) -> None:
-        """Everything was read."""
 
 
 @dataclass
@@ -389,7 +383,7 @@ class Run:
             self.receivers.quirks[name] = quirks
         for node in self.nodes:
             # What was held on a node that died may be on another one since, where nobody has released it.
-            await self._ask(node, requests.QueueChange(action="release", everything=True))
+            await self._ask(node, requests.Release(everything=True))
         await self._drain()
         for node in self.nodes:
             self.failures += [
@@ -687,7 +681,7 @@ class Run:
         await asyncio.sleep(seconds)
         act = answer.frames[-1].act
         undo: requests.Request = requests.Undo(undoes=act)
-        everything = requests.QueueChange(action="release", everything=True)
+        everything = requests.Release(everything=True)
         for attempt in range(60):
             # An undo may be refused when its journal is older than the process; then all is released.
             if (
@@ -705,7 +699,7 @@ class Run:
 
     async def _change(self, index: int, seed: int, action: requests.ChangeVerb) -> _Operator | None:
         chosen = requests.Filter(recipient=f"*@{self._domain_with_mail(Random(seed))}")
-        request = requests.QueueChange(action=action, filter=chosen, reason="simulated")
+        request = requests.CHANGES[action](filter=chosen, reason="simulated")
         return await self._ask(self.nodes[index], request)
 
 

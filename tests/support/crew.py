@@ -11,9 +11,9 @@ from typing import Any
 from tests.support.ports import LOOPBACK
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
-from zonerelay.control.messages.answers import RelayStatus
-from zonerelay.control.messages.requests import Status
 from zonerelay.control.socket.client import ControlClient
+from zonerelay.operations.answers import RelayStatus
+from zonerelay.operations.requests import Status
 
 QUICK: Mapping[str, Table] = {"retry": {"schedule": ["1s"], "suspend_min": "1s", "suspend_max": "1s"}}
 AT_ONCE = asyncio.to_thread

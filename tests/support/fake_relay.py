@@ -7,7 +7,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from zonerelay.control.messages.answers import (
+from zonerelay.control.runner import Answer
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.server import ControlServer
+from zonerelay.operations.answers import (
     Address,
     AddressPlan,
     Changed,
@@ -28,7 +31,8 @@ from zonerelay.control.messages.answers import (
     TraceStep,
     ZoneStatus,
 )
-from zonerelay.control.messages.requests import (
+from zonerelay.operations.errors import NotFoundError
+from zonerelay.operations.requests import (
     Explain,
     Filter,
     Ping,
@@ -42,9 +46,6 @@ from zonerelay.control.messages.requests import (
     Resolve,
     Status,
 )
-from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import NotFoundError
-from zonerelay.control.socket.server import Answer, ControlServer
 
 
 def delivery(number: int, **changes: object) -> DeliveryRow:
@@ -113,9 +114,7 @@ class FakeRelay:
                 return End(count=len(shown), more=len(shown) < len(found))
             case QueueCount():
                 found = self._matching(request.filter)
-                for row in found[: request.sample]:
-                    await answer.send(row)
-                await answer.send(Count(matched=len(found)))
+                await answer.send(Count(matched=len(found), sample=tuple(found[: request.sample])))
             case QueueChange():
                 found = self._matching(request.filter)
                 busy = min(self.busy, len(found))

@@ -31,11 +31,11 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.control.messages.answers import Frame, RelayStatus
-from zonerelay.control.messages.requests import Request, Status
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.model.clock import SystemClock
+from zonerelay.operations.answers import Frame, RelayStatus
+from zonerelay.operations.requests import Request, Status
 from zonerelay.process.identity import Identity
 from zonerelay.routing.mta_sts.policies import HTTPS_PORT
 from zonerelay.telemetry.events.events import Field
@@ -93,6 +93,10 @@ class Running:
         """On the operators' channel."""
         client = ControlClient(control_socket_path(self.worker.settings))
         return await asyncio.to_thread(client.ask, request, kind)
+
+    async def rows(self, request: Request, kind: type[Answer]) -> list[Answer]:
+        client = ControlClient(control_socket_path(self.worker.settings))
+        return (await asyncio.to_thread(client.all, request, kind))[0]
 
     async def status(self) -> RelayStatus:
         return await self.ask(Status(), RelayStatus)

@@ -20,8 +20,8 @@ from tests.support.sink import Sink
 from tests.transfer.migrations import Story, configured, contents, queue
 from zonerelay.cli.main import main
 from zonerelay.cli.spool import migrate as migrate_module
-from zonerelay.control.messages.answers import DeliveryRow
-from zonerelay.control.messages.requests import QueueList
+from zonerelay.operations.answers import DeliveryRow
+from zonerelay.operations.requests import QueueList
 from zonerelay.queue.orders.order import SUSPEND, Order
 from zonerelay.transfer.migration import Migration
 

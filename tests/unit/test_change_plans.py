@@ -14,10 +14,10 @@ from zonerelay.config.load import load_text
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.control.explain.changes import ChangePlans
 from zonerelay.control.explain.explainer import too_large_for
-from zonerelay.control.messages.answers import ChangePlan
 from zonerelay.message.dkim.keys import DkimKeys
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
+from zonerelay.operations.answers import ChangePlan
 
 SRS = Srs(SrsSettings(domain="srs.example.com"), ["sixteen octets !!"])
 PLAIN = ZoneSettings()

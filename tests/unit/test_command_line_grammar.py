@@ -12,8 +12,9 @@ from zonerelay import __version__
 from zonerelay.cli import arguments, relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import CliError
-from zonerelay.control.messages.answers import TraceStep
-from zonerelay.control.messages.requests import Filter
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.operations.answers import TraceStep
+from zonerelay.operations.requests import Filter
 
 ID = "019aa1f2b3c01f00"
 
@@ -29,7 +30,7 @@ def test_every_filter_reaches_the_request() -> None:
         recipient="*@c",
         domain="d",
         zone="z",
-        state="held",
+        state=DeliveryState.HELD,
         min_age=7200.0,
         max_age=432_000.0,
         reply_text="full",

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
-from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import (
+from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.operations import answers as messages
+from zonerelay.operations.answers import (
     BodyPiece,
     DeliveryRow,
     End,
-    Failure,
     Frame,
+    Problem,
     Progress,
-    RequestError,
 )
-from zonerelay.control.messages.requests import (
+from zonerelay.operations.catalogue import Call, decode_call
+from zonerelay.operations.errors import ControlError, InvalidError, Kind
+from zonerelay.operations.requests import (
+    Bounce,
     Explain,
     Filter,
     Ping,
     QueueCat,
-    QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
@@ -33,19 +35,17 @@ from zonerelay.control.messages.requests import (
     Resolve,
     Status,
 )
-from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.socket_file import control_socket_path
 
 REQUESTS: list[Request] = [
     Ping(),
     Status(),
     QueueList(filter=Filter(domain="example.com", min_age=3600.0), limit=10),
-    QueueCount(filter=Filter(state="held"), sample=3),
+    QueueCount(filter=Filter(state=DeliveryState.HELD), sample=3),
     QueueShow(message_id="0" * 16),
     QueueTrace(message_id="0" * 16),
     QueueSummary(by="reply", filter=Filter(zone="bulk"), exact=True),
     QueueCat(message_id="0" * 16, as_sent=True, zone="bulk"),
-    QueueChange(action="bounce", filter=Filter(reply_text="full"), reason="gone"),
+    Bounce(filter=Filter(reply_text="full"), reason="gone"),
     Explain(address="ü@exämple.com", sender=""),
     Resolve(pseudonym="u-x@d-y"),
 ]
@@ -65,7 +65,7 @@ ROW = DeliveryRow(
 FRAMES: list[Frame] = [
     ROW,
     End(count=1, more=True),
-    Failure(text="no", not_found=True),
+    Problem(code=Kind.NOT_FOUND, detail="no"),
     Progress(done=3),
     BodyPiece(octets=b"\r\n\xff"),
 ]
@@ -73,9 +73,9 @@ FRAMES: list[Frame] = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
 def test_a_request_survives_the_wire(request_: Request) -> None:
-    line = messages.encode(request_)
+    line = messages.encode(Call(request=request_, caller="ann"))
     assert line.count(b"\n") == 1
-    assert messages.decode_request(line) == request_
+    assert decode_call(line).request == request_
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
@@ -83,10 +83,6 @@ def test_a_frame_survives_the_wire_on_one_line(frame: Frame) -> None:
     line = messages.encode(frame)
     assert line.count(b"\n") == 1
     assert messages.decode_frame(line) == frame
-
-
-def test_every_request_says_its_version() -> None:
-    assert all(json.loads(messages.encode(request))["version"] == 1 for request in REQUESTS)
 
 
 def test_a_newer_relays_extra_field_does_not_hurt_an_older_command() -> None:
@@ -101,28 +97,28 @@ def test_a_newer_relays_extra_field_does_not_hurt_an_older_command() -> None:
         b"\n",
         b"[]\n",
         b"null\n",
-        b'{"version":1}\n',
-        b'{"verb":"queue-change","version":1,"action":"burn"}\n',
+        b'{"request":{}}\n',
+        b'{"request":{"operation":"queue-burn"}}\n',
         # A filter that is ignored is a queue emptied.
-        b'{"verb":"queue-list","version":1,"filter":{"colour":"red"}}\n',
-        b'{"verb":"queue-list","version":1,"limit":"many"}\n',
-        b'{"verb":"ping","version":1} trailing\n',
+        b'{"request":{"operation":"queue-list","filter":{"colour":"red"}}}\n',
+        b'{"request":{"operation":"queue-list","limit":"many"}}\n',
+        b'{"request":{"operation":"ping"}} trailing\n',
         b"\xff\xfe\n",
     ],
 )
 def test_what_is_no_request_is_refused(line: bytes) -> None:
-    with pytest.raises(RequestError):
-        messages.decode_request(line)
-
-
-def test_another_version_is_named_even_when_the_rest_is_unknown() -> None:
-    with pytest.raises(RequestError, match="the command version 2"):
-        messages.decode_request(b'{"verb":"teleport","version":2,"to":"mars"}\n')
+    with pytest.raises(InvalidError):
+        decode_call(line)
 
 
 def test_only_an_empty_filter_is_everything() -> None:
     assert Filter().is_everything
-    for some in (Filter(sender=""), Filter(domain="a"), Filter(min_age=0.0), Filter(state="held")):
+    for some in (
+        Filter(sender=""),
+        Filter(domain="a"),
+        Filter(min_age=0.0),
+        Filter(state=DeliveryState.HELD),
+    ):
         assert not some.is_everything
 
 

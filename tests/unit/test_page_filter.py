@@ -9,7 +9,9 @@ import pytest
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
 from zonerelay.cli.arguments import filter_of
 from zonerelay.cli.arguments import parse as parse_arguments
-from zonerelay.control.messages.requests import Filter
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.priority import Priority
+from zonerelay.operations.requests import Filter
 
 ID = "1a214de881600000"
 
@@ -21,7 +23,9 @@ TYPED = {
     'reply:"4.7.28 try \\"later\\"" age:>1h age:<2d': Filter(
         reply_text='4.7.28 try "later"', min_age=3600.0, max_age=172800.0
     ),
-    "zone:bulk state:held priority:high": Filter(zone="bulk", state="held", priority="high"),
+    "zone:bulk state:held priority:high": Filter(
+        zone="bulk", state=DeliveryState.HELD, priority=Priority.HIGH
+    ),
     ID: Filter(message_id=ID),
     f"id:{ID}": Filter(message_id=ID),
     'from:"--all;rm -rf / `x`"': Filter(sender="--all;rm -rf / `x`"),

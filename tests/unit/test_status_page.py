@@ -15,8 +15,8 @@ from tests.unit.test_names_in_docs import ROOT
 from zonerelay.cli.operate import status as page
 from zonerelay.cli.terminal import output
 from zonerelay.config.settings import RetrySettings
-from zonerelay.control.messages.answers import DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.model.reply import Reply
+from zonerelay.operations.answers import DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.queue.destination.destinations import Destination, Site
 from zonerelay.smtp.client.reply_class import CLASSES, class_of
 

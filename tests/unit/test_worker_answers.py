@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
-from zonerelay.control.messages.answers import (
+from zonerelay.operations.answers import (
     Changed,
     DestinationStatus,
     RelayStatus,

@@ -160,10 +160,10 @@ async def test_the_relay_takes_up_its_rows_again_when_the_database_is_back(
 
 
 async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink: Sink) -> None:
-    from zonerelay.control.messages.answers import Changed
-    from zonerelay.control.messages.requests import QueueChange
     from zonerelay.control.socket.client import ControlClient
     from zonerelay.control.socket.socket_file import control_socket_path
+    from zonerelay.operations.answers import Changed
+    from zonerelay.operations.requests import CHANGES
 
     async with bed.relay(to_sink(sink.port)) as running:
         row = bed.insert(to_addresses=["defer-451@example.com", "a@example.com"])
@@ -172,7 +172,7 @@ async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink
         client = ControlClient(control_socket_path(running.worker.settings))
 
         async def change(action: Literal["hold", "release", "drop"]) -> Changed:
-            return await asyncio.to_thread(client.ask, QueueChange(action=action, everything=True), Changed)
+            return await asyncio.to_thread(client.ask, CHANGES[action](everything=True), Changed)
 
         await bed.until(running, row, "queued")
         assert (await change("hold")).changed == 1

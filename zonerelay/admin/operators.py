@@ -15,10 +15,10 @@ from zonerelay.admin.access import Access
 from zonerelay.config.credentials.identities import Identities, IdentitiesError, Token, identities_file
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerSettings, Settings
-from zonerelay.control.asking import Asking
-from zonerelay.control.socket.server import Handler
+from zonerelay.control.runner import Handler, Runner
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.model.clock import Clock
+from zonerelay.operations.errors import BusyError
 
 if TYPE_CHECKING:
     from zonerelay.capture.store import Capture
@@ -41,10 +41,6 @@ class Sandbox:
 
     capture: Capture
     troubles: Troubles
-
-
-class BusyError(Exception):
-    """There are as many event streams as may be."""
 
 
 class Streams:
@@ -92,7 +88,7 @@ class Operators:
     `submit` takes mail, `rules` gives the settings of the listener by which it does.
     """
 
-    asking: Asking
+    asking: Runner
     identities: Identities
     access: Access
     settings: Callable[[], Settings]
@@ -134,7 +130,7 @@ def build_operators(
         identities_file(start.spool.path.parent), clock.now, token_file=start.admin.token_file
     )
     return Operators(
-        asking=Asking(handler, trouble),
+        asking=Runner(handler, trouble),
         identities=identities,
         access=Access(identities, clock, audit),
         settings=settings,

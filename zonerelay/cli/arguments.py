@@ -25,7 +25,7 @@ from zonerelay.model.priority import Priority
 if TYPE_CHECKING:
     import msgspec
 
-    from zonerelay.control.messages.requests import Filter
+    from zonerelay.operations.requests import Filter
 
     # argparse has no public name for what add_subparsers returns.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -352,7 +352,7 @@ def _explain(commands: Commands) -> None:
     mail.add_argument("--listener", default="", metavar="ADDRESS", help="where it came in")
     mail.add_argument("--client", type=_ip, metavar="IP", help="address of the client")
     mail.add_argument("--certificate", type=_fingerprint, metavar="SHA256", help="shown by the client")
-    mail.add_argument("--priority", default="", choices=[each.value for each in Priority])
+    mail.add_argument("--priority", choices=[each.value for each in Priority])
     mail.add_argument("--size", type=_size, metavar="SIZE", help="of the message, e.g. 12 MB")
     mail.add_argument(
         "--header",
@@ -624,7 +624,7 @@ def given(arguments: argparse.Namespace, request: type[R], **more: object) -> R:
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
     """The filter options as the control protocol has them."""
-    from zonerelay.control.messages.requests import Filter
+    from zonerelay.operations.requests import Filter
 
     return given(arguments, Filter, message_id=message_id)
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from zonerelay import __version__
 from zonerelay.cli import arguments as grammar
 from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, CliError
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.operations.errors import ControlError
 
 STANDARD_ERROR = 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.cli.terminal.exits import USAGE, CliError
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.operations.errors import ControlError
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from zonerelay.control.messages.requests import Ping
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Ping
 
 TIMEOUT = 2.0
 _LISTENS = "00010000"

@@ -10,10 +10,21 @@ from datetime import datetime
 
 import msgspec
 
-from zonerelay.control.messages.answers import ActRow, Changed
-from zonerelay.control.messages.requests import Acts, Filter, QueueChange, Undo
-from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.model.clock import Clock
+from zonerelay.operations.answers import ActRow, Changed
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError, UnavailableError
+from zonerelay.operations.requests import (
+    Bounce,
+    Drop,
+    Filter,
+    Hold,
+    QueueChange,
+    Release,
+    Reroute,
+    Retry,
+    Undo,
+)
 from zonerelay.queue.operator.journal import KEPT, Act, Journal, JournalError
 from zonerelay.queue.operator.operations import Operations, QueueFilter, Result, VerbProgress, described
 from zonerelay.queue.operator.reroute import RerouteError, Rerouting
@@ -24,11 +35,6 @@ DEFAULT_REASON = "given up by the operator"
 FINAL = "mail that was bounced or dropped has left the queue"
 """Why those acts cannot be undone."""
 MAX_WAIT = 366 * 86_400.0
-MAX_ROWS = 1000
-
-
-def new_act() -> str:
-    return secrets.token_hex(4)
 
 
 class OperatorActs:
@@ -40,24 +46,22 @@ class OperatorActs:
         self._zones = zones
         self._clock = clock
 
-    async def change(self, request: QueueChange, who: str, progress: VerbProgress) -> Changed:
+    async def change(self, request: QueueChange, call: Call, progress: VerbProgress) -> Changed:
         """Raises ControlError."""
-        if request.filter.is_everything and not request.everything:
-            raise ControlError("no filter, and not everything either: which deliveries?")
-        if request.at is not None and not 0 <= request.at <= self._clock.now() + MAX_WAIT:
-            raise ControlError("retry at what time? It is at most a year from now")
+        if isinstance(request, Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
+            raise InvalidError("retry at what time? It is at most a year from now", pointer="/at")
         rerouting = self._rerouting(request)
         what = f"{described(queue_filter(request.filter)) or 'everything'}{_aim(request, rerouting)}"
         final = FINAL if request.action in ("bounce", "drop") else ""
         act = await self._begin(
-            request, who, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
+            request, call, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
         )
         try:
             result = await self._do(request, rerouting, progress, act)
         except BaseException as error:
             self._journal.break_off(act.id)
             if isinstance(error, StoreError):
-                raise ControlError(f"the spool: {error}; act {act.id} is done in part") from error
+                raise UnavailableError(f"the spool: {error}; act {act.id} is done in part") from error
             raise
         act = await self._finish(act, result)
         return Changed(
@@ -74,23 +78,22 @@ class OperatorActs:
         self, request: QueueChange, rerouting: Rerouting | None, progress: VerbProgress, act: Act
     ) -> Result:
         verbs, wanted = self._operations, queue_filter(request.filter)
-        match request.action:
-            case "retry":
+        match request:
+            case Retry():
                 at = request.at or 0.0
                 return await verbs.retry(wanted, progress, at=at if at > self._clock.now() else 0.0, act=act)
-            case "hold":
+            case Hold():
                 return await verbs.hold(wanted, progress, act=act)
-            case "release":
+            case Release():
                 return await verbs.release(wanted, progress, act=act)
-            case "drop":
+            case Drop():
                 return await verbs.drop(wanted, progress, act=act)
-            case "bounce":
+            case Bounce():
                 return await verbs.bounce(wanted, request.reason or DEFAULT_REASON, progress, act=act)
-            case "reroute":
-                assert rerouting is not None
-                return await verbs.reroute(wanted, rerouting, progress, act=act)
+        assert rerouting is not None
+        return await verbs.reroute(wanted, rerouting, progress, act=act)
 
-    async def undo(self, request: Undo, who: str, progress: VerbProgress) -> Changed:
+    async def undo(self, request: Undo, call: Call, progress: VerbProgress) -> Changed:
         """Raises NotFoundError, ControlError and StoreError."""
         try:
             undone = await self._journal.find(request.undoes)
@@ -104,7 +107,7 @@ class OperatorActs:
         if self._journal.is_running(undone.id):
             raise ControlError(f"act {undone.id} ({undone.verb}) still runs: undo it when it has ended")
         what = f"act {undone.id}: {undone.verb} {undone.what}"
-        act = await self._begin(request, who, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
+        act = await self._begin(request, call, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
         try:
             result = await self._operations.undo(undone, act, progress)
             if not result.busy:  # otherwise it may be repeated
@@ -128,13 +131,24 @@ class OperatorActs:
             altered=result.altered,
         )
 
-    async def rows(self, request: Acts) -> list[ActRow]:
-        found = [act for act in await self._journal.acts() if request.act in ("", act.id)]
-        return [_row(act) for act in found[: min(request.limit or MAX_ROWS, MAX_ROWS)]]
+    async def rows(self, limit: int) -> list[ActRow]:
+        return [_row(act) for act in (await self._journal.acts())[:limit]]
 
-    async def _begin(self, request: QueueChange | Undo, who: str, act: Act) -> Act:
+    async def row(self, act_id: str) -> ActRow:
+        """Raises NotFoundError."""
+        found = [act for act in await self._journal.acts() if act.id == act_id]
+        if not found:
+            raise NotFoundError(f"no act {act_id} in the last 24 hours")
+        return _row(found[0])
+
+    async def _begin(self, request: QueueChange | Undo, call: Call, act: Act) -> Act:
+        named = request.act if isinstance(request, QueueChange) else ""
         act = msgspec.structs.replace(
-            act, id=request.act or new_act(), at=self._clock.now(), who=who, reason=request.reason
+            act,
+            id=named or call.id or secrets.token_hex(4),
+            at=self._clock.now(),
+            who=call.caller,
+            reason=request.reason,
         )
         try:
             await self._journal.begin(act)
@@ -148,7 +162,7 @@ class OperatorActs:
         )
 
     def _rerouting(self, request: QueueChange) -> Rerouting | None:
-        if request.action != "reroute":
+        if not isinstance(request, Reroute):
             return None
         try:
             return Rerouting(
@@ -168,7 +182,7 @@ def queue_filter(wanted: Filter) -> QueueFilter:
 def _aim(request: QueueChange, rerouting: Rerouting | None) -> str:
     if rerouting is not None:
         return f" to {rerouting.aim}"
-    at = request.at
+    at = request.at if isinstance(request, Retry) else None
     return f" at {datetime.fromtimestamp(at).astimezone().isoformat(' ', 'seconds')}" if at else ""
 
 

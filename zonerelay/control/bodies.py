@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.control.messages.answers import BodyPiece, MessageBody
-from zonerelay.control.messages.requests import QueueCat
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.message_id import MessageId
+from zonerelay.operations.answers import BodyPiece, MessageBody
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import QueueCat
 from zonerelay.queue.aio import closing
 from zonerelay.store.contract import MessageNotFoundError, Store
 

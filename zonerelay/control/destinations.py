@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
-from zonerelay.control.messages.answers import DestinationStatus, hurts
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.operations.answers import DestinationStatus, hurts
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.scheduler import Scheduler

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,14 +16,15 @@ from zonerelay import __version__
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.explain.explainer import Explainer
-from zonerelay.control.messages import answers, requests
 from zonerelay.control.orders import OrderAnswers
-from zonerelay.control.socket.errors import ControlError, NotFoundError
-from zonerelay.control.socket.server import Answer
+from zonerelay.control.runner import Answer
 from zonerelay.control.streams import Streams
-from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
+from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.operations import answers, requests
+from zonerelay.operations.catalogue import OPERATIONS
+from zonerelay.operations.errors import NotFoundError, UnavailableError
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
@@ -31,13 +32,15 @@ from zonerelay.telemetry.metrics.families import Family
 
 if TYPE_CHECKING:
     from zonerelay.history.writer import History
+    from zonerelay.webhook.courier import WebhookCourier
     from zonerelay.webhook.webhooks import Webhooks  # most relays have none
-
-MAX_RESOLVED = 100
-"""Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
 
 MAX_EXPLAINED = 20
 """Zones and domains of one message that are explained."""
+
+
+Method = Callable[[Any, Answer], Awaitable[answers.End | None]]
+"""Answers one type of request."""
 
 
 async def _nothing_lost(_loss: str) -> bool:
@@ -69,122 +72,162 @@ class ControlHandler:
         self._part = part
         self._bodies = bodies
         self._acts = acts
-        self._streams = streams
         self._operations = operations
         self._status = status
         self._explainer = explainer
         self._orders = orders
         self._redactor = redactor
+        self._methods: dict[type[requests.Request], Method] = {
+            requests.Status: self._show_status,
+            requests.QueueList: self._list,
+            requests.QueueCount: self._count,
+            requests.QueueSummary: self._summary,
+            requests.QueueShow: self._show,
+            requests.QueueTrace: self._trace,
+            requests.QueueCat: self._cat,
+            requests.QueueExplain: self._explain_queued,
+            **dict.fromkeys(requests.CHANGES.values(), self._change),
+            requests.Acts: self._list_acts,
+            requests.ActShow: self._show_act,
+            requests.Undo: self._undo,
+            requests.Orders: self._list_orders,
+            requests.Suspend: self._suspend,
+            requests.Resume: self._resume,
+            requests.Explain: self._explain,
+            requests.Resolve: self._resolve,
+            requests.Tail: streams.tail,
+            requests.Transcript: streams.transcribe,
+            requests.SpoolAcknowledge: self._acknowledge_loss,
+            requests.WebhookList: self._list_webhooks,
+            requests.WebhookTest: self._test_webhook,
+            requests.WebhookReplay: self._replay_webhook,
+            requests.Ping: self._ping,
+            requests.PartMetrics: self._part_metrics,
+            requests.PartReadiness: self._part_readiness,
+        }
+        missing = {each.request for each in OPERATIONS if each.reply is not None} ^ self._methods.keys()
+        if missing:
+            raise AssertionError(f"the handler and the catalogue differ: {missing}")
 
     async def handle(self, request: requests.Request, answer: Answer) -> answers.End:
         try:
-            return await self._handle(request, answer)
+            return await self._methods[type(request)](request, answer) or answers.End()
         except MessageNotFoundError as error:
             await self._history_written()
             raise NotFoundError(str(error)) from error
         except StoreError as error:
-            raise ControlError(f"the spool: {error}") from error
-
-    async def _handle(self, request: requests.Request, answer: Answer) -> answers.End:  # noqa: PLR0912 - a case for each
-        match request:
-            case requests.QueueList():
-                return await self._list(request, answer)
-            case requests.Resolve():
-                return await self._resolve(request, answer)
-            case requests.Tail() | requests.Transcript():
-                return await self._streams.answer(request, answer)
-            case requests.QueueCount():
-                await self._count(request, answer)
-            case requests.QueueSummary():
-                await answer.send(await self._summary(request, answer))
-                return answers.End(missing=self._operations.left_out())
-            case requests.QueueChange():
-                await answer.send(await self._acts.change(request, request.who or answer.caller, answer))
-            case requests.Undo():
-                who = request.who or answer.caller
-                ended = await self._orders.undo(request.undoes, request.reason, who)
-                await answer.send(ended or await self._acts.undo(request, who, answer))
-            case requests.Acts():
-                for row in await self._acts.rows(request):
-                    await answer.send(row)
-            case requests.Explain(message_id=""):
-                await answer.send(await self._explainer.explain(request))
-            case requests.Explain():
-                await self._explain_queued(request, answer)
-            case requests.QueueShow():
-                await self._show(request, answer)
-            case requests.QueueTrace():
-                await self._trace(request, answer)
-            case requests.QueueCat():
-                async with aclosing(self._bodies.frames(request, request.who or answer.caller)) as frames:
-                    async for frame in frames:
-                        await answer.send(frame)
-            case requests.Suspend() | requests.Resume() | requests.Orders():
-                await answer.send(await self._orders.answer(request, answer.caller))
-            case requests.WebhookList() | requests.WebhookTest() | requests.WebhookReplay():
-                await self._webhook(request, answer)
-            case requests.Status():
-                await answer.send(await self._status())
-            case requests.SpoolAcknowledge():
-                if not await self._acknowledge(request.loss):
-                    raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
-                await answer.send(answers.Acknowledged(loss=request.loss))
-            case requests.PartMetrics() if self._part is not None:
-                await answer.send(await self._part.metrics())
-            case requests.PartReadiness() if self._part is not None:
-                await answer.send(await self._part.ready())
-            case requests.Ping():
-                await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
-        return answers.End()
+            raise UnavailableError(f"the spool: {error}") from error
 
     async def _history_written(self) -> None:
         """Wait until what is no longer in the queue is in the history, where the client looks next."""
         if self._history is not None:
             await self._history.written()
 
-    async def _webhook(
-        self, request: requests.WebhookList | requests.WebhookTest | requests.WebhookReplay, answer: Answer
-    ) -> None:
+    async def _ping(self, _: requests.Ping, answer: Answer) -> None:
+        await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
+
+    async def _show_status(self, _: requests.Status, answer: Answer) -> None:
+        await answer.send(await self._status())
+
+    async def _change(self, request: requests.QueueChange, answer: Answer) -> None:
+        await answer.send(await self._acts.change(request, answer.call, answer))
+
+    async def _undo(self, request: requests.Undo, answer: Answer) -> None:
+        ended = await self._orders.undo(request.undoes, request.reason, answer.caller)
+        await answer.send(ended or await self._acts.undo(request, answer.call, answer))
+
+    async def _list_acts(self, request: requests.Acts, answer: Answer) -> None:
+        for row in await self._acts.rows(request.limit):
+            await answer.send(row)
+
+    async def _show_act(self, request: requests.ActShow, answer: Answer) -> None:
+        await answer.send(await self._acts.row(request.act))
+
+    async def _list_orders(self, _: requests.Orders, answer: Answer) -> None:
+        for row in await self._orders.in_force():
+            await answer.send(row)
+
+    async def _suspend(self, request: requests.Suspend, answer: Answer) -> None:
+        await answer.send(await self._orders.suspend(request, answer.call))
+
+    async def _resume(self, request: requests.Resume, answer: Answer) -> None:
+        await answer.send(await self._orders.resume(request, answer.caller))
+
+    async def _explain(self, request: requests.Explain, answer: Answer) -> None:
+        await answer.send(await self._explainer.explain(request))
+
+    async def _cat(self, request: requests.QueueCat, answer: Answer) -> None:
+        async with aclosing(self._bodies.frames(request, answer.caller)) as frames:
+            async for frame in frames:
+                await answer.send(frame)
+
+    async def _acknowledge_loss(self, request: requests.SpoolAcknowledge, answer: Answer) -> None:
+        if not await self._acknowledge(request.loss):
+            raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
+        await answer.send(answers.Acknowledged(loss=request.loss))
+
+    async def _part_metrics(self, _: requests.PartMetrics, answer: Answer) -> None:
+        if self._part is not None:
+            await answer.send(await self._part.metrics())
+
+    async def _part_readiness(self, _: requests.PartReadiness, answer: Answer) -> None:
+        if self._part is not None:
+            await answer.send(await self._part.ready())
+
+    async def _list_webhooks(self, _: requests.WebhookList, answer: Answer) -> None:
         webhooks = self._webhooks()
-        if isinstance(request, requests.WebhookList):
-            for row in () if webhooks is None else webhooks.couriers():
-                await answer.send(msgspec.convert(row, answers.WebhookRow, from_attributes=True))
-            return
-        courier = None if webhooks is None else webhooks.courier(request.name)
+        for row in () if webhooks is None else webhooks.couriers():
+            await answer.send(msgspec.convert(row, answers.WebhookRow, from_attributes=True))
+
+    async def _test_webhook(self, request: requests.WebhookTest, answer: Answer) -> None:
+        webhooks, courier = self._webhook(request.name)
+        ok, text = await webhooks.test(courier)
+        await answer.send(answers.WebhookTested(ok=ok, text=text))
+
+    async def _replay_webhook(self, request: requests.WebhookReplay, answer: Answer) -> None:
+        webhooks, courier = self._webhook(request.name)
+        await answer.send(answers.WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
+
+    def _webhook(self, name: str) -> tuple[Webhooks, WebhookCourier]:
+        """Raises NotFoundError."""
+        webhooks = self._webhooks()
+        courier = None if webhooks is None else webhooks.courier(name)
         if webhooks is None or courier is None:
-            raise NotFoundError(f"no [[webhook]] is named {request.name}")
-        if isinstance(request, requests.WebhookTest):
-            ok, text = await webhooks.test(courier)
-            await answer.send(answers.WebhookTested(ok=ok, text=text))
-        else:
-            await answer.send(answers.WebhookReplayed(queued=await webhooks.replay(courier, request.since)))
+            raise NotFoundError(f"no [[webhook]] is named {name}")
+        return webhooks, courier
 
     async def _list(self, request: requests.QueueList, answer: Answer) -> answers.End:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
         rows = 0
         wanted = queue_filter(request.filter)
-        after = None if request.after is None else msgspec.convert(request.after, DeliveryKey)
+        after = answers.place_of(request.cursor) if request.cursor else None
+        row = None
         async with aclosing(self._operations.select(wanted, limit, answer, after=after)) as found:
             async for delivery, message, state in found:
-                if request.limit and rows == request.limit:
-                    return answers.End(count=rows, more=True)
-                await answer.send(self._row(delivery, message, state))
+                if row is not None and rows == request.limit:
+                    return answers.End(count=rows, more=True, next=answers.cursor_of(row))
+                row = self._row(delivery, message, state)
+                await answer.send(row)
                 rows += 1
         return answers.End(count=rows, missing=self._operations.left_out())
 
-    async def _count(self, request: requests.QueueCount, answer: Answer) -> None:
+    async def _count(self, request: requests.QueueCount, answer: Answer) -> answers.End:
         wanted = queue_filter(request.filter)
-        async with aclosing(self._operations.select(wanted, request.sample)) as found:
-            async for delivery, message, state in found:
-                await answer.send(self._row(delivery, message, state))
-        await answer.send(answers.Count(matched=await self._operations.count(wanted, answer)))
+        sample: list[answers.DeliveryRow] = []
+        if request.sample:
+            async with aclosing(self._operations.select(wanted, request.sample)) as found:
+                sample = [self._row(delivery, message, state) async for delivery, message, state in found]
+        matched = await self._operations.count(wanted, answer)
+        await answer.send(answers.Count(matched=matched, sample=tuple(sample)))
+        return answers.End(missing=self._operations.left_out())
 
-    async def _summary(self, request: requests.QueueSummary, answer: Answer) -> answers.Summary:
+    async def _summary(self, request: requests.QueueSummary, answer: Answer) -> answers.End:
         tally = await self._operations.summary(
             queue_filter(request.filter), request.by, exact=request.exact, progress=answer
         )
-        return summary(request.by, tally)
+        await answer.send(summary(request.by, tally))
+        return answers.End(missing=self._operations.left_out())
 
     async def _show(self, request: requests.QueueShow, answer: Answer) -> None:
         message, rows = await self._rows_of(request.message_id)
@@ -203,7 +246,7 @@ class ControlHandler:
         rows = (self._row(delivery, shown.message, state) for delivery, state in shown.deliveries)
         return shown.message, [self._explainer.compared(shown.message, row) for row in rows]
 
-    async def _explain_queued(self, request: requests.Explain, answer: Answer) -> None:
+    async def _explain_queued(self, request: requests.QueueExplain, answer: Answer) -> None:
         message, rows = await self._rows_of(request.message_id)
         wanted = request.address.strip("<> ").lower()
         told: dict[tuple[str, str], answers.DeliveryRow] = {}
@@ -233,7 +276,7 @@ class ControlHandler:
                 for mailbox, role in mailboxes:
                     if mailbox in seen or not matches(request.pseudonym, mailbox):
                         continue
-                    if len(seen) == MAX_RESOLVED:
+                    if len(seen) == request.limit:
                         return answers.End(count=len(seen), more=True)
                     seen.add(mailbox)
                     await answer.send(

@@ -15,11 +15,11 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from zonerelay.config.settings import HistoryAddresses, Settings
-from zonerelay.control.asking import BusyAskingError
-from zonerelay.control.messages.answers import TraceStep
 from zonerelay.history.reader import Entry, Gap, Histories, Query, TooLongError, entries_of, steps
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
+from zonerelay.operations.answers import TraceStep
+from zonerelay.operations.errors import BusyError
 from zonerelay.process.setup import redact_key_of
 from zonerelay.process.threads import HISTORY, LOOKUPS, PoolBusyError
 from zonerelay.store.spool_paths import is_shared
@@ -82,16 +82,16 @@ T = TypeVar("T")
 
 async def ask(function: Callable[..., T], /, *given: object) -> T:
     """Call a function of this module within a relay: in a thread, and for `LONGEST` seconds at most. Raises
-    BusyAskingError when too many ask, and SearchError when a search takes too long.
+    BusyError when too many ask, and SearchError when a search takes too long.
     """
     pool = HISTORY if function is search else LOOKUPS
     try:
         return await pool.run(partial(function, *given, longest=LONGEST))
     except PoolBusyError:
-        raise BusyAskingError("too many questions to the history are being answered: try again") from None
+        raise BusyError("too many questions to the history are being answered: try again") from None
     except TooLongError:
         if function is not search:
-            raise BusyAskingError(f"the history did not answer within {LONGEST:g} s: try again") from None
+            raise BusyError(f"the history did not answer within {LONGEST:g} s: try again") from None
         raise SearchError(
             f"the search took longer than {LONGEST:g} s and was ended: look for an address or a message id, "
             "which are in the index, or for less time (since). `zonerelay log find` has no limit"

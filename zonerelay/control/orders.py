@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import filterfalse
 
 import msgspec
 
 from zonerelay.config.wording import did_you_mean, in_words
-from zonerelay.control.messages.answers import (
-    Changed,
-    DeliveryRow,
-    OrderGiven,
-    OrderRow,
-    OrdersEnded,
-    OrdersInForce,
-)
-from zonerelay.control.messages.requests import Orders as OrdersRequest
-from zonerelay.control.messages.requests import Resume, Selectors, Suspend
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.priority import zone_of
 from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.operations.answers import (
+    Changed,
+    DeliveryRow,
+    OrderGiven,
+    OrderRow,
+    OrdersEnded,
+)
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError, InvalidError
+from zonerelay.operations.requests import Resume, Selectors, Suspend
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SELECTORS, Order, Subject
 from zonerelay.queue.orders.orders import Orders, OrdersError
@@ -38,7 +36,6 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.store.contract import Store
 
 MAX_TEXT = 400
-_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 LOOK = 1.0
 """Seconds for which the mail that an order is about is looked for."""
 
@@ -65,28 +62,54 @@ class OrderAnswers:
         self._zones = zones
         self._clock = clock
 
-    async def answer(
-        self, request: Suspend | Resume | OrdersRequest, caller: str
-    ) -> OrderGiven | OrdersEnded | OrdersInForce:
+    async def in_force(self) -> tuple[OrderRow, ...]:
         """Raises ControlError and StoreError."""
-        try:
-            match request:
-                case Suspend():
-                    return await self._suspend(request, request.who or caller)
-                case Resume():
-                    return await self._resume(request, request.who or caller)
-                case OrdersRequest():
-                    await self._orders.look()
-                    return OrdersInForce(orders=self.rows())
-        except OrdersError as error:
-            raise ControlError(str(error)) from error
+        with _in_words():
+            await self._orders.look()
+            return self.rows()
+
+    async def suspend(self, request: Suspend, call: Call) -> OrderGiven:
+        """Raises ControlError and StoreError."""
+        self._check(request)
+        now = call.at or self._clock.now()
+        order = Order(
+            id=call.id or secrets.token_hex(4),
+            effect=request.effect,
+            reason=" ".join(request.reason.split()),
+            who=call.caller,
+            since=now,
+            until=None if not request.seconds else now + request.seconds,
+            refuse=request.refuse,
+            stop_clock=request.stop_clock,
+            hosts=self._hosts(request.about),
+            **msgspec.structs.asdict(request.about),
+        )
+        with _in_words():
+            order, new = await self._orders.give(order)
+            return OrderGiven(order=self._row(order), new=new, first_expiry=await self._expiry(request.about))
+
+    async def resume(self, request: Resume, who: str) -> OrdersEnded:
+        """Raises ControlError and StoreError."""
+        about = request.about
+        selectors = tuple(getattr(about, name) for name in SELECTORS)
+        if not request.id and about == Selectors():
+            text = "which order? Give its id, or the selectors that it was given with"
+            raise InvalidError(text, pointer="/about")
+
+        def is_meant(order: Order) -> bool:
+            if request.id:
+                return order.id == request.id
+            return (order.selectors, order.everything) == (selectors, about.everything)
+
+        with _in_words():
+            ended, released = await self._orders.end(is_meant, who, " ".join(request.reason.split()))
+        return OrdersEnded(orders=tuple(map(self._row, ended)), released=released)
 
     async def undo(self, order_id: str, reason: str, who: str) -> Changed | None:
         """Ends the order that has this id; `None`: there is none. Raises ControlError and StoreError."""
         if all(order.id != order_id for order in self._orders.table.orders):
             return None
-        ended = await self.answer(Resume(id=order_id, reason=reason), who)
-        assert isinstance(ended, OrdersEnded)
+        ended = await self.resume(Resume(id=order_id, reason=reason), who)
         held = ended.released
         return Changed(
             action="undo",
@@ -133,55 +156,36 @@ class OrderAnswers:
             row, held=self._orders.held[order.id], refused=self._orders.refused[order.id]
         )
 
-    async def _suspend(self, request: Suspend, who: str) -> OrderGiven:
-        self._check(request)
-        now = self._clock.now()
-        until = request.until if request.seconds is None else now + request.seconds
-        if until is not None and until <= now:
-            raise ControlError("the order would be over already: give a time to come")
-        order = Order(
-            id=request.id or secrets.token_hex(4),
-            effect=request.effect,
-            reason=" ".join(request.reason.split()),
-            who=who,
-            since=now,
-            until=until,
-            refuse=request.refuse,
-            stop_clock=request.stop_clock,
-            hosts=self._hosts(request.about),
-            **msgspec.structs.asdict(request.about),
-        )
-        order, new = await self._orders.give(order)
-        return OrderGiven(order=self._row(order), new=new, first_expiry=await self._expiry(request.about))
-
     def _check(self, request: Suspend) -> None:
         about = request.about
         given = {name: getattr(about, name) for name in SELECTORS if getattr(about, name) is not None}
         if bool(given) is about.everything:
-            raise ControlError(
+            raise InvalidError(
                 "everything is all mail: leave the other selectors out"
                 if given
-                else "which mail? Give a zone, destination, domain, sender, user or recipient, or all of it"
+                else "which mail? Give a zone, destination, domain, sender, user or recipient, or all of it",
+                pointer="/about",
             )
         texts = (*given.values(), request.reason)
         if (
             any(len(text) > MAX_TEXT or not text.isprintable() for text in texts)
             or not request.reason.strip()
         ):
-            raise ControlError(f"selectors and the reason are printable, of at most {MAX_TEXT} characters")
+            text = f"selectors and the reason are printable, of at most {MAX_TEXT} characters"
+            raise InvalidError(text, pointer="/about")
         if about.zone is not None and about.zone not in self._known_zones():
             near = (
                 did_you_mean(about.zone, self._known_zones()) or f"; there is {in_words(self._known_zones())}"
             )
-            raise ControlError(f'there is no zone "{about.zone}"{near}')
-        if request.id and not _ID.fullmatch(request.id):
-            raise ControlError("the id of an order has 8 hexadecimal digits")
+            raise InvalidError(f'there is no zone "{about.zone}"{near}', pointer="/about/zone")
         if about.domain is not None and about.destination is not None:
-            raise ControlError("a destination has domains of its own: leave domain or destination out")
+            text = "a destination has domains of its own: leave domain or destination out"
+            raise InvalidError(text, pointer="/about")
         if request.refuse and (request.effect == HOLD or about.destination is not None):
             what = "a hold rule takes mail in" if request.effect == HOLD else "no client names a destination"
-            raise ControlError(
-                f"{what}: refuse goes with a zone, domain, sender, user, recipient or all mail"
+            raise InvalidError(
+                f"{what}: refuse goes with a zone, domain, sender, user, recipient or all mail",
+                pointer="/refuse",
             )
 
     def _known_zones(self) -> list[str]:
@@ -223,16 +227,11 @@ class OrderAnswers:
         ]
         return min(oldest, default=None)
 
-    async def _resume(self, request: Resume, who: str) -> OrdersEnded:
-        about = request.about
-        selectors = tuple(getattr(about, name) for name in SELECTORS)
-        if not request.id and about == Selectors():
-            raise ControlError("which order? Give its id, or the selectors that it was given with")
 
-        def is_meant(order: Order) -> bool:
-            if request.id:
-                return order.id == request.id
-            return (order.selectors, order.everything) == (selectors, about.everything)
-
-        ended, released = await self._orders.end(is_meant, who, " ".join(request.reason.split()))
-        return OrdersEnded(orders=tuple(map(self._row, ended)), released=released)
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Raises ControlError."""
+    try:
+        yield
+    except OrdersError as error:
+        raise ControlError(str(error)) from error

@@ -16,13 +16,13 @@ from datetime import datetime
 
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
-from zonerelay.control.messages.answers import RelayStatus
-from zonerelay.control.messages.requests import Status
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.history.reader import Gap, Histories, Record
 from zonerelay.history.writer import DIRECTORY
+from zonerelay.operations.answers import RelayStatus
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Status
 
 MOST = 10
 """Rows of one list."""

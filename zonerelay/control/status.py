@@ -21,12 +21,12 @@ from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.destinations import Destinations
 from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
-from zonerelay.control.messages.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import zone_label
 from zonerelay.model.priority import zone_of
 from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.operations.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.destinations.route import DestinationKey

@@ -13,12 +13,12 @@ from ipaddress import ip_address, ip_network
 
 import msgspec
 
-from zonerelay.control.messages.answers import End, MailEvent, Missed, TranscriptLine
-from zonerelay.control.messages.requests import Tail
-from zonerelay.control.messages.requests import Transcript as TranscriptRequest
-from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.server import Answer
+from zonerelay.control.runner import Answer
 from zonerelay.model.message_id import is_message_id
+from zonerelay.operations.answers import End, MailEvent, Missed, TranscriptLine
+from zonerelay.operations.errors import BusyError, InvalidError
+from zonerelay.operations.requests import Tail
+from zonerelay.operations.requests import Transcript as TranscriptRequest
 from zonerelay.telemetry.events.events import Events, Field, Told
 from zonerelay.telemetry.events.stream import Stream
 from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, Line, Transcript
@@ -28,9 +28,6 @@ from zonerelay.telemetry.logs.redact import Redactor
 MAX_FOLLOWERS = 16
 EVENTS_ROOM = 2000
 """Events that wait for their reader."""
-MAX_SECONDS = 24 * 3600.0
-MAX_OCTETS = 1_000_000_000
-MAX_SESSIONS = 10_000
 MAX_MESSAGES = 10_000
 """Messages of a sender, a user or a client whose later events are told, too."""
 
@@ -41,20 +38,14 @@ class Streams:
         self._redactor = redactor
         self._followers = 0
 
-    async def answer(self, request: Tail | TranscriptRequest, answer: Answer) -> End:
-        """Raises ControlError."""
-        return await (
-            self._tail(request, answer) if isinstance(request, Tail) else self._transcribe(request, answer)
-        )
-
-    async def _tail(self, request: Tail, answer: Answer) -> End:
-        """Ends when the client leaves. Raises ControlError."""
+    async def tail(self, request: Tail, answer: Answer) -> End:
+        """Ends when the client leaves. Raises BusyError and InvalidError."""
         if self._followers >= MAX_FOLLOWERS:
-            raise ControlError(f"{MAX_FOLLOWERS} others read along already: end one of them")
+            raise BusyError(f"{MAX_FOLLOWERS} others read along already: end one of them")
         try:
             wanted = _Wanted(request, self._redactor)
         except SearchError as error:
-            raise ControlError(str(error)) from error
+            raise InvalidError(str(error)) from error
         stream: Stream[Told] = Stream(EVENTS_ROOM)
         self._followers += 1
         self._events.follow(stream)
@@ -66,19 +57,20 @@ class Streams:
                         await answer.send(MailEvent(at=at, level=level, event=event, fields=fields))
                 if missed:
                     await answer.send(Missed(count=missed))
-                await answer.flush()
         finally:
             self._followers -= 1
             self._events.leave(stream)
 
-    async def _transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
-        """Ends with its time, octets or sessions, or when the client leaves. Raises ControlError."""
+    async def transcribe(self, request: TranscriptRequest, answer: Answer) -> End:
+        """Ends with its time, octets or sessions, or when the client leaves. Raises BusyError and
+        InvalidError.
+        """
         stream: Stream[Line] = Stream(ROOM)
         transcript = _checked(request, stream)
         if not self._events.transcripts.start(transcript):
-            raise ControlError(f"{MAX_TRANSCRIPTS} transcripts run already: end one of them")
+            raise BusyError(f"{MAX_TRANSCRIPTS} transcripts run already: end one of them")
         subject = request.client or request.domain or request.message_id
-        self._events.transcript_begun(subject, request.seconds, request.who or answer.caller)
+        self._events.transcript_begun(subject, request.seconds, answer.caller)
         timer = asyncio.get_running_loop().call_later(request.seconds, stream.close, "its time is over")
         count = 0
         try:
@@ -92,7 +84,6 @@ class Streams:
                 if not lines:
                     await answer.send(Missed(why=stream.why))
                     return End(count=count)
-                await answer.flush()
         finally:
             timer.cancel()
             self._events.transcripts.stop(transcript)
@@ -100,20 +91,13 @@ class Streams:
 
 def _checked(request: TranscriptRequest, stream: Stream[Line]) -> Transcript:
     if sum(map(bool, (request.client, request.domain, request.message_id))) != 1:
-        raise ControlError("a transcript is of one client, of one destination or of one message")
-    for what, value, most in (
-        ("seconds", request.seconds, MAX_SECONDS),
-        ("octets", request.octets, MAX_OCTETS),
-        ("sessions", request.sessions, MAX_SESSIONS),
-    ):
-        if not 0 < value <= most:
-            raise ControlError(f"a transcript has from 1 to {most:,.0f} {what}")
-    if request.message_id and not is_message_id(request.message_id):
-        raise ControlError(f"{request.message_id} is not a message id")
+        raise InvalidError("a transcript is of one client, of one destination or of one message")
     try:
         networks = (ip_network(request.client, strict=False),) if request.client else ()
     except ValueError as error:
-        raise ControlError(f"{request.client} is neither an address nor a network") from error
+        raise InvalidError(
+            f"{request.client} is neither an address nor a network", pointer="/client"
+        ) from error
     return Transcript(
         stream,
         networks=networks,

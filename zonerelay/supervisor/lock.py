@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zonerelay.config.settings import Settings
-from zonerelay.control.messages.answers import RelayStatus
-from zonerelay.control.messages.requests import Status
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import control_socket_path, refuse_live
+from zonerelay.operations.answers import RelayStatus
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Status
 from zonerelay.process.setup import StartError, prepare_home
 
 LOCK_NAME = "supervisor.lock"

@@ -22,13 +22,13 @@ from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings
-from zonerelay.control.socket.errors import AnotherRelayError, ControlError
 from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path, limits_socket_path
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
+from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.process.retry import Retried
 from zonerelay.process.setup import (
     StartError,

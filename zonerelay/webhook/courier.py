@@ -137,7 +137,7 @@ class WebhookCourier:
 
     @property
     def state(self) -> str:
-        return "disabled (410)" if self.is_disabled else "failing" if self.problem else "ok"
+        return "disabled" if self.is_disabled else "failing" if self.problem else "ok"
 
     @property
     def oldest(self) -> float | None:

@@ -28,7 +28,6 @@ from zonerelay import __version__
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, space_guard
 from zonerelay.control.handler import PartAnswers
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import bind, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
@@ -42,6 +41,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.operations.errors import ControlError
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError, history_redactor
 from zonerelay.process.threads import STATUS

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.settings import ListenerSettings, Settings
-from zonerelay.control.messages.answers import End
-from zonerelay.control.messages.requests import Request
+from zonerelay.control.runner import Answer, Handler
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import AnotherRelayError, ControlError
-from zonerelay.control.socket.server import Answer, ControlServer, Handler
+from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_connection import ServesHttp
+from zonerelay.operations.answers import End
+from zonerelay.operations.errors import AnotherRelayError, ControlError
+from zonerelay.operations.requests import Request
 from zonerelay.process.retry import Retried
 from zonerelay.process.threads import FILES, OPERATORS
 from zonerelay.worker.context import WorkerContext

@@ -14,8 +14,8 @@ from tests.support.crew import AT_ONCE, client_of, relay_of, status
 from tests.support.process import RelayProcess
 from tests.support.submit import Submitter
 from tests.support.toml import Table
-from zonerelay.control.messages.answers import Changed, DeliveryRow, MessageDetail
-from zonerelay.control.messages.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
+from zonerelay.operations.answers import Changed, DeliveryRow, MessageDetail
+from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, QueueList, QueueShow
 
 DOMAINS = 10
 SESSIONS = 18
@@ -68,7 +68,7 @@ class Questions:
         return int(shown.message_id == wanted)
 
     def _change(self, verb: ChangeVerb, chosen: Filter) -> int:
-        request = QueueChange(action=verb, filter=chosen, everything=chosen.is_everything)
+        request = CHANGES[verb](filter=chosen, everything=chosen.is_everything)
         return client_of(self._relay).ask(request, Changed).matched
 
 

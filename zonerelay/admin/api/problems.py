@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from zonerelay.operations.errors import ControlError, Kind
+
 TYPE = "application/problem+json"
 
 Code = Literal[
@@ -93,3 +95,20 @@ def invalid(error: msgspec.ValidationError, what: str) -> Problem:
 
 def wrong(pointer: str, detail: str) -> Problem:
     return Problem(422, "invalid", detail, errors=[FieldError(pointer=pointer, detail=detail)])
+
+
+_STATUSES = {
+    Kind.NOT_FOUND: 404,
+    Kind.NOT_POSSIBLE: 409,
+    Kind.INVALID: 422,
+    Kind.BUSY: 503,
+    Kind.UNAVAILABLE: 503,
+    Kind.FORBIDDEN: 403,
+    Kind.UNEXPECTED: 500,
+}
+
+
+def problem_of(error: ControlError) -> Problem:
+    errors = [FieldError(pointer=error.pointer, detail=str(error))] if error.pointer else []
+    fields = {"Retry-After": "5"} if error.kind is Kind.BUSY else {}
+    return Problem(_STATUSES[error.kind], error.kind.value, str(error), errors=errors, fields=fields)

@@ -17,15 +17,14 @@ from aiohttp import web
 
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.problems import Problem, invalid, wrong
+from zonerelay.admin.api.problems import Problem, invalid, problem_of, wrong
 from zonerelay.admin.api.verbs import VERBS, Call, Verb
-from zonerelay.admin.operators import BusyError, Operators
+from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import media_type
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
-from zonerelay.control.asking import BusyAskingError, UnexpectedError
-from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.operations.errors import ControlError
 from zonerelay.telemetry.logs.redact import RedactKeyError
 
 MAX_BODY = 64 * 1024
@@ -128,18 +127,10 @@ class Api:
     async def _answer(self, verb: Verb, call: Call) -> web.StreamResponse:
         try:
             answer = await verb.run(call)
-        except NotFoundError as error:
-            raise Problem(404, "not_found", str(error)) from error
-        except UnexpectedError as error:
-            raise Problem(500, "unexpected", str(error)) from error
-        except (BusyError, BusyAskingError) as error:
-            raise Problem(503, "busy", str(error), fields={"Retry-After": "5"}) from error
         except RedactKeyError as error:
             raise Problem(503, "unavailable", str(error)) from error
         except ControlError as error:
-            if verb.refusal == 503 or str(error).startswith(("the spool: ", "no worker ")):
-                raise Problem(503, "unavailable", str(error)) from error
-            raise Problem(verb.refusal, "not_possible", str(error)) from error
+            raise problem_of(error) from error
         if isinstance(answer, web.StreamResponse):
             return answer
         data = msgspec.json.encode(answer, enc_hook=str) + b"\n"

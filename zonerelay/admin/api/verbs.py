@@ -1,13 +1,11 @@
 """The verbs of `/v1/`: a table of methods, paths, scopes and structs, and what each asks of the relay.
 
-Parameters and bodies are structs, checked before a verb sees them; answers are frames of `control/messages`,
+Parameters and bodies are structs, checked before a verb sees them; answers are frames of `operations`,
 in a struct of their own where several make one answer. `openapi` describes this table and no other.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -23,11 +21,11 @@ from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
 from zonerelay.control.history import Found, TimeLine, Wanted, ask, became, search, time_line
-from zonerelay.control.messages import answers, requests
-from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
+from zonerelay.operations import answers, requests
+from zonerelay.operations.catalogue import Call as asked  # noqa: N813
+from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.telemetry.logs.address_forms import SearchError
 
@@ -218,6 +216,11 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
 
 
+class OrdersActive(msgspec.Struct, frozen=True, kw_only=True):
+    orders: tuple[answers.OrderRow, ...]
+    missing: tuple[str, ...] = ()
+
+
 class ActsDone(msgspec.Struct, frozen=True, kw_only=True):
     acts: tuple[answers.ActRow, ...]
     missing: tuple[str, ...] = ()
@@ -288,26 +291,9 @@ async def _status(call: Call) -> Answer:
 
 async def _list(call: Call) -> Answer:
     wanted: ListQuery = call.parameters
-    after = _after(wanted.cursor) if wanted.cursor else None
-    request = requests.QueueList(filter=wanted.filter(), limit=wanted.limit, after=after)
+    request = requests.QueueList(filter=wanted.filter(), limit=wanted.limit, cursor=wanted.cursor)
     rows, end = await call.all(request, answers.DeliveryRow)
-    return Page(deliveries=rows, next=_cursor(rows[-1]) if end.more else None, missing=end.missing)
-
-
-def _cursor(row: answers.DeliveryRow) -> str:
-    place = (row.queue, row.message_id, row.recipient)
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode("ascii").rstrip("=")
-
-
-def _after(cursor: str) -> tuple[str, str, str]:
-    try:
-        octets = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        place = msgspec.json.decode(octets, type=tuple[str, str, str])
-    except (binascii.Error, msgspec.DecodeError, ValueError):
-        raise wrong("/cursor", "this is no cursor of a page") from None
-    if not is_message_id(place[1]):
-        raise wrong("/cursor", "this is no cursor of a page")
-    return place
+    return Page(deliveries=rows, next=end.next or None, missing=end.missing)
 
 
 async def _count(call: Call) -> Answer:
@@ -315,10 +301,8 @@ async def _count(call: Call) -> Answer:
 
 
 async def _preview(call: Call, wanted: requests.Filter, sample: int) -> Preview:
-    found, end = await call.all(requests.QueueCount(filter=wanted, sample=sample), msgspec.Struct)
-    rows = tuple(each for each in found if isinstance(each, answers.DeliveryRow))
-    matched = sum(each.matched for each in found if isinstance(each, answers.Count))
-    return Preview(matched=matched, sample=rows, missing=end.missing)
+    (found,), end = await call.all(requests.QueueCount(filter=wanted, sample=sample), answers.Count)
+    return Preview(matched=found.matched, sample=found.sample, missing=end.missing)
 
 
 async def _summary(call: Call) -> Answer:
@@ -350,11 +334,9 @@ async def _body(call: Call) -> Answer:
         await call.one(requests.QueueShow(message_id=message_id), answers.MessageDetail)
         return web.Response(headers=fields)
     wanted: BodyQuery = call.parameters
-    request = requests.QueueCat(
-        message_id=message_id, as_sent=wanted.as_sent, zone=wanted.zone, who=call.caller
-    )
+    request = requests.QueueCat(message_id=message_id, as_sent=wanted.as_sent, zone=wanted.zone)
     response = web.StreamResponse(headers=fields)
-    async with aclosing(call.operators.asking.frames(request, call.caller)) as frames:
+    async with aclosing(call.operators.asking.frames(asked(request=request, caller=call.caller))) as frames:
         async for frame in frames:
             if isinstance(frame, answers.MessageBody):
                 await response.prepare(call.request)
@@ -368,8 +350,6 @@ def _change(action: requests.ChangeVerb) -> Callable[[Call], Awaitable[Answer]]:
     async def run(call: Call) -> Answer:
         body: ChangeBody = call.body
         wanted = body.filter.filter()
-        if wanted.is_everything and not body.everything:
-            raise wrong("/filter", "no filter, and not everything either: which deliveries?")
         if body.dry_run:
             return await _preview(call, wanted, body.sample)
         more = {
@@ -377,12 +357,10 @@ def _change(action: requests.ChangeVerb) -> Callable[[Call], Awaitable[Answer]]:
             for name in ("at", "to_zone", "next_hop", "ask_again")
             if hasattr(body, name)
         }
-        request = requests.QueueChange(
-            action=action,
+        request = requests.CHANGES[action](
             filter=wanted,
             everything=body.everything,
             reason=body.reason,
-            who=call.caller,
             **more,
         )
         return await _changed(call, request)
@@ -401,27 +379,23 @@ async def _acts(call: Call) -> Answer:
 
 
 async def _act(call: Call) -> Answer:
-    acts, _ = await call.all(requests.Acts(act=call.path["act"]), answers.ActRow)
-    if not acts:
-        raise Problem(404, "not_found", f"no act {call.path['act']} in the last 24 hours")
-    return acts[0]
+    return await call.one(requests.ActShow(act=call.path["act"]), answers.ActRow)
 
 
 async def _undo(call: Call) -> Answer:
-    return await _changed(
-        call, requests.Undo(undoes=call.path["act"], reason=call.body.reason, who=call.caller)
-    )
+    return await _changed(call, requests.Undo(undoes=call.path["act"], reason=call.body.reason))
 
 
 async def _orders(call: Call) -> Answer:
-    return await call.one(requests.Orders(), answers.OrdersInForce)
+    rows, end = await call.all(requests.Orders(), answers.OrderRow)
+    return OrdersActive(orders=rows, missing=end.missing)
 
 
 async def _suspend(call: Call) -> Answer:
     body: SuspendBody = call.body
     if body.about == requests.Selectors():
         raise wrong("/about", "nothing is selected, and not everything either: which mail?")
-    return await call.one(requests.Suspend(**_given(body), who=call.caller), answers.OrderGiven)
+    return await call.one(requests.Suspend(**_given(body)), answers.OrderGiven)
 
 
 async def _resume(call: Call) -> Answer:
@@ -429,7 +403,7 @@ async def _resume(call: Call) -> Answer:
     if body.about == requests.Selectors() and not body.id:
         raise wrong("/about", "neither selectors nor an id: which orders?")
     return await call.one(
-        requests.Resume(about=body.about, id=body.id, reason=body.reason, who=call.caller),
+        requests.Resume(about=body.about, id=body.id, reason=body.reason),
         answers.OrdersEnded,
     )
 
@@ -483,7 +457,7 @@ async def _tail(call: Call) -> Answer:
 
 
 async def _transcript(call: Call) -> Answer:
-    return await _follow(call, requests.Transcript(**_given(call.parameters), who=call.caller))
+    return await _follow(call, requests.Transcript(**_given(call.parameters)))
 
 
 async def _follow(call: Call, request: requests.Tail | requests.Transcript) -> Answer:
@@ -494,7 +468,7 @@ async def _follow(call: Call, request: requests.Tail | requests.Transcript) -> A
     response = web.StreamResponse(headers=fields)
     operators = call.operators
     async with operators.streams.one_more(call.token, lambda: operators.is_valid(call.token)):
-        frames = operators.asking.frames(request, call.caller, beat=BEAT)
+        frames = operators.asking.frames(asked(request=request, caller=call.caller), beat=BEAT)
         async with aclosing(frames):
             await _stream(call, response, frames)
     response.force_close()
@@ -571,7 +545,7 @@ VERBS: tuple[Verb, ...] = (
     _get("/v1/acts", "What operators did, the last first.", _acts, ActsDone, parameters=ActsQuery),
     _get("/v1/acts/{act}", "One act of an operator.", _act, answers.ActRow),
     _post("/v1/acts/{act}/undo", "Revert what an act changed.", _undo, ChangedAll, UndoBody),
-    _get("/v1/orders", "Suspensions and hold rules in force.", _orders, answers.OrdersInForce),
+    _get("/v1/orders", "Suspensions and hold rules in force.", _orders, OrdersActive),
     _post("/v1/suspend", "Suspend mail, or hold what comes.", _suspend, answers.OrderGiven, SuspendBody),
     _post("/v1/resume", "End a suspension or a hold rule.", _resume, answers.OrdersEnded, ResumeBody),
     _post(

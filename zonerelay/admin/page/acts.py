@@ -20,7 +20,7 @@ from zonerelay.admin.page.text import when
 from zonerelay.admin.page.views import VERBS
 from zonerelay.admin.page.visitor import PageError, Visitor
 from zonerelay.config.units import parse_duration
-from zonerelay.control.messages import answers, requests
+from zonerelay.operations import answers, requests
 
 PATIENCE = 25.0
 SAMPLE = 5
@@ -41,9 +41,8 @@ _DONE = {
 
 async def preview(visitor: Visitor) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
-    found, _ = await visitor.all(requests.QueueCount(filter=wanted, sample=SAMPLE), msgspec.Struct)
-    sample = [frame for frame in found if isinstance(frame, answers.DeliveryRow)]
-    matched = sum(frame.matched for frame in found if isinstance(frame, answers.Count))
+    found = await visitor.one(requests.QueueCount(filter=wanted, sample=SAMPLE), answers.Count)
+    matched = found.matched
     how_many = f"{matched:,} {'delivery' if matched == 1 else 'deliveries'}"
     return await visitor.page(
         "act.html",
@@ -52,7 +51,7 @@ async def preview(visitor: Visitor) -> web.StreamResponse:
         verb=verb,
         q=q,
         matched=matched,
-        sample=sample,
+        sample=found.sample,
         zones=[zone.name for zone in visitor.operators.settings().zone],
         most=MAX_REASON,
         command=command(verb, wanted, target="ZONE"),
@@ -62,21 +61,16 @@ async def preview(visitor: Visitor) -> web.StreamResponse:
 async def change(visitor: Visitor) -> web.StreamResponse:
     verb, q, wanted = _asked(visitor)
     reason, target = _reason(visitor), visitor.given("target") if verb == "reroute" else ""
-    request = requests.QueueChange(
-        action=verb,
-        filter=wanted,
-        reason=reason,
-        everything=wanted.is_everything,
-        to_zone=target,
-        who=visitor.caller,
-    )
+    more = {"to_zone": target} if verb == "reroute" else {}
+    given = {"filter": wanted, "reason": reason, "everything": wanted.is_everything, **more}
+    request = msgspec.convert(given, requests.CHANGES[verb])
     same = command(verb, wanted, reason=reason, target=target)
     return await _carry_out(visitor, request, verb, same, back=f"/queue?{urlencode({'q': q})}")
 
 
 async def undo(visitor: Visitor) -> web.StreamResponse:
     act = visitor.given("act")
-    request = requests.Undo(undoes=act, reason=_reason(visitor), who=visitor.caller)
+    request = requests.Undo(undoes=act, reason=_reason(visitor))
     return await _carry_out(visitor, request, "undo", f"zonerelay undo {act}", back="/suspensions")
 
 
@@ -133,11 +127,11 @@ def _asked(visitor: Visitor) -> tuple[requests.ChangeVerb, str, requests.Filter]
 
 
 async def suspensions(visitor: Visitor) -> web.StreamResponse:
-    found = await visitor.one(requests.Orders(), answers.OrdersInForce)
+    orders, _ = await visitor.all(requests.Orders(), answers.OrderRow)
     rows, _ = await visitor.all(requests.Acts(), answers.ActRow)
     given = {name: visitor.given(name) for name in ("what", "value", "zone")}
     return await visitor.page(
-        "suspensions.html", orders=found.orders, acts=rows, given=given, selectors=SELECTORS, most=MAX_REASON
+        "suspensions.html", orders=orders, acts=rows, given=given, selectors=SELECTORS, most=MAX_REASON
     )
 
 
@@ -170,7 +164,6 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
             refuse=refuse,
             stop_clock=stop,
             reason=reason,
-            who=visitor.caller,
         ),
         answers.OrderGiven,
     )
@@ -182,9 +175,7 @@ async def suspend(visitor: Visitor) -> web.StreamResponse:
 
 async def resume(visitor: Visitor) -> web.StreamResponse:
     order = visitor.given("order")
-    ended = await visitor.one(
-        requests.Resume(id=order, reason=_reason(visitor), who=visitor.caller), answers.OrdersEnded
-    )
+    ended = await visitor.one(requests.Resume(id=order, reason=_reason(visitor)), answers.OrdersEnded)
     lines = ["The order is over." if ended.orders else "The order was over already."]
     if ended.released:
         lines.append(f"{ended.released:,} deliveries that it held were released.")

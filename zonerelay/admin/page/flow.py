@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from zonerelay.control.messages.answers import DestinationStatus, RelayStatus
+from zonerelay.operations.answers import DestinationStatus, RelayStatus
 
 MOST = 8
 WIDTH = 720

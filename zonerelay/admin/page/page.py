@@ -25,7 +25,7 @@ from zonerelay.admin.page.sessions import LONGEST, Session, Sessions
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor, own_path, see_other
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Scope
-from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from zonerelay.admin.page.text import when
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import parse_duration
 from zonerelay.control import history
-from zonerelay.control.messages.answers import TraceStep
+from zonerelay.operations.answers import TraceStep
 from zonerelay.process.threads import LOOKUPS
 from zonerelay.telemetry.logs.address_forms import SearchError as NoFormError
 from zonerelay.telemetry.logs.redact import RedactKeyError

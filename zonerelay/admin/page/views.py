@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from zonerelay.admin.operators import BusyError
 from zonerelay.admin.page import search
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
 from zonerelay.admin.page.flow import flow_of, mail_of
@@ -18,10 +17,10 @@ from zonerelay.admin.page.text import when
 from zonerelay.admin.page.visitor import FIELDS, PageError, Visitor
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
-from zonerelay.control.messages import answers, requests
-from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.history.reader import OUTCOMES
 from zonerelay.model.message_id import is_message_id
+from zonerelay.operations import answers, requests
+from zonerelay.operations.errors import BusyError, ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.telemetry.logs.redact import printable
 
@@ -86,8 +85,8 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
         wanted = parse(q)
     except FilterTextError as error:
         return await visitor.page("queue.html", 400, q=q, problem=error)
-    after = _place(visitor)
-    request = requests.QueueList(filter=wanted, limit=ROWS, after=after)
+    after = visitor.given("after")
+    request = requests.QueueList(filter=wanted, limit=ROWS, cursor=after)
     rows, end = await visitor.all(request, answers.DeliveryRow)
     return await visitor.page(
         "queue.html",
@@ -96,25 +95,11 @@ async def queue(visitor: Visitor) -> web.StreamResponse:
         deliveries=rows,
         more=end.more,
         missing=end.missing,
-        is_first=after is None,
-        next=f"/queue?{urlencode({'q': q, 'after': _behind(rows[-1])})}" if end.more else "",
+        is_first=not after,
+        next=f"/queue?{urlencode({'q': q, 'after': end.next})}" if end.more else "",
         verbs=VERBS,
         command=command("list", wanted),
     )
-
-
-def _behind(row: answers.DeliveryRow) -> str:
-    """The place of the next page in the address."""
-    return msgspec.json.encode([row.queue, row.message_id, row.recipient]).decode()
-
-
-def _place(visitor: Visitor) -> tuple[str, str, str] | None:
-    """Raises PageError."""
-    text = visitor.given("after")
-    try:
-        return msgspec.json.decode(text, type=tuple[str, str, str]) if text else None
-    except msgspec.DecodeError as error:
-        raise PageError(400, "No such page", "the address names no place in the queue") from error
 
 
 def message_id_of(visitor: Visitor) -> str:
@@ -152,7 +137,7 @@ async def body(visitor: Visitor) -> web.StreamResponse:
     """As text, whatever it is; the relay's log names the reader."""
     message_id, as_sent = message_id_of(visitor), visitor.given("as") == "sent"
     found, octets = None, bytearray()
-    request = requests.QueueCat(message_id=message_id, as_sent=as_sent, who=visitor.caller)
+    request = requests.QueueCat(message_id=message_id, as_sent=as_sent)
     async with aclosing(visitor.frames(request)) as frames:
         async for frame in frames:
             if isinstance(frame, answers.MessageBody):

@@ -11,8 +11,9 @@ from aiohttp import web
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.page.sessions import Session
 from zonerelay.config.credentials.identities import Scope
-from zonerelay.control.messages.answers import End, Frame
-from zonerelay.control.messages.requests import Request
+from zonerelay.operations.answers import End, Frame
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.requests import Request
 from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Visitor:
         return await self.operators.asking.all(request, answer, self.caller)
 
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
-        return self.operators.asking.frames(request, self.caller, beat=beat)
+        return self.operators.asking.frames(Call(request=request, caller=self.caller), beat=beat)
 
     async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:
         """Rendered in a thread where there is much to render: mail goes on meanwhile."""

@@ -8,10 +8,10 @@ import msgspec
 
 from zonerelay.admin.api.verbs import Call
 from zonerelay.control.history import ask, entries
-from zonerelay.control.messages.answers import MessageDetail
-from zonerelay.control.messages.requests import QueueShow
-from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.history.reader import Entry
+from zonerelay.operations.answers import MessageDetail
+from zonerelay.operations.errors import NotFoundError
+from zonerelay.operations.requests import QueueShow
 
 
 class RecipientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

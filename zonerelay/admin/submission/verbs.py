@@ -38,9 +38,6 @@ from zonerelay.admin.submission.drafts import (
 from zonerelay.admin.submission.refusals import problem_of
 from zonerelay.admin.submission.states import MessageState, RecipientState, detail_of, state_of
 from zonerelay.admin.visit import VISIT
-from zonerelay.control.messages.answers import Changed
-from zonerelay.control.messages.requests import Filter, QueueChange
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.inbound.cleanup.submit import Options, Pieces, Principal, Refused
 from zonerelay.message.compose.compose import Draft, compose_pieces
 from zonerelay.message.compose.mime import Base64Error
@@ -48,6 +45,9 @@ from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError,
 from zonerelay.model.address import NULL_SENDER, Mailbox, recipient_key
 from zonerelay.model.address_list import read_addresses, recipient_fields
 from zonerelay.model.envelope import Body
+from zonerelay.operations.answers import Changed
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Drop, Filter
 from zonerelay.outbox.drafts import MAX_FILES, BadRowError, mailbox
 from zonerelay.process.threads import BODIES
 from zonerelay.smtp.server.params import MailCommand
@@ -536,9 +536,7 @@ async def _withdraw(call: Call) -> Answer:
     if await detail_of(call, message_id) is None:
         await state_of(call, message_id)  # NotFoundError, unless it is the caller's
         raise ControlError("nothing of this message waits any more")
-    request = QueueChange(
-        action="drop", filter=Filter(message_id=message_id), reason="withdrawn", who=call.caller
-    )
+    request = Drop(filter=Filter(message_id=message_id), reason="withdrawn")
     changed = await call.one(request, Changed)
     if not changed.changed:
         raise ControlError("nothing of this message waits: it is on its way at this moment")

@@ -12,8 +12,8 @@ from zonerelay.cli.operate.change import changed_by, tell_act
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.control.messages.answers import ActRow, Changed
-from zonerelay.control.messages.requests import Acts, Undo
+from zonerelay.operations.answers import ActRow, Changed
+from zonerelay.operations.requests import Acts, Undo
 
 
 def acts(arguments: Namespace) -> int:

@@ -18,9 +18,9 @@ from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.control.messages.answers import Changed, Count, DeliveryRow
-from zonerelay.control.messages.requests import Filter, QueueChange, QueueCount, Undo
 from zonerelay.control.socket.client import ControlClient
+from zonerelay.operations.answers import Changed, Count, DeliveryRow
+from zonerelay.operations.requests import CHANGES, Filter, QueueChange, QueueCount, Undo
 
 SAMPLE = 5
 FINAL = ("bounce", "drop")
@@ -73,9 +73,8 @@ def _can_ask() -> bool:
 def _preview(client: ControlClient, wanted: Filter) -> tuple[int, list[DeliveryRow]]:
     with output.progress("Counting") as reach:
         request = QueueCount(filter=wanted, sample=SAMPLE)
-        found, _ = client.all(request, msgspec.Struct, output.frames_seen(reach))
-    sample = [frame for frame in found if isinstance(frame, DeliveryRow)]
-    return sum(frame.matched for frame in found if isinstance(frame, Count)), sample
+        found, _ = client.answered(request, Count, output.frames_seen(reach))
+    return found.matched, list(found.sample)
 
 
 def _confirmed(client: ControlClient, verb: str, wanted: Filter) -> bool:
@@ -111,9 +110,7 @@ def _dry_run(client: ControlClient, arguments: Namespace, filters: list[Filter])
 
 
 def _change(client: ControlClient, arguments: Namespace, wanted: Filter, act: str) -> Changed:
-    request = given(
-        arguments, QueueChange, action=arguments.verb, filter=wanted, everything=arguments.all, act=act
-    )
+    request = given(arguments, CHANGES[arguments.verb], filter=wanted, everything=arguments.all, act=act)
     return changed_by(client, request, arguments)
 
 

@@ -15,9 +15,9 @@ from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.config.endpoints import CAPTURE
-from zonerelay.control.messages.answers import ChangePlan, DeliveryRow, Explanation, HostPlan, StsPlan
-from zonerelay.control.messages.requests import Explain
-from zonerelay.control.socket.errors import NotRunningError
+from zonerelay.operations.answers import ChangePlan, DeliveryRow, Explanation, HostPlan, StsPlan
+from zonerelay.operations.errors import NotRunningError
+from zonerelay.operations.requests import Explain, QueueExplain
 
 _TLS = {
     "none": "never",
@@ -34,15 +34,20 @@ MAX_ROUTES = 20  # of those that were asked, in the table
 
 def explain(arguments: Namespace) -> int:
     """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
-    request = given(arguments, Explain, headers=tuple(arguments.header))
+    message_id = arguments.message_id
+    request: Explain | QueueExplain
+    if message_id:
+        request = QueueExplain(message_id=message_id, address=arguments.address)
+    else:
+        request = given(arguments, Explain, headers=tuple(arguments.header))
     from zonerelay.cli.operate.log import left_queue
 
     try:
-        with left_queue(arguments.config, request.message_id):
+        with left_queue(arguments.config, message_id):
             frames = connect(arguments).stream(request)
             answers = [frame for frame in frames if isinstance(frame, Explanation)]
     except NotRunningError:
-        if request.message_id:
+        if isinstance(request, QueueExplain):
             raise
         # Apart: asking a running relay needs none of the parts that would carry mail.
         from zonerelay.cli.operate.explain_offline import offline
@@ -51,7 +56,7 @@ def explain(arguments: Namespace) -> int:
     console = output.console()
     for number, found in enumerate(answers):
         if arguments.json:
-            (output.print_line if request.message_id else output.print_document)(found)
+            (output.print_line if message_id else output.print_document)(found)
             continue
         if number:
             console.print()

@@ -20,13 +20,13 @@ from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.explain.guard_rails import GuardPlans
 from zonerelay.control.explain.sources import SourcePlans, Untold
-from zonerelay.control.messages.answers import Explanation
-from zonerelay.control.messages.requests import Explain
 from zonerelay.delivery.auth.logins import first_for, senders_of
 from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import SystemClock
+from zonerelay.operations.answers import Explanation
+from zonerelay.operations.requests import Explain
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter

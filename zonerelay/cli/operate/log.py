@@ -23,13 +23,13 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.control import history
-from zonerelay.control.messages.answers import TraceStep
 from zonerelay.control.report import report as figures
-from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.history.database import forget, open_for_writing
 from zonerelay.history.reader import Entry, Gap
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
+from zonerelay.operations.answers import TraceStep
+from zonerelay.operations.errors import NotFoundError
 from zonerelay.process.setup import redact_key_of
 from zonerelay.telemetry.logs.address_forms import SearchError
 from zonerelay.telemetry.logs.redact import RedactKeyError

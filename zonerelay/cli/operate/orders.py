@@ -14,14 +14,13 @@ from zonerelay.cli.arguments import given
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, USAGE, CliError
-from zonerelay.control.messages.answers import (
+from zonerelay.operations.answers import (
     Frame,
     OrderGiven,
     OrderRow,
     OrdersEnded,
-    OrdersInForce,
 )
-from zonerelay.control.messages.requests import Orders, Request, Resume, Selectors, Suspend
+from zonerelay.operations.requests import Orders, Request, Resume, Selectors, Suspend
 
 _Answer = TypeVar("_Answer", bound=Frame)
 
@@ -81,11 +80,12 @@ def resume(arguments: Namespace) -> int:
 
 
 def _list(arguments: Namespace) -> int:
-    found, status = _ask(arguments, Orders(), OrdersInForce)
+    orders, end = connect(arguments).all(Orders(), OrderRow)
+    status = output.completeness(end)
     if arguments.json:
-        output.print_document(found)
-    elif found.orders:
-        output.console().print(orders_table(found.orders, time.time()))
+        output.print_document({"orders": orders})
+    elif orders:
+        output.console().print(orders_table(orders, time.time()))
     else:
         output.chatter().print("No order is in force.")
     return status

@@ -18,7 +18,7 @@ from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_for_reading
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.control.messages.answers import (
+from zonerelay.operations.answers import (
     Address,
     DeliveryRow,
     End,
@@ -29,8 +29,8 @@ from zonerelay.control.messages.answers import (
     SummaryRow,
     TraceStep,
 )
-from zonerelay.control.messages.requests import QueueList, QueueShow, QueueSummary, QueueTrace, Resolve
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import QueueList, QueueShow, QueueSummary, QueueTrace, Resolve
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]+(@d-[a-z2-7]+)?|d-[a-z2-7]+")
 

@@ -21,7 +21,8 @@ from zonerelay.cli.operate.orders import orders_table
 from zonerelay.cli.relay import find_relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.control.messages.answers import (
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.operations.answers import (
     DestinationStatus,
     QuotaStatus,
     RelayStatus,
@@ -29,9 +30,8 @@ from zonerelay.control.messages.answers import (
     WorkerStatus,
     ZoneStatus,
 )
-from zonerelay.control.messages.requests import Status
-from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Status
 
 WIDE = 150
 """Columns of a terminal from which a destination fits on one line."""

@@ -17,8 +17,8 @@ from zonerelay.cli.arguments import given
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
-from zonerelay.control.messages.answers import MailEvent, Missed, TranscriptLine
-from zonerelay.control.messages.requests import Tail, Transcript
+from zonerelay.operations.answers import MailEvent, Missed, TranscriptLine
+from zonerelay.operations.requests import Tail, Transcript
 
 SHORT = 16
 """Characters of an address where the terminal is narrow."""

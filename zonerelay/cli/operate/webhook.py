@@ -12,8 +12,8 @@ from rich.text import Text
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
-from zonerelay.control.messages.answers import WebhookReplayed, WebhookRow, WebhookTested
-from zonerelay.control.messages.requests import WebhookList, WebhookReplay, WebhookTest
+from zonerelay.operations.answers import WebhookReplayed, WebhookRow, WebhookTested
+from zonerelay.operations.requests import WebhookList, WebhookReplay, WebhookTest
 
 _STYLES = {"ok": "green", "failing": "yellow"}
 

@@ -13,9 +13,9 @@ from argparse import Namespace
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.control.messages.answers import BodyPiece, Frame, MessageBody
-from zonerelay.control.messages.requests import QueueCat
-from zonerelay.control.socket.errors import NotRunningError
+from zonerelay.operations.answers import BodyPiece, Frame, MessageBody
+from zonerelay.operations.errors import NotRunningError
+from zonerelay.operations.requests import QueueCat
 
 
 def cat(arguments: Namespace) -> int:

@@ -14,10 +14,10 @@ from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import CliError
 from zonerelay.config.settings import Settings
 from zonerelay.control.bodies import Bodies
-from zonerelay.control.messages.answers import BodyPiece, MessageBody
-from zonerelay.control.messages.requests import QueueCat
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.model.clock import SystemClock
+from zonerelay.operations.answers import BodyPiece, MessageBody
+from zonerelay.operations.requests import QueueCat
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor

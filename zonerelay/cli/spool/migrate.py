@@ -41,11 +41,11 @@ from zonerelay.cli.spool.stopped import RunningError, beside, opened, spools, st
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
-from zonerelay.control.messages.answers import OrdersInForce, RelayStatus
-from zonerelay.control.messages.requests import Orders, Status
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.socket_file import answers, control_socket_path
 from zonerelay.model.message_id import LENGTH, MessageId
+from zonerelay.operations.answers import OrderRow, RelayStatus
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Orders, Status
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
 from zonerelay.store.contract import NotKeptError, QueueCounts, Store, StoreError
@@ -222,9 +222,9 @@ def _workers_of(settings: Settings) -> int:
 
 def _confirm_orders(target: Settings, wanted: set[str]) -> None:
     """Raises CliError unless all workers of the relay that runs here have them in force, and ControlError."""
-    shown, end = client_of(target).answered(Orders(), OrdersInForce)  # each worker looks at the file for this
+    shown, end = client_of(target).all(Orders(), OrderRow)  # each worker looks at the file for this
     now = {each.id for each in OrdersFile(target.spool.path.parent).read() if each.is_in_force(time.time())}
-    if end.missing or not wanted & now <= {each.id for each in shown.orders}:
+    if end.missing or not wanted & now <= {each.id for each in shown}:
         missing = ", ".join(end.missing) or "its orders are others than those in its file"
         raise CliError(
             "the mail stays in the source: the relay of the target has not put the orders of the source in"

@@ -17,9 +17,9 @@ from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.settings import Backend, Settings
-from zonerelay.control.messages.answers import Acknowledged
-from zonerelay.control.messages.requests import SpoolAcknowledge
-from zonerelay.control.socket.errors import NotRunningError
+from zonerelay.operations.answers import Acknowledged
+from zonerelay.operations.errors import NotRunningError
+from zonerelay.operations.requests import SpoolAcknowledge
 from zonerelay.store.contract import StoreError
 from zonerelay.store.offline import acknowledge_loss, forget_queue, place_of_queue
 from zonerelay.store.spool_paths import directories_of, remove_spool, spool_of

@@ -23,7 +23,7 @@ from zonerelay.cli.terminal.exits import FAILED, OK
 from zonerelay.cli.terminal.text import clean_lines
 
 if TYPE_CHECKING:
-    from zonerelay.control.messages.answers import End
+    from zonerelay.operations.answers import End
 
 PIPE_WIDTH = 100_000
 WIDE = 110
@@ -152,7 +152,7 @@ def progress(text: str, *, octets: bool = False, enabled: bool = True) -> Iterat
 
 def frames_seen(reach: Reach) -> Callable[[msgspec.Struct], None]:
     """Return a function that takes each frame of an answer: a sign of progress, or one more result."""
-    from zonerelay.control.messages.answers import Progress
+    from zonerelay.operations.answers import Progress
 
     done = total = 0
 

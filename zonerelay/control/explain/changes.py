@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import DkimMode, ZoneSettings
-from zonerelay.control.messages.answers import ChangePlan
 from zonerelay.message.dkim.authors import author_domain
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock
+from zonerelay.operations.answers import ChangePlan
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
     from zonerelay.message.dkim.signature import DkimKey
 from typing import NamedTuple
 
-from zonerelay.control.messages.answers import RewritePlan
 from zonerelay.inbound.state.rewriting import Place, Rewriting
+from zonerelay.operations.answers import RewritePlan
 
 
 class ChangePlans:

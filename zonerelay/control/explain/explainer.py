@@ -20,20 +20,6 @@ from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans, Rewritten
 from zonerelay.control.explain.guard_rails import GuardPlans
 from zonerelay.control.explain.sources import SourcePlans, candidates, own_addresses
-from zonerelay.control.messages.answers import (
-    AddressPlan,
-    DeliveryRow,
-    Explanation,
-    HostPlan,
-    OrderRow,
-    RewritePlan,
-    RouteCheck,
-    SourcePlan,
-    StsPlan,
-    TlsPlan,
-)
-from zonerelay.control.messages.requests import Explain
-from zonerelay.control.socket.errors import ControlError
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, display_address
 from zonerelay.delivery.tls.plan import TlsPlanner
@@ -45,6 +31,20 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Message
 from zonerelay.model.outbox import is_mailbox_zone
 from zonerelay.model.priority import Priority
+from zonerelay.operations.answers import (
+    AddressPlan,
+    DeliveryRow,
+    Explanation,
+    HostPlan,
+    OrderRow,
+    RewritePlan,
+    RouteCheck,
+    SourcePlan,
+    StsPlan,
+    TlsPlan,
+)
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Explain
 from zonerelay.queue.orders.order import Subject
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.destinations.mx import ExaminedRoute, MxRouter

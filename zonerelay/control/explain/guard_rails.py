@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zonerelay.config.rails import Mode, Rails
-from zonerelay.control.messages.requests import Explain
 from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
+from zonerelay.operations.requests import Explain
 
 
 class Guarded(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.control.messages.answers import SourcePenalty, SourcePlan
 from zonerelay.delivery.source.selection import SourceSelection, SourceStatus
 from zonerelay.model.reply import Reply
+from zonerelay.operations.answers import SourcePenalty, SourcePlan
 from zonerelay.routing.destinations.route import SiteKey
 
 MAX_PENALTIES = 1000

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import End, Failure, Frame
-from zonerelay.control.messages.requests import Request
-from zonerelay.control.socket.errors import ControlError, NotFoundError, NotRunningError
+from zonerelay.operations import answers as messages
+from zonerelay.operations.answers import MAX_FRAME, End, Frame, Problem
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError, NotRunningError, error_of
+from zonerelay.operations.requests import Request
 
 TIMEOUT = 60.0
 
@@ -29,7 +30,7 @@ class ControlClient:
     def stream(self, request: Request) -> Iterator[Frame]:
         """Every frame of the answer as it comes, `End` last."""
         try:
-            octets = messages.encode(request)
+            octets = messages.encode(Call(request=request))
         except UnicodeEncodeError as error:  # what the shell passed on is no text
             raise ControlError("what you ask about is not UTF-8") from error
         with self._connect() as connection:
@@ -73,13 +74,10 @@ class ControlClient:
 
     def _frames(self, connection: socket.socket) -> Iterator[Frame]:
         with connection.makefile("rb") as lines:
-            while line := lines.readline(messages.MAX_FRAME):
-                try:
-                    frame = messages.decode_frame(line)
-                except messages.RequestError as error:
-                    raise ControlError(str(error)) from error
-                if isinstance(frame, Failure):
-                    raise (NotFoundError if frame.not_found else ControlError)(frame.text)
+            while line := lines.readline(MAX_FRAME):
+                frame = messages.decode_frame(line)
+                if isinstance(frame, Problem):
+                    raise error_of(frame.code, frame.detail, frame.pointer)
                 yield frame
                 if isinstance(frame, End):
                     return

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.control.socket.errors import AnotherRelayError, ControlError
+from zonerelay.operations.errors import AnotherRelayError, ControlError
 
 if TYPE_CHECKING:
     from zonerelay.config.settings import Settings  # commands that ask a relay do without

@@ -341,7 +341,7 @@ class Ledger:
             there = _up_to(limit, lines, limits)
             yield limit, sum(each.units for each in there), there
 
-    # Asking back
+    # Runner back
 
     def _ask_back_excess(self) -> None:
         excess = self._in_use() - self._zone_limit()

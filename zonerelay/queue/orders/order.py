@@ -29,7 +29,7 @@ MAX_HOSTS = 16
 
 class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
     """What an order says. Everything given must match; `*` stands for any text. Answers to operators have the
-    same fields (`control.messages.answers.OrderRow`), so their names are an outside contract.
+    same fields (`operations.answers.OrderRow`), so their names are an outside contract.
     """
 
     id: str

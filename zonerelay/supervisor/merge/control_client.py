@@ -8,16 +8,21 @@ unanswering. Frames are read no further than the caller asks for them, because a
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import End, Failure, Frame, RelayStatus
-from zonerelay.control.messages.requests import Request
-from zonerelay.control.socket.errors import ControlError, NotFoundError
+import msgspec
+
+from zonerelay.operations import answers as messages
+from zonerelay.operations.answers import End, Frame, Problem, RelayStatus
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError, error_of
+from zonerelay.operations.requests import Request
 
 SILENCE = 5.0
 _PIECE = 64 * 1024
@@ -29,7 +34,7 @@ class UnansweredError(Exception):
     """The worker did not answer, or not to the end. The text names the reason, not the worker."""
 
 
-async def frames(path: Path, request: Request, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
+async def frames(path: Path, call: Call, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
     """Yields every frame of the answer, `End` last. Raises ControlError (from the worker) and
     UnansweredError.
     """
@@ -39,12 +44,12 @@ async def frames(path: Path, request: Request, *, silence: float = SILENCE) -> A
     except (OSError, TimeoutError) as error:
         raise UnansweredError(_words(error)) from error
     try:
-        writer.write(messages.encode(request))
+        writer.write(messages.encode(call))
         lines = _Lines(reader, silence)
         while True:
             frame = await _next(lines)
-            if isinstance(frame, Failure):
-                raise (NotFoundError if frame.not_found else ControlError)(frame.text)
+            if isinstance(frame, Problem):
+                raise error_of(frame.code, frame.detail, frame.pointer)
             yield frame
             if isinstance(frame, End):
                 return
@@ -87,14 +92,14 @@ class _Lines:
 async def _next(lines: _Lines) -> Frame:
     try:
         return messages.decode_frame(await lines.next())
-    except (OSError, TimeoutError, ValueError, messages.RequestError) as error:
+    except (OSError, TimeoutError, ValueError, ControlError) as error:
         raise UnansweredError(_words(error)) from error
 
 
-async def ask(path: Path, request: Request, answer: type[F], *, silence: float = SILENCE) -> F:
-    """Returns the one frame that answers a simple request. Raises ControlError and UnansweredError."""
+async def ask(path: Path, call: Call, answer: type[F], *, silence: float = SILENCE) -> F:
+    """Returns the one frame that answers a simple call. Raises ControlError and UnansweredError."""
     found: F | None = None
-    async with aclosing(frames(path, request, silence=silence)) as answered:
+    async with aclosing(frames(path, call, silence=silence)) as answered:
         async for frame in answered:
             if isinstance(frame, answer):
                 found = frame
@@ -125,11 +130,14 @@ class Relay(Protocol):
 
 
 class WorkerAnswers:
-    """One request to the workers, and their answers. `missing` names each worker that did not answer, with
-    the reason.
+    """One call to the workers, and their answers. All get the same id for what they begin, and the same time.
+    `missing` names each worker that did not answer, with the reason.
     """
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, call: Call) -> None:
+        self.call = msgspec.structs.replace(
+            call, id=call.id or secrets.token_hex(4), at=call.at or time.time()
+        )
         self._sockets = dict(relay.sockets())
         self._unreachable = dict(relay.unreachable())
         self._missed = {} if relay.shared and self._sockets else dict(self._unreachable)
@@ -144,12 +152,13 @@ class WorkerAnswers:
     def workers(self) -> Sequence[int]:
         return sorted(self._sockets)
 
-    async def of(self, worker: int, request: Request) -> AsyncGenerator[Frame, None]:
+    async def of(self, worker: int, request: Request | None = None) -> AsyncGenerator[Frame, None]:
         """Yields the frames of a worker until it stops answering. Raises the ControlError that the worker
         answers with.
         """
+        call = self.call if request is None else msgspec.structs.replace(self.call, request=request)
         try:
-            async with aclosing(frames(self._sockets[worker], request)) as answered:
+            async with aclosing(frames(self._sockets[worker], call)) as answered:
                 async for frame in answered:
                     if isinstance(frame, End) and frame.missing:
                         self._missed[worker] = "; ".join(frame.missing)
@@ -157,36 +166,46 @@ class WorkerAnswers:
         except UnansweredError as error:
             self._missed[worker] = str(error)
 
-    async def one(self, worker: int, request: Request, answer: type[F]) -> F | None:
+    async def one(self, worker: int, answer: type[F]) -> F | None:
         try:
-            return await ask(self._sockets[worker], request, answer)
+            return await ask(self._sockets[worker], self.call, answer)
         except UnansweredError as error:
             self._missed[worker] = str(error)
             return None
 
-    async def all(self, request: Request, answer: type[F]) -> dict[int, F]:
+    async def all(self, answer: type[F]) -> dict[int, F]:
         """Asks all workers at the same time. Returns the answers by worker."""
         workers = self.workers()
-        found = await asyncio.gather(*(self.one(worker, request, answer) for worker in workers))
+        found = await asyncio.gather(*(self.one(worker, answer) for worker in workers))
         return {worker: each for worker, each in zip(workers, found, strict=True) if each is not None}
 
-    async def one_by_one(self, request: Request, answer: type[F]) -> dict[int, F]:
-        """Like `all`, but asks one worker after the other."""
-        found = {worker: await self.one(worker, request, answer) for worker in self.workers()}
-        return {worker: each for worker, each in found.items() if each is not None}
+    async def one_by_one(self, answer: type[F]) -> list[F]:
+        """Asks one worker after the other."""
+        found = [await self.one(worker, answer) for worker in self.workers()]
+        return [each for each in found if each is not None]
 
-    async def rows(self, request: Request, answer: type[F], workers: Sequence[int] | None = None) -> list[F]:
-        """Asks all workers, or these, at the same time. Returns all frames of a kind."""
+    async def rows(self, answer: type[F], workers: Sequence[int] | None = None) -> list[F]:
+        """Asks all workers, or these, at the same time. Returns all frames of a kind. Raises NotFoundError
+        when one worker says so and none has anything.
+        """
+        not_found: list[NotFoundError] = []
 
         async def of(worker: int) -> list[F]:
-            async with aclosing(self.of(worker, request)) as answered:
-                return [frame async for frame in answered if isinstance(frame, answer)]
+            try:
+                async with aclosing(self.of(worker)) as answered:
+                    return [frame async for frame in answered if isinstance(frame, answer)]
+            except NotFoundError as error:
+                not_found.append(error)
+                return []
 
         found = await asyncio.gather(*map(of, self.workers() if workers is None else workers))
-        return [row for rows in found for row in rows]
+        rows = [row for some in found for row in some]
+        if not_found and not rows and not self.missing:
+            raise not_found[0]
+        return rows
 
-    def some(self, found: Mapping[int, F] | Sequence[F]) -> list[F]:
-        """Raises ControlError when no worker has answered."""
+    def some(self, found: Sequence[F]) -> list[F]:
+        """Raises UnavailableError when no worker has answered."""
         if not found:
-            raise ControlError(f"no worker answers: {'; '.join(self.missing)}")
-        return list(found.values()) if isinstance(found, Mapping) else list(found)
+            raise UnavailableError(f"no worker answers: {'; '.join(self.missing)}")
+        return list(found)

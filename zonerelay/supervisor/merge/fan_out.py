@@ -1,6 +1,7 @@
 """The fan-out of operators' requests to all workers, and the one answer of the relay.
 
-Lists stay streams: the supervisor holds one delivery of each worker, never a queue. `End.missing` names the
+The catalogue declares how the answers of each operation become one; what is more than that is a method here.
+Lists stay streams: the supervisor holds one row of each worker, never a queue. `End.missing` names the
 workers that do not answer in time; the answer does not wait for them. A message id tells which worker
 accepted the message; the other workers are asked when that one does not have it, because a spool may have
 changed its worker. A shared queue is read through one worker.
@@ -10,185 +11,117 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
 import msgspec
 
 from zonerelay import __version__
-from zonerelay.control.acts import MAX_ROWS, new_act
-from zonerelay.control.messages import answers, requests
-from zonerelay.control.socket.errors import ControlError, NotFoundError
-from zonerelay.control.socket.server import Answer
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import is_outbox
-from zonerelay.model.priority import queues_of
+from zonerelay.control.runner import Answer
+from zonerelay.operations import answers, requests
+from zonerelay.operations.catalogue import BY_REQUEST, OPERATIONS, operation_of
+from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
+from zonerelay.operations.operation import How, Operation, Shape
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import (
-    merge_acts,
     merge_changed,
     merge_explained,
     merge_orders,
     merge_status,
     merge_summaries,
-    merge_webhooks,
     merged,
+    summed,
 )
 from zonerelay.supervisor.merge.streams import LiveStream
 
-MAX_RESOLVED = 100
-"""Addresses in one answer, as one worker's."""
-
 Rows = AsyncGenerator[answers.Frame, None]
+Custom = Callable[[WorkerAnswers], Awaitable[answers.Frame]]
 
 
 class FanOut:
-    """Satisfies `control.server.Handler`."""
+    """Satisfies `control.runner.Handler`."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
+        self._custom: dict[type[requests.Request], Custom] = {
+            requests.Status: self._status,
+            requests.QueueCount: self._count,
+            requests.QueueSummary: self._summary,
+            requests.Undo: self._undo,
+            requests.Suspend: self._suspend,
+            requests.Resume: self._resume,
+            requests.Explain: self._explain,
+            **dict.fromkeys(requests.CHANGES.values(), self._change),
+        }
+        missing = {each.request for each in OPERATIONS if each.merge.how is How.CUSTOM} ^ self._custom.keys()
+        if missing:
+            raise AssertionError(f"the fan-out and the catalogue differ: {missing}")
 
-    async def handle(self, request: requests.Request, answer: Answer) -> answers.End:  # noqa: PLR0912 - a case for each
-        asked = WorkerAnswers(self._relay)
-        match request:
-            case requests.Ping():
+    async def handle(self, request: requests.Request, answer: Answer) -> answers.End:
+        operation, asked = operation_of(request), WorkerAnswers(self._relay, answer.call)
+        match operation.merge.how:
+            case How.ALONE:
                 await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
-                return answers.End()
-            case requests.Tail() | requests.Transcript():
-                return await LiveStream(self._relay, request, answer.caller).run(answer)
-            case requests.QueueList():
-                return await self._list(request, asked, answer)
-            case requests.Resolve():
-                return await self._resolve(request, asked, answer)
-            case requests.QueueCount():
-                await self._count(request, asked, answer)
-            case (
-                requests.QueueShow()
-                | requests.QueueTrace()
-                | requests.QueueCat()
-                | requests.SpoolAcknowledge()
-                | requests.WebhookTest()
-            ):
-                await self._find(request, asked, answer)
-            case requests.Explain() if request.message_id:
-                await self._find(request, asked, answer)
-            case requests.Acts():
-                rows = merge_acts(await asked.rows(request, answers.ActRow))
-                for row in rows[: request.limit or MAX_ROWS]:
-                    await answer.send(row)
-            case requests.WebhookList():
-                for webhook in merge_webhooks(await asked.rows(request, answers.WebhookRow)):
-                    await answer.send(webhook)
-            case requests.Status():
-                await answer.send(await self._status(asked))
-            case requests.QueueSummary():
-                found = await asked.rows(request, answers.Summary, self._readers(asked))
-                await answer.send(merge_summaries(asked.some(found)))
-            case requests.QueueChange():
-                await answer.send(await self._change(request, asked, answer.caller))
-            case requests.Undo():
-                await answer.send(await self._undo(request, asked, answer.caller))
-            case requests.WebhookReplay():
-                replayed = await asked.all(request, answers.WebhookReplayed)
-                await answer.send(
-                    answers.WebhookReplayed(queued=sum(each.queued for each in replayed.values()))
-                )
-            case requests.Explain():
-                explained = asked.some(await asked.all(request, answers.Explanation))
-                await answer.send(merge_explained(list(explained)))
-            case requests.Suspend() | requests.Resume() | requests.Orders():
-                await answer.send(await self._orders(request, asked, answer.caller))
-            case _:
+            case How.LIVE:
+                return await LiveStream(self._relay, answer.call).run(answer)
+            case How.IN_ORDER:
+                return await self._in_order(operation, asked, answer)
+            case How.SUM:
+                return await self._sum(operation, asked, answer)
+            case How.FIRST_FOUND:
+                await self._find(asked, answer)
+            case How.CUSTOM:
+                await answer.send(await self._custom[type(request)](asked))
+            case How.WORKER:
                 raise ControlError("that is for one worker, not for all of them")
         return answers.End(missing=asked.missing)
 
-    async def _status(self, asked: WorkerAnswers) -> answers.RelayStatus:
-        found = await asked.all(requests.Status(), answers.RelayStatus)
-        own = self._relay.status()
-        own = msgspec.structs.replace(own, problems=(*own.problems, *asked.missing))
-        return merge_status(found, own, shared=self._relay.shared)
-
-    async def _list(self, request: requests.QueueList, asked: WorkerAnswers, answer: Answer) -> answers.End:
+    async def _in_order(self, operation: Operation, asked: WorkerAnswers, answer: Answer) -> answers.End:
+        request: Any = answer.call.request
         limit = request.limit + 1 if request.limit else 0
+        order, row = operation.merge.order, None
+        assert order is not None
         async with AsyncExitStack() as stack:
-            heads: dict[int, answers.DeliveryRow] = {}
+            heads: dict[int, Any] = {}
             streams: dict[int, Rows] = {}
-            for worker in self._readers(asked):
+            for worker in self._workers(operation, asked):
                 frames = asked.of(worker, msgspec.structs.replace(request, limit=limit))
                 streams[worker] = await stack.enter_async_context(aclosing(frames))
             await _begin(streams, heads)
             while heads:
-                if request.limit and answer.done == request.limit:
-                    return answers.End(count=answer.done, more=True, missing=asked.missing)
-                worker = min(heads, key=lambda each: _order(heads[each], request.filter.zone))
-                await answer.send(heads.pop(worker))
+                if row is not None and answer.done == request.limit:
+                    cursor = answers.cursor_of(row)
+                    return answers.End(count=answer.done, more=True, missing=asked.missing, next=cursor)
+                worker = min(heads, key=lambda each: order(request, heads[each]))
+                row = heads.pop(worker)
+                await answer.send(row)
                 answer.done += 1
                 await _advance(worker, streams, heads)
         return answers.End(count=answer.done, missing=asked.missing)
 
-    async def _count(self, request: requests.QueueCount, asked: WorkerAnswers, answer: Answer) -> None:
-        found = await asked.rows(request, msgspec.Struct, self._readers(asked))
-        rows = [frame for frame in found if isinstance(frame, answers.DeliveryRow)]
-        for row in sorted(rows, key=lambda row: _order(row, request.filter.zone))[: request.sample]:
+    async def _sum(self, operation: Operation, asked: WorkerAnswers, answer: Answer) -> answers.End:
+        request: Any = answer.call.request
+        assert operation.reply is not None
+        found: list[Any] = await asked.rows(operation.reply, self._workers(operation, asked))
+        order = operation.merge.order
+        if operation.shape is Shape.ONE:
+            asked.some(found)
+        rows = summed(found, operation.merge)
+        if order is not None:
+            rows.sort(key=lambda row: order(request, row))
+        limit = getattr(request, "limit", len(rows))
+        for row in rows[:limit]:
             await answer.send(row)
-        await answer.send(
-            answers.Count(matched=sum(each.matched for each in found if isinstance(each, answers.Count)))
-        )
+        return answers.End(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
 
-    async def _change(self, request: requests.QueueChange, asked: WorkerAnswers, who: str) -> answers.Changed:
-        request = msgspec.structs.replace(request, act=request.act or new_act(), who=who)
-        # Of a shared queue one worker after the other: each changes what the others do not attempt.
-        put = asked.one_by_one if self._relay.shared else asked.all
-        return merge_changed(asked.some(await put(request, answers.Changed)), shared=self._relay.shared)
-
-    async def _undo(self, request: requests.Undo, asked: WorkerAnswers, who: str) -> answers.Changed:
-        """Each worker undoes what it has changed itself, also in a shared queue."""
-        request = msgspec.structs.replace(request, act=request.act or new_act(), who=who)
-        refused: list[ControlError] = []
-
-        async def undo(worker: int) -> answers.Changed | None:
-            try:
-                return await asked.one(worker, request, answers.Changed)
-            except ControlError as error:
-                refused.append(error)
-                return None
-
-        found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
-        # One that did not run then has no such act.
-        refused.sort(key=lambda error: isinstance(error, NotFoundError))
-        if not found and (asked.missing or not refused):
-            raise ControlError(f"no worker that answers has it: {'; '.join(asked.missing)}")
-        if not found:
-            raise refused[0]
-        notes = [f"in part: {error}" for error in refused if not isinstance(error, NotFoundError)]
-        whole = merge_changed(found, shared=False)
-        return msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes))))
-
-    async def _find(
-        self,
-        request: requests.QueueShow
-        | requests.QueueTrace
-        | requests.QueueCat
-        | requests.SpoolAcknowledge
-        | requests.Explain
-        | requests.WebhookTest,
-        asked: WorkerAnswers,
-        answer: Answer,
-    ) -> None:
-        """Sends the answer of the one worker that has the message or the loss."""
-        first = (
-            0
-            if isinstance(request, requests.SpoolAcknowledge | requests.WebhookTest)
-            else int(request.message_id[-2:], 16)
-        )
-        if isinstance(request, requests.QueueCat):
-            request = msgspec.structs.replace(request, who=answer.caller)
+    async def _find(self, asked: WorkerAnswers, answer: Answer) -> None:
+        """Sends the answer of the one worker that has what is asked for."""
+        first = int(getattr(answer.call.request, "message_id", "00")[-2:], 16)
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
-                async with aclosing(asked.of(worker, request)) as answered:
+                async with aclosing(asked.of(worker)) as answered:
                     async for frame in answered:
                         if not isinstance(frame, answers.End | answers.Progress):
                             await answer.send(frame)
@@ -198,36 +131,73 @@ class FanOut:
             if not asked.missed(worker):
                 return
         if asked.missing or not_found is None:
-            raise ControlError(f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}")
+            raise UnavailableError(
+                f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}"
+            )
         raise not_found
 
-    async def _orders(
-        self, request: requests.Suspend | requests.Resume | requests.Orders, asked: WorkerAnswers, caller: str
-    ) -> answers.OrderGiven | answers.OrdersEnded | answers.OrdersInForce:
-        match request:
-            case requests.Suspend():
-                until = request.until if request.seconds is None else time.time() + request.seconds
-                order_id, who = request.id or secrets.token_hex(4), request.who or caller
-                request = msgspec.structs.replace(request, id=order_id, who=who, seconds=None, until=until)
-                given = asked.some(await asked.one_by_one(request, answers.OrderGiven))
-                (order,) = merge_orders([each.order] for each in given)
-                return merged(given, given[0], least="first_expiry", order=order)
-            case requests.Resume():
-                request = msgspec.structs.replace(request, who=request.who or caller)
-                ended = asked.some(await asked.all(request, answers.OrdersEnded))
-                orders = merge_orders(each.orders for each in ended)
-                return merged(ended, ended[0], add="released", orders=orders)
-            case requests.Orders():
-                found = await asked.all(request, answers.OrdersInForce)
-                return answers.OrdersInForce(orders=merge_orders(each.orders for each in found.values()))
+    # --- custom merges ------------------------------------------------------------------------------
 
-    async def _resolve(self, request: requests.Resolve, asked: WorkerAnswers, answer: Answer) -> answers.End:
-        found = await asked.rows(request, answers.Address, self._readers(asked))
-        addresses = list({each.address: each for each in reversed(found)}.values())[::-1]
-        for each in addresses[:MAX_RESOLVED]:
-            await answer.send(each)
-        more = len(addresses) > MAX_RESOLVED
-        return answers.End(count=min(len(addresses), MAX_RESOLVED), more=more, missing=asked.missing)
+    async def _status(self, asked: WorkerAnswers) -> answers.RelayStatus:
+        found = await asked.all(answers.RelayStatus)
+        own = self._relay.status()
+        own = msgspec.structs.replace(own, problems=(*own.problems, *asked.missing))
+        return merge_status(found, own, shared=self._relay.shared)
+
+    async def _count(self, asked: WorkerAnswers) -> answers.Count:
+        request: Any = asked.call.request
+        order = BY_REQUEST[requests.QueueList].merge.order
+        assert order is not None
+        found = asked.some(await asked.rows(answers.Count, self._readers(asked)))
+        rows = sorted((row for each in found for row in each.sample), key=lambda row: order(request, row))
+        return merged(found, found[0], add="matched", sample=tuple(rows[: request.sample]))
+
+    async def _summary(self, asked: WorkerAnswers) -> answers.Summary:
+        return merge_summaries(asked.some(await asked.rows(answers.Summary, self._readers(asked))))
+
+    async def _explain(self, asked: WorkerAnswers) -> answers.Explanation:
+        return merge_explained(asked.some([*(await asked.all(answers.Explanation)).values()]))
+
+    async def _change(self, asked: WorkerAnswers) -> answers.Changed:
+        shared = self._relay.shared
+        # Of a shared queue one worker after the other: each changes what the others do not attempt.
+        found = await (asked.one_by_one(answers.Changed) if shared else asked.rows(answers.Changed))
+        return merge_changed(asked.some(found), shared=shared)
+
+    async def _undo(self, asked: WorkerAnswers) -> answers.Changed:
+        """Each worker undoes what it has changed itself, also in a shared queue."""
+        refused: list[ControlError] = []
+
+        async def undo(worker: int) -> answers.Changed | None:
+            try:
+                return await asked.one(worker, answers.Changed)
+            except ControlError as error:
+                refused.append(error)
+                return None
+
+        found = [each for each in await asyncio.gather(*map(undo, asked.workers())) if each is not None]
+        # One that did not run then has no such act.
+        refused.sort(key=lambda error: isinstance(error, NotFoundError))
+        if not found and (asked.missing or not refused):
+            raise UnavailableError(f"no worker that answers has it: {'; '.join(asked.missing)}")
+        if not found:
+            raise refused[0]
+        notes = [f"in part: {error}" for error in refused if not isinstance(error, NotFoundError)]
+        whole = merge_changed(found, shared=False)
+        return msgspec.structs.replace(whole, note="; ".join(filter(None, (whole.note, *notes))))
+
+    async def _suspend(self, asked: WorkerAnswers) -> answers.OrderGiven:
+        """One worker after the other: the first one gives a new order its id."""
+        given = asked.some(await asked.one_by_one(answers.OrderGiven))
+        (order,) = merge_orders([each.order] for each in given)
+        return merged(given, given[0], least="first_expiry", order=order)
+
+    async def _resume(self, asked: WorkerAnswers) -> answers.OrdersEnded:
+        ended = asked.some(await asked.rows(answers.OrdersEnded))
+        return merged(ended, ended[0], add="released", orders=merge_orders(each.orders for each in ended))
+
+    def _workers(self, operation: Operation, asked: WorkerAnswers) -> list[int]:
+        return self._readers(asked) if operation.merge.of_queue else list(asked.workers())
 
     def _readers(self, asked: WorkerAnswers) -> list[int]:
         """The workers that are asked for the contents of the queue."""
@@ -235,8 +205,8 @@ class FanOut:
         return workers[:1] if self._relay.shared else workers
 
 
-async def _begin(streams: dict[int, Rows], heads: dict[int, answers.DeliveryRow]) -> None:
-    """All look for their first delivery at the same time: to find that there is none takes longest."""
+async def _begin(streams: dict[int, Rows], heads: dict[int, Any]) -> None:
+    """All look for their first row at the same time: to find that there is none takes longest."""
     begun = (_advance(worker, streams, heads) for worker in streams)
     # A stream can be closed only when no task is reading it.
     for outcome in await asyncio.gather(*begun, return_exceptions=True):
@@ -244,17 +214,9 @@ async def _begin(streams: dict[int, Rows], heads: dict[int, answers.DeliveryRow]
             raise outcome
 
 
-async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, answers.DeliveryRow]) -> None:
-    """Makes the next delivery of this worker its head, if there is one."""
+async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, Any]) -> None:
+    """Makes the next row of this worker its head, if there is one."""
     async for frame in streams[worker]:
         if isinstance(frame, answers.DeliveryRow):
             heads[worker] = frame
             return
-
-
-def _order(row: answers.DeliveryRow, zone: str | None) -> tuple[object, ...]:
-    """The order in which each worker lists: queue by queue, the oldest message first, the outbox last. Pages
-    depend on it. The queues of one `zone` come in the order of urgency.
-    """
-    place = 0 if zone is None else queues_of(zone).index(row.queue)
-    return place, is_outbox(MessageId(row.message_id)), row.queue, row.message_id, row.recipient

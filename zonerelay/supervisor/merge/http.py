@@ -15,9 +15,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from zonerelay.control.messages.answers import Families, Reasons
-from zonerelay.control.messages.requests import PartMetrics, PartReadiness
-from zonerelay.control.socket.errors import ControlError
+from zonerelay.operations.answers import Families, Reasons
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import PartMetrics, PartReadiness
 from zonerelay.supervisor.merge.control_client import UnansweredError, ask
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.telemetry.metrics.collectors import ReloadCollector
@@ -45,7 +46,7 @@ class RelayMetrics:
 
     async def _ask(self, worker: int, start: int, path: Path) -> None:
         try:
-            found = await ask(path, PartMetrics(), Families, silence=METRICS_TIMEOUT)
+            found = await ask(path, Call(request=PartMetrics()), Families, silence=METRICS_TIMEOUT)
         except (UnansweredError, ControlError):
             return
         if any(member.index == worker for member in self._state.members()):  # or it has just been forgotten
@@ -93,7 +94,7 @@ class RelayReadiness:
 
 async def _reasons(worker: int, path: Path) -> Sequence[str]:
     try:
-        found = await ask(path, PartReadiness(), Reasons, silence=READINESS_TIMEOUT)
+        found = await ask(path, Call(request=PartReadiness()), Reasons, silence=READINESS_TIMEOUT)
     except (UnansweredError, ControlError) as error:
         return [f"worker {worker}: {error}"]
     return [f"worker {worker}: {reason}" for reason in found.reasons]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec
 
-from zonerelay.control.messages.answers import (
-    ActRow,
+from zonerelay.operations.answers import (
     Changed,
     DestinationStatus,
     Explanation,
@@ -19,10 +19,10 @@ from zonerelay.control.messages.answers import (
     SourcePenalty,
     Summary,
     SummaryRow,
-    WebhookRow,
     ZoneStatus,
     hurts,
 )
+from zonerelay.operations.operation import Merge
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -30,6 +30,19 @@ MAX_KEYS = 10_000
 """Rows of a summary, as one worker's."""
 ONCE_GONE = frozenset({"bounce", "drop"})
 """Verbs after which the next worker of a shared queue finds what is left, not the same again."""
+
+
+def summed(rows: Iterable[S], merge: Merge) -> list[S]:
+    """One row for all that have the same `key`, by the rules of the merge."""
+    found = []
+    for some in _alike(rows, *merge.key.split()):
+        whole = max(some, key=lambda row: _rank(getattr(row, merge.worst))) if merge.worst else some[-1]
+        found.append(merged(some, whole, add=merge.add, most=merge.most, least=merge.least))
+    return found
+
+
+def _rank(value: Enum) -> int:
+    return list(type(value)).index(value)
 
 
 def merged(
@@ -121,17 +134,6 @@ def _quotas(rows: Iterable[QuotaStatus]) -> tuple[QuotaStatus, ...]:
     return tuple(found.values())
 
 
-def merge_webhooks(rows: Iterable[WebhookRow]) -> list[WebhookRow]:
-    """One row for each webhook: what waits is added up, and the worst state counts."""
-    states = ("ok", "failing", "disabled (410)")
-    return [
-        merged(
-            some, max(some, key=lambda row: states.index(row.state)), add="queued delivered", least="oldest"
-        )
-        for some in _alike(rows, "name")
-    ]
-
-
 def merge_orders(parts: Iterable[Sequence[OrderRow]]) -> tuple[OrderRow, ...]:
     """All workers have the same ones, and each counts what it did for them."""
     found = _alike((row for part in parts for row in part), "id")
@@ -198,17 +200,6 @@ def merge_changed(parts: Sequence[Changed], *, shared: bool) -> Changed:
     most = merged(parts, whole, most="matched changed", least="busy")
     changed = min(whole.changed if whole.action in ONCE_GONE else most.changed, most.matched)
     return msgspec.structs.replace(most, changed=changed)
-
-
-def merge_acts(rows: Iterable[ActRow]) -> list[ActRow]:
-    """One row for each act, the last first. An act of several workers can be undone as long as one can: the
-    least of their texts is the empty one.
-    """
-    found = [
-        merged(some, some[0], add="changed", least="at until finished no_undo undone_by")
-        for some in _alike(rows, "act")
-    ]
-    return sorted(found, key=lambda row: row.at, reverse=True)
 
 
 def merge_summaries(parts: Sequence[Summary]) -> Summary:

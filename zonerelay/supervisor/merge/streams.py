@@ -11,10 +11,11 @@ from contextlib import aclosing
 
 import msgspec
 
-from zonerelay.control.messages.answers import End, MailEvent, Missed, TranscriptLine
-from zonerelay.control.messages.requests import Tail, Transcript
-from zonerelay.control.socket.errors import ControlError
-from zonerelay.control.socket.server import Answer
+from zonerelay.control.runner import Answer
+from zonerelay.operations.answers import End, MailEvent, Missed, TranscriptLine
+from zonerelay.operations.catalogue import Call
+from zonerelay.operations.errors import ControlError
+from zonerelay.operations.requests import Tail, Transcript
 from zonerelay.process.tasks import Tasks
 from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 
@@ -29,11 +30,10 @@ Told = MailEvent | Missed | TranscriptLine
 class LiveStream:
     """Of one request."""
 
-    def __init__(self, relay: Relay, request: Tail | Transcript, who: str) -> None:
-        if isinstance(request, Transcript):
-            request = msgspec.structs.replace(request, who=who)
+    def __init__(self, relay: Relay, call: Call) -> None:
         self._relay = relay
-        self._request = request
+        self._call = call
+        self._request = call.request
         self._told: asyncio.Queue[Told | ControlError] = asyncio.Queue(ROOM)
         self._read: set[int] = set()
         self._sessions: set[tuple[int | None, int]] = set()
@@ -58,8 +58,6 @@ class LiveStream:
                     await answer.send(Missed(why=why))
                     break
                 await answer.send(told)
-                if self._told.empty():
-                    await answer.flush()
         finally:
             await tasks.cancel()
         return End()
@@ -71,9 +69,9 @@ class LiveStream:
                 tasks.start(self._follow(worker))
 
     async def _follow(self, worker: int) -> None:
-        asked = WorkerAnswers(self._relay)
+        asked = WorkerAnswers(self._relay, self._call)
         try:
-            async with aclosing(asked.of(worker, self._request)) as answered:
+            async with aclosing(asked.of(worker)) as answered:
                 async for frame in answered:
                     if isinstance(frame, Told):
                         await self._told.put(msgspec.structs.replace(frame, worker=worker))

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from zonerelay.config.settings import Settings
-from zonerelay.control.messages.answers import WorkerStatus
+from zonerelay.operations.answers import WorkerStatus
 from zonerelay.process.setup import StartError
 from zonerelay.supervisor.workers.child import Child, ending
 from zonerelay.supervisor.workers.restart_policy import Action, Phase, RestartPolicy, WorkerTimeouts

@@ -1,20 +1,26 @@
-"""The answers of a running relay to `zonerelay queue …` and other commands: one JSON object per line.
+"""The frames that answer operators' requests: one JSON object per line.
 
-A client sends one request and reads frames until `End` or `Failure`; the connection is then done. The client
-reports a stream that stops without either as cut. A list travels as one frame per delivery, so neither side
-ever holds a whole queue. Times are Unix seconds, ages are seconds.
+A client reads frames until `End` or `Problem`, and reports a stream that stops without either as cut. A list
+travels as one frame per delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages are
+seconds.
 
 Requests are in `requests.py`; this module has the frames of answers, their encoder and their decoder.
-`--json` prints the same frames, so their field names are an outside contract: fields may be added, never
-renamed or given another meaning without a new `VERSION`.
+`--json` and `/v1/` give the same frames, so their field names are an outside contract: fields may be added,
+never renamed or given another meaning.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import enum
+
 import msgspec
 
-from zonerelay.control.messages.requests import VERSION, Request
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority, queue_of
+from zonerelay.operations.errors import ControlError, InvalidError, Kind
 from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.metrics.families import Family
 
@@ -288,12 +294,6 @@ class OrdersEnded(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
     released: int = 0
 
 
-class OrdersInForce(_Frame, frozen=True, kw_only=True, tag="orders"):
-    """The answer to `Orders`, the newest first."""
-
-    orders: tuple[OrderRow, ...] = ()
-
-
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
     """Everything the relay knows about a stored message but its body."""
 
@@ -368,7 +368,10 @@ class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
 
 
 class Count(_Frame, frozen=True, kw_only=True, tag="count"):
+    """How many deliveries match, and the first of them, as many as were asked for."""
+
     matched: int
+    sample: tuple[DeliveryRow, ...] = ()
 
 
 class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
@@ -551,12 +554,20 @@ class TranscriptLine(_Frame, frozen=True, kw_only=True, tag="line"):
     worker: int | None = None
 
 
+class WebhookState(enum.StrEnum):
+    """From the best to the worst; `DISABLED`: the endpoint has answered 410 and gets no more events."""
+
+    OK = "ok"
+    FAILING = "failing"
+    DISABLED = "disabled"
+
+
 class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
-    """A webhook; `state` is `ok`, `failing` or `disabled (410)`, `oldest` is Unix time."""
+    """A webhook; `oldest` is Unix time."""
 
     name: str
     url: str
-    state: str
+    state: WebhookState
     problem: str
     queued: int
     oldest: float | None
@@ -589,71 +600,72 @@ class Reasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
-    """The answer is complete. `more` is true when a limit cut a list short. `missing` names, in words, the
-    workers that did not answer, and spools that are damaged: what they have is not in it.
+    """The answer is complete. `more` is true when a limit cut a list short, and `next` is the cursor of the
+    rest, if it can be asked for. `missing` names, in words, the workers that did not answer, and spools that
+    are damaged: what they have is not in it.
     """
 
     count: int = 0
     more: bool = False
     missing: tuple[str, ...] = ()
+    next: str = ""
 
 
-class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
-    """The request failed; `text` is for a person. `not_found`: its object does not exist, or no longer."""
+class Problem(_Frame, frozen=True, kw_only=True, tag="problem", omit_defaults=True):
+    """The request failed; `detail` is for a person."""
 
-    text: str
-    not_found: bool = False
+    code: Kind
+    detail: str
+    pointer: str = ""
 
 
 Frame = (
-    Pong | DeliveryRow | OrderRow | OrderGiven | OrdersEnded | OrdersInForce | MessageDetail | TraceStep |
+    Pong | DeliveryRow | OrderRow | OrderGiven | OrdersEnded | MessageDetail | TraceStep |
     MessageBody | BodyPiece | Summary | Progress | Count | Changed | ActRow | Acknowledged | Address |
     RelayStatus | Explanation | WebhookRow | WebhookTested | WebhookReplayed | MailEvent | Missed |
-    TranscriptLine | Families | Reasons | End | Failure
+    TranscriptLine | Families | Reasons | End | Problem
 )  # fmt: skip
 
 
 # --- lines ------------------------------------------------------------------------------------------
 
-
-class RequestError(Exception):
-    """The request cannot be read; the text goes back to the client that sent it."""
-
-
-class _Preamble(msgspec.Struct):
-    version: int = 0
-
-
-_preamble = msgspec.json.Decoder(_Preamble)
-_request = msgspec.json.Decoder(Request)
 _frame = msgspec.json.Decoder(Frame)
 _encoder = msgspec.json.Encoder()
 
 
-def encode(value: Request | Frame) -> bytes:
+def encode(value: msgspec.Struct) -> bytes:
     return _encoder.encode(value) + b"\n"
 
 
-def decode_request(line: bytes) -> Request:
-    """Raises RequestError, in words that fit a terminal."""
-    try:
-        # The version first: a newer request may hold fields that this relay would call wrong.
-        version = _preamble.decode(line).version
-        if version != VERSION:
-            raise RequestError(
-                f"this relay speaks control version {VERSION}, the command version {version}: "
-                "use the zonerelay command that the relay was started with"
-            )
-        request: Request = _request.decode(line)
-    except msgspec.DecodeError as error:
-        raise RequestError(f"not a request: {error}") from error
-    return request
-
-
 def decode_frame(line: bytes) -> Frame:
-    """Raises RequestError when the line is no frame of this version."""
+    """Raises ControlError when the line is no frame."""
     try:
         frame: Frame = _frame.decode(line)
     except msgspec.DecodeError as error:
-        raise RequestError(f"not an answer that this command understands: {error}") from error
+        raise ControlError(f"not an answer that this command understands: {error}") from error
     return frame
+
+
+def problem_of(error: ControlError) -> Problem:
+    return Problem(code=error.kind, detail=str(error), pointer=error.pointer)
+
+
+def cursor_of(row: DeliveryRow) -> str:
+    """Return the place behind this row, for the next page of a list."""
+    return (
+        base64.urlsafe_b64encode(_encoder.encode((row.queue, row.message_id, row.recipient)))
+        .decode()
+        .rstrip("=")
+    )
+
+
+def place_of(cursor: str) -> DeliveryKey:
+    """Return the place that `cursor_of` has named. Raises InvalidError."""
+    try:
+        octets = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        queue, message_id, recipient = msgspec.json.decode(octets, type=tuple[str, str, str])
+    except (binascii.Error, msgspec.DecodeError, ValueError):
+        raise InvalidError("this is no cursor of a page", pointer="/cursor") from None
+    if not is_message_id(message_id):
+        raise InvalidError("this is no cursor of a page", pointer="/cursor")
+    return msgspec.convert((queue, message_id, recipient), DeliveryKey)

@@ -1,1 +1,0 @@
-"""The requests and answers of the control socket, and their form: one JSON object per line."""

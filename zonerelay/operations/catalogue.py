@@ -1,0 +1,423 @@
+"""The catalogue: each operation of the relay, described once.
+
+A new operation is an entry here with its request and reply, a method in `control/handler`, a view in `cli/`,
+and a test.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Union
+
+import msgspec
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import is_outbox
+from zonerelay.model.priority import queues_of
+from zonerelay.operations import answers, requests
+from zonerelay.operations.errors import InvalidError
+from zonerelay.operations.operation import (
+    ALONE,
+    CUSTOM,
+    FIRST_FOUND,
+    LIVE,
+    WORKER,
+    How,
+    Merge,
+    Operation,
+    Shape,
+)
+
+_MESSAGE = "/v1/queue/messages/{message_id}"
+
+
+def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tuple[object, ...]:
+    """The order in which each worker lists: queue by queue, the oldest message first, the outbox last. Pages
+    depend on it. The queues of one zone come in the order of urgency.
+    """
+    zone = request.filter.zone
+    place = 0 if zone is None else queues_of(zone).index(row.queue)
+    return place, is_outbox(MessageId(row.message_id)), row.queue, row.message_id, row.recipient
+
+
+def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Operation:
+    return Operation(
+        request=request,
+        reply=answers.Changed,
+        shape=Shape.ONE,
+        help=text,
+        merge=CUSTOM,
+        scope="operate",
+        method="POST",
+        path=f"/v1/queue/{request.action}",
+        command=f"queue {request.action}",
+        wrapped="changed",
+        completes=True,
+        preview=True,
+        undoable=request.action not in ("bounce", "drop"),
+        **more,
+    )
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        request=requests.Status,
+        reply=answers.RelayStatus,
+        shape=Shape.ONE,
+        help="Show what the running relay is doing",
+        merge=CUSTOM,
+        method="GET",
+        path="/v1/status",
+        command="status",
+    ),
+    Operation(
+        request=requests.QueueList,
+        reply=answers.DeliveryRow,
+        shape=Shape.ROWS,
+        help="List deliveries, oldest message first",
+        merge=Merge(how=How.IN_ORDER, order=_delivery_order, of_queue=True),
+        method="GET",
+        path="/v1/queue",
+        command="queue list",
+        wrapped="deliveries",
+    ),
+    Operation(
+        request=requests.QueueCount,
+        reply=answers.Count,
+        shape=Shape.ONE,
+        help="Count deliveries",
+        merge=CUSTOM,
+        method="GET",
+        path="/v1/queue/count",
+        command="queue count",
+    ),
+    Operation(
+        request=requests.QueueSummary,
+        reply=answers.Summary,
+        shape=Shape.ONE,
+        help="Count deliveries by a property and by age",
+        merge=CUSTOM,
+        method="GET",
+        path="/v1/queue/summary",
+        command="queue summary",
+        wrapped="summary",
+    ),
+    Operation(
+        request=requests.QueueShow,
+        reply=answers.MessageDetail,
+        shape=Shape.ONE,
+        help="Show a message and the state of each recipient",
+        merge=FIRST_FOUND,
+        method="GET",
+        path=_MESSAGE,
+        command="queue show",
+    ),
+    Operation(
+        request=requests.QueueTrace,
+        reply=answers.TraceStep,
+        shape=Shape.ROWS,
+        help="Show what happened to a message and what comes next",
+        merge=FIRST_FOUND,
+        method="GET",
+        path=f"{_MESSAGE}/trace",
+        command="queue trace",
+        wrapped="steps",
+    ),
+    Operation(
+        request=requests.QueueCat,
+        reply=answers.MessageBody,
+        shape=Shape.BODY,
+        help="Print a message; the log reports who has read it",
+        merge=FIRST_FOUND,
+        scope="operate",
+        method="GET",
+        path=f"{_MESSAGE}/body",
+        command="queue cat",
+    ),
+    Operation(
+        request=requests.QueueExplain,
+        reply=answers.Explanation,
+        shape=Shape.ROWS,
+        help="Show how a message of the queue travels",
+        merge=FIRST_FOUND,
+        method="GET",
+        path=f"{_MESSAGE}/explain",
+        command="explain",
+        wrapped="explanations",
+    ),
+    _change(requests.Retry, "Try deliveries again now, or at a time"),
+    _change(requests.Hold, "Keep deliveries in the queue until they are released"),
+    _change(requests.Release, "Release held deliveries"),
+    _change(
+        requests.Reroute,
+        "Move deliveries to another zone",
+        flags={"filter.zone": "--from-zone"},
+    ),
+    _change(requests.Bounce, "Bounce deliveries: fail them and send a DSN"),
+    _change(requests.Drop, "Remove deliveries without a DSN"),
+    Operation(
+        request=requests.Acts,
+        reply=answers.ActRow,
+        shape=Shape.ROWS,
+        help="List the changes of the last 24 hours, the last one first",
+        merge=Merge(
+            how=How.SUM,
+            key="act",
+            add="changed",
+            least="at until finished no_undo undone_by",
+            order=lambda _, row: -row.at,
+        ),
+        method="GET",
+        path="/v1/acts",
+        command="acts",
+        wrapped="acts",
+    ),
+    Operation(
+        request=requests.ActShow,
+        reply=answers.ActRow,
+        shape=Shape.ONE,
+        help="Show one change",
+        merge=Merge(how=How.SUM, key="act", add="changed", least="at until finished no_undo undone_by"),
+        method="GET",
+        path="/v1/acts/{act}",
+        command_absent="`zonerelay acts` lists them",
+    ),
+    Operation(
+        request=requests.Undo,
+        reply=answers.Changed,
+        shape=Shape.ONE,
+        help="Revert a change of the last 24 hours, and only that",
+        merge=CUSTOM,
+        scope="operate",
+        method="POST",
+        path="/v1/acts/{undoes}/undo",
+        command="undo",
+        wrapped="changed",
+        completes=True,
+    ),
+    Operation(
+        request=requests.Orders,
+        reply=answers.OrderRow,
+        shape=Shape.ROWS,
+        help="List the suspensions and hold rules that are active",
+        merge=Merge(how=How.SUM, key="id", add="held refused", order=lambda _, row: -row.since),
+        method="GET",
+        path="/v1/orders",
+        command="suspend",
+        wrapped="orders",
+    ),
+    Operation(
+        request=requests.Suspend,
+        reply=answers.OrderGiven,
+        shape=Shape.ONE,
+        help="Keep mail from being sent, also mail to come",
+        merge=CUSTOM,
+        scope="operate",
+        method="POST",
+        path="/v1/suspend",
+        command="suspend",
+        completes=True,
+        undoable=True,
+    ),
+    Operation(
+        request=requests.Resume,
+        reply=answers.OrdersEnded,
+        shape=Shape.ONE,
+        help="End suspensions and release what they held",
+        merge=CUSTOM,
+        scope="operate",
+        method="POST",
+        path="/v1/resume",
+        command="resume",
+        completes=True,
+    ),
+    Operation(
+        request=requests.Explain,
+        reply=answers.Explanation,
+        shape=Shape.ONE,
+        help="Show how mail for an address would travel; send nothing",
+        merge=CUSTOM,
+        method="POST",
+        path="/v1/explain",
+        command="explain",
+    ),
+    Operation(
+        request=requests.Resolve,
+        reply=answers.Address,
+        shape=Shape.ROWS,
+        help="Show the addresses in the queue behind a pseudonym",
+        merge=Merge(how=How.SUM, key="address", of_queue=True),
+        scope="operate",
+        method="GET",
+        path="/v1/resolve",
+        command="resolve",
+        wrapped="addresses",
+        audited=True,
+    ),
+    Operation(
+        request=requests.HistoryFind,
+        reply=None,
+        shape=Shape.ONE,
+        help="Find what became of mail, the newest last",
+        merge=ALONE,
+        method="GET",
+        path="/v1/history",
+        command="log find",
+    ),
+    Operation(
+        request=requests.HistoryShow,
+        reply=None,
+        shape=Shape.ONE,
+        help="Show everything that is known of a message",
+        merge=ALONE,
+        method="GET",
+        path="/v1/history/{message_id}",
+        command="log show",
+    ),
+    Operation(
+        request=requests.ConfigShow,
+        reply=None,
+        shape=Shape.ONE,
+        help="Show the configuration of the running relay",
+        merge=ALONE,
+        method="GET",
+        path="/v1/config",
+        command_absent="`zonerelay config show` reads the file",
+    ),
+    Operation(
+        request=requests.Tail,
+        reply=answers.MailEvent,
+        shape=Shape.STREAM,
+        help="Show what happens to mail, as it happens",
+        merge=LIVE,
+        method="GET",
+        path="/v1/tail",
+        command="tail",
+    ),
+    Operation(
+        request=requests.Transcript,
+        reply=answers.TranscriptLine,
+        shape=Shape.STREAM,
+        help="Show the lines of sessions, as they are sent",
+        merge=LIVE,
+        scope="operate",
+        method="GET",
+        path="/v1/transcript",
+        command="transcript",
+    ),
+    Operation(
+        request=requests.SpoolAcknowledge,
+        reply=answers.Acknowledged,
+        shape=Shape.ONE,
+        help="Dismiss a reported spool loss",
+        merge=FIRST_FOUND,
+        scope="operate",
+        method="POST",
+        path="/v1/spool/acknowledge",
+        command="spool acknowledge",
+        completes=True,
+        audited=True,
+    ),
+    Operation(
+        request=requests.WebhookList,
+        reply=answers.WebhookRow,
+        shape=Shape.ROWS,
+        help="List the webhooks and how many events wait",
+        merge=Merge(how=How.SUM, key="name", add="queued delivered", least="oldest", worst="state"),
+        method="GET",
+        path="/v1/webhooks",
+        command="webhook list",
+        wrapped="webhooks",
+    ),
+    Operation(
+        request=requests.WebhookTest,
+        reply=answers.WebhookTested,
+        shape=Shape.ONE,
+        help="Post an event webhook.test now and print the answer",
+        merge=FIRST_FOUND,
+        scope="operate",
+        method="POST",
+        path="/v1/webhooks/{name}/test",
+        command="webhook test",
+        audited=True,
+    ),
+    Operation(
+        request=requests.WebhookReplay,
+        reply=answers.WebhookReplayed,
+        shape=Shape.ONE,
+        help="Try now what waits, also for a disabled endpoint",
+        merge=Merge(how=How.SUM, add="queued"),
+        scope="operate",
+        method="POST",
+        path="/v1/webhooks/{name}/replay",
+        command="webhook replay",
+        completes=True,
+        audited=True,
+    ),
+    Operation(
+        request=requests.Ping,
+        reply=answers.Pong,
+        shape=Shape.ONE,
+        help="Ask whether a relay answers",
+        merge=ALONE,
+        method="GET",
+        path="/v1/ping",
+        command_absent="commands look for the relay's socket with it",
+    ),
+    Operation(
+        request=requests.PartMetrics,
+        reply=answers.Families,
+        shape=Shape.ONE,
+        help="Return the metrics of a worker",
+        merge=WORKER,
+        http_absent="/metrics has the sum",
+        command_absent="/metrics has the sum",
+    ),
+    Operation(
+        request=requests.PartReadiness,
+        reply=answers.Reasons,
+        shape=Shape.ONE,
+        help="Return what keeps a worker from taking mail",
+        merge=WORKER,
+        http_absent="/readyz has the answer for the relay",
+        command_absent="/readyz has the answer for the relay",
+    ),
+)
+
+BY_REQUEST: dict[type[msgspec.Struct], Operation] = {each.request: each for each in OPERATIONS}
+BY_NAME: dict[str, Operation] = {each.name: each for each in OPERATIONS}
+
+
+def operation_of(request: msgspec.Struct) -> Operation:
+    return BY_REQUEST[type(request)]
+
+
+if TYPE_CHECKING:
+    AnyRequest = requests.Request
+else:
+    AnyRequest = Union[tuple(BY_REQUEST)]  # noqa: UP007 - made of the table
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A request on its way to the handler that answers it, from a supervisor to its workers as one line of
+    JSON.
+
+    `caller` is the person who asks, for the log. A supervisor gives all workers the same `id` for what they
+    begin, and the same time `at` of the request; "" and 0 are those of the worker itself.
+    """
+
+    request: AnyRequest
+    caller: str = ""
+    id: str = ""
+    at: float = 0.0
+
+
+MAX_CALL = 64 * 1024
+"""Bytes of a call as a line."""
+
+
+def decode_call(line: bytes) -> Call:
+    """Raises InvalidError."""
+    try:
+        return msgspec.json.decode(line, type=Call)
+    except msgspec.DecodeError as error:
+        raise InvalidError(f"not a request: {error}") from error

@@ -1,0 +1,92 @@
+"""The errors of operations. Each has a kind, from which edges make statuses, and a text to be printed."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Kind(enum.StrEnum):
+    """Why an operation failed."""
+
+    NOT_FOUND = "not_found"
+    """What the request names does not exist, or no longer exists."""
+    NOT_POSSIBLE = "not_possible"
+    """The relay understands the request, and it cannot be done as things are."""
+    INVALID = "invalid"
+    """The request means nothing here; `pointer` names the field."""
+    BUSY = "busy"
+    """As many requests are being answered as may be: try again."""
+    UNAVAILABLE = "unavailable"
+    """The spool or all workers cannot answer now."""
+    FORBIDDEN = "forbidden"
+    """The client may not ask for it."""
+    UNEXPECTED = "unexpected"
+    """The relay met something that it has no words for; its log has it."""
+
+
+class ControlError(Exception):
+    """An operation failed; the text says what to do. `pointer` is a JSON pointer into the request."""
+
+    kind = Kind.NOT_POSSIBLE
+
+    def __init__(self, text: str, *, pointer: str = "") -> None:
+        super().__init__(text)
+        self.pointer = pointer
+
+
+class NotRunningError(ControlError):
+    """No relay answers at the socket."""
+
+
+class AnotherRelayError(ControlError):
+    """Another relay answers where this one would listen."""
+
+
+class NotFoundError(ControlError):
+    """What the request names does not exist, or no longer exists."""
+
+    kind = Kind.NOT_FOUND
+
+
+class InvalidError(ControlError):
+    """The request means nothing here."""
+
+    kind = Kind.INVALID
+
+
+class BusyError(ControlError):
+    """As many requests are being answered as may be."""
+
+    kind = Kind.BUSY
+
+
+class UnavailableError(ControlError):
+    """The spool or all workers cannot answer now."""
+
+    kind = Kind.UNAVAILABLE
+
+
+class ForbiddenError(ControlError):
+    """The client may not ask for it."""
+
+    kind = Kind.FORBIDDEN
+
+
+class UnexpectedError(ControlError):
+    """The relay met something that it has no words for; its log has it."""
+
+    kind = Kind.UNEXPECTED
+
+
+_BY_KIND: dict[str, type[ControlError]] = {
+    each.kind: each
+    for each in (
+        ControlError, NotFoundError, InvalidError, BusyError, UnavailableError, ForbiddenError,
+        UnexpectedError,
+    )
+}  # fmt: skip
+
+
+def error_of(code: str, detail: str, pointer: str = "") -> ControlError:
+    """Return the error that a relay has answered with. An unknown code is one of HTTP itself."""
+    return _BY_KIND.get(code, UnexpectedError)(detail, pointer=pointer)

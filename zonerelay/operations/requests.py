@@ -1,0 +1,480 @@
+"""The requests of operators, one struct each: the only place where their fields, checks and help stand.
+
+The fields that people give carry an `option`; the others are what a supervisor adds. A request with a field
+that it has not got is refused: half understood it might change the wrong deliveries. `answers.py` has what
+comes back, `catalogue.py` how each request is reached.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.priority import Priority
+from zonerelay.operations.operation import Unit, option
+
+MAX_PAGE = 1000
+MAX_SAMPLE = 100
+
+SummaryBy = Literal["domain", "site", "sender", "zone", "user", "reply", "priority"]
+OrderEffect = Literal["suspend", "hold"]
+ChangeVerb = Literal["retry", "hold", "release", "reroute", "bounce", "drop"]
+HistoryOutcome = Literal["waiting", "delivered", "deferred", "bounced", "expired", "dropped", "refused"]
+ConfigPart = Literal["effective", "changed", "defaults"]
+
+Line = Annotated[str, msgspec.Meta(max_length=1000)]
+Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+MessageId = Annotated[Id, option("Message id, as in the log", metavar="ID", positional=True)]
+Reason = Annotated[Line, option("Reason, for the log", "--reason", metavar="TEXT")]
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which deliveries. Everything given must match; `*` in the text fields matches any text. Ages are in
+    seconds.
+    """
+
+    sender: Annotated[
+        Line | None,
+        option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS", word="from"),
+    ] = None
+    recipient: Annotated[
+        Line | None, option("Recipient address", "--recipient", metavar="ADDRESS", word="to")
+    ] = None
+    domain: Annotated[
+        Line | None, option("Recipient domain", "--domain", metavar="DOMAIN", word="domain")
+    ] = None
+    zone: Annotated[Line | None, option("Zone of the deliveries", "--zone", metavar="ZONE", word="zone")] = (
+        None
+    )
+    priority: Annotated[
+        Priority | None, option("Priority of the deliveries", "--priority", word="priority")
+    ] = None
+    state: Annotated[DeliveryState | None, option("State of the deliveries", "--state", word="state")] = None
+    min_age: Annotated[
+        float | None,
+        option(
+            "Accepted longer ago, e.g. 30m, 4h, 2d",
+            "--older-than",
+            metavar="AGE",
+            unit=Unit.DURATION,
+            word="age",
+        ),
+    ] = None
+    max_age: Annotated[
+        float | None,
+        option(
+            "Accepted since, e.g. 30m, 4h, 2d",
+            "--younger-than",
+            metavar="AGE",
+            unit=Unit.DURATION,
+            word="age",
+        ),
+    ] = None
+    reply_text: Annotated[
+        Line | None, option("The last reply contains this text", "--reply", metavar="TEXT", word="reply")
+    ] = None
+    message_id: Annotated[Id | None, option("Deliveries of one message", metavar="ID", word="id")] = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Filter()
+
+
+class Request(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="operation",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """A request; its tag is the name of the operation."""
+
+
+# --- the queue ------------------------------------------------------------------------------------------
+
+
+class QueueList(Request, frozen=True, kw_only=True, tag="queue-list"):
+    """Deliveries, zone by zone, the oldest message first; `limit` 0 means all. `cursor` is `next` of the page
+    before.
+    """
+
+    filter: Filter = Filter()
+    limit: Annotated[int, option("At most N rows, 0 for all", "--limit", metavar="N", ge=0)] = 100
+    cursor: Annotated[str, option("Where the page before ends", max_length=2000)] = ""
+
+
+class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
+    """The number of matching deliveries, and the first `sample` of them."""
+
+    filter: Filter = Filter()
+    sample: Annotated[int, option("List the first N as well", metavar="N", ge=0, le=MAX_SAMPLE)] = 0
+
+
+class QueueSummary(Request, frozen=True, kw_only=True, tag="queue-summary"):
+    """Matching deliveries by a property and by age. Without `exact` a large queue is estimated."""
+
+    by: Annotated[SummaryBy, option("Property to count by", "--by")] = "domain"
+    filter: Filter = Filter()
+    exact: Annotated[bool, option("Look at every delivery, however many", "--exact")] = False
+
+
+class QueueShow(Request, frozen=True, kw_only=True, tag="queue-show"):
+    """One message with its open deliveries."""
+
+    message_id: MessageId
+
+
+class QueueTrace(Request, frozen=True, kw_only=True, tag="queue-trace"):
+    """The history of one message, in order."""
+
+    message_id: MessageId
+
+
+class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
+    """The bytes of one message, as received or `as_sent` in its zone; `zone` chooses one of several."""
+
+    message_id: MessageId
+    as_sent: Annotated[bool, option("As its zone changes and signs it", "--as-sent")] = False
+    zone: Annotated[Line, option("With --as-sent: one of several zones", "--zone", metavar="ZONE")] = ""
+
+
+class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
+    """Where a message of the queue goes: an answer for each zone and domain of its recipients, or of
+    `address`.
+    """
+
+    message_id: Annotated[Id, option("Message of the queue", "--id", metavar="ID")]
+    address: Annotated[Line, option("One of its recipients", metavar="ADDRESS", positional=True)] = ""
+
+
+class QueueChange(Request, frozen=True, kw_only=True):
+    """What all changes have. An empty filter needs `everything`, so that no slip empties a queue. With
+    `dry_run` nothing changes, and the answer counts the matches and has the first `sample`.
+
+    `act` is the id of the change, "" for a new one: several requests with the same id are one change.
+    """
+
+    action: ClassVar[ChangeVerb]
+
+    filter: Filter = Filter()
+    everything: Annotated[bool, option("The whole queue, without a filter", "--all")] = False
+    reason: Reason = ""
+    dry_run: Annotated[bool, option("Only count what would change", "--dry-run")] = False
+    sample: Annotated[int, option("With dry_run: list the first N", ge=0, le=MAX_SAMPLE)] = 5
+    act: Annotated[str, option("Continue the change with this id", pattern="^([0-9a-f]{8})?$")] = ""
+
+
+class Retry(QueueChange, frozen=True, kw_only=True, tag="queue-retry"):
+    """Make deliveries due now, or `at` that Unix time."""
+
+    action: ClassVar[ChangeVerb] = "retry"
+
+    at: Annotated[
+        Seconds | None,
+        option("Not now: +2h, 23:30 or 2026-11-25T23:30", "--at", metavar="TIME", unit=Unit.TIME),
+    ] = None
+
+
+class Hold(QueueChange, frozen=True, kw_only=True, tag="queue-hold"):
+    """Keep deliveries in the queue until they are released."""
+
+    action: ClassVar[ChangeVerb] = "hold"
+
+
+class Release(QueueChange, frozen=True, kw_only=True, tag="queue-release"):
+    """Make held deliveries due."""
+
+    action: ClassVar[ChangeVerb] = "release"
+
+
+class Reroute(QueueChange, frozen=True, kw_only=True, tag="queue-reroute"):
+    """Move deliveries to one of `to_zone`, the zone with this `next_hop`, and the zone that the routes choose
+    now (`ask_again`).
+    """
+
+    action: ClassVar[ChangeVerb] = "reroute"
+
+    to_zone: Annotated[Line, option("To this zone", "--zone", metavar="TARGET")] = ""
+    next_hop: Annotated[Line, option("To the zone with this next_hop", "--next-hop", metavar="HOST")] = ""
+    ask_again: Annotated[bool, option("To the zone that the routes choose now", "--ask-again")] = False
+
+
+class Bounce(QueueChange, frozen=True, kw_only=True, tag="queue-bounce"):
+    """Fail deliveries and send their senders a DSN, which has the `reason`."""
+
+    action: ClassVar[ChangeVerb] = "bounce"
+
+
+class Drop(QueueChange, frozen=True, kw_only=True, tag="queue-drop"):
+    """Remove deliveries without a DSN."""
+
+    action: ClassVar[ChangeVerb] = "drop"
+
+
+CHANGES: dict[ChangeVerb, type[QueueChange]] = {
+    each.action: each for each in (Retry, Hold, Release, Reroute, Bounce, Drop)
+}
+
+
+# --- changes that were made -----------------------------------------------------------------------------
+
+
+class Acts(Request, frozen=True, kw_only=True, tag="acts"):
+    """The changes of the last 24 hours, the last one first."""
+
+    limit: Annotated[int, option("At most N changes", "--limit", metavar="N", ge=1, le=MAX_PAGE)] = 100
+
+
+class ActShow(Request, frozen=True, kw_only=True, tag="act-show"):
+    """One change of the last 24 hours."""
+
+    act: Annotated[Line, option("Id of the change", metavar="ID", positional=True)]
+
+
+class Undo(Request, frozen=True, kw_only=True, tag="undo"):
+    """Revert what the change `undoes` changed."""
+
+    undoes: Annotated[
+        Line, option("Id of the change, which its command printed", metavar="ID", positional=True)
+    ]
+    reason: Reason = ""
+
+
+# --- suspensions ----------------------------------------------------------------------------------------
+
+
+class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which mail, that which comes later too. Everything given must match; `*` in the text of addresses and
+    domains matches any text. `everything` is all mail, so that no slip stops a relay.
+    """
+
+    zone: Annotated[Line | None, option("Zone", "--zone", metavar="ZONE")] = None
+    destination: Annotated[
+        Line | None, option("Destination or host, as status shows it", "--destination", metavar="NAME")
+    ] = None
+    domain: Annotated[Line | None, option("Recipient domain", "--domain", metavar="DOMAIN")] = None
+    sender: Annotated[
+        Line | None, option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS")
+    ] = None
+    user: Annotated[Line | None, option("User who had logged in", "--user", metavar="NAME")] = None
+    recipient: Annotated[Line | None, option("Recipient address", "--recipient", metavar="ADDRESS")] = None
+    everything: Annotated[bool, option("All mail", "--all")] = False
+
+
+class Suspend(Request, frozen=True, kw_only=True, tag="suspend"):
+    """Suspend mail, or hold it (`effect`), for so many `seconds`; without any until it is resumed. There is
+    one order for the same selectors and effect: it takes what is new. `refuse`: clients get 421 for such
+    mail.
+    """
+
+    about: Selectors
+    effect: Annotated[OrderEffect, option("Suspend, or hold each delivery by itself")] = "suspend"
+    seconds: Annotated[
+        Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None,
+        option("Resume automatically after, e.g. 2h", "--for", metavar="TIME", unit=Unit.DURATION),
+    ] = None
+    refuse: Annotated[bool, option("Answer clients 421 for such mail", "--refuse")] = False
+    stop_clock: Annotated[bool, option("Do not count this time towards expiry", "--stop-clock")] = False
+    reason: Annotated[Line, option("Reason, for other operators", "--reason", metavar="TEXT")] = ""
+
+
+class Resume(Request, frozen=True, kw_only=True, tag="resume"):
+    """End the orders, of any effect, that have exactly these selectors, or the one with this `id`."""
+
+    about: Selectors = Selectors()
+    id: Annotated[Line, option("Id, as suspend --list shows it", metavar="ORDER", positional=True)] = ""
+    reason: Reason = ""
+
+
+class Orders(Request, frozen=True, kw_only=True, tag="orders"):
+    """The suspensions and hold rules that are active."""
+
+
+# --- the relay ------------------------------------------------------------------------------------------
+
+
+class Ping(Request, frozen=True, kw_only=True, tag="ping"):
+    """Whether a relay answers."""
+
+
+class Status(Request, frozen=True, kw_only=True, tag="status"):
+    """Workers, zones, destinations and problems."""
+
+
+class Explain(Request, frozen=True, kw_only=True, tag="explain"):
+    """Where mail for an address would go. Nothing is sent. What is not given is unknown."""
+
+    address: Annotated[Line, option("Recipient, or a domain", metavar="ADDRESS", positional=True)]
+    sender: Annotated[Line, option("Envelope sender", "--from", metavar="ADDRESS")] = ""
+    user: Annotated[Line, option("User who has logged in", "--user", metavar="NAME")] = ""
+    listener: Annotated[Line, option("Listener that it came to", "--listener", metavar="ADDRESS")] = ""
+    client: Annotated[Line, option("Address of the client", "--client", metavar="IP")] = ""
+    certificate: Annotated[
+        Line, option("Fingerprint of its certificate", "--certificate", metavar="SHA256")
+    ] = ""
+    priority: Annotated[Priority | None, option("Priority; else the listener's", "--priority")] = None
+    size: Annotated[
+        Size | None, option("Size of the message, e.g. 12 MB", "--size", metavar="SIZE", unit=Unit.SIZE)
+    ] = None
+    headers: Annotated[
+        tuple[tuple[str, str], ...],
+        option('Header field, "Name: value"; may be repeated', "--header", metavar="FIELD", max_length=100),
+    ] = ()
+
+
+class Resolve(Request, frozen=True, kw_only=True, tag="resolve"):
+    """The addresses in the queue that a pseudonym from the log stands for."""
+
+    pseudonym: Annotated[
+        str,
+        option("Pseudonym from the log", metavar="PSEUDONYM", positional=True, min_length=1, max_length=100),
+    ]
+    limit: Annotated[int, option("At most N addresses", metavar="N", ge=1, le=MAX_PAGE)] = 100
+
+
+class Tail(Request, frozen=True, kw_only=True, tag="tail"):
+    """Mail events as they happen. Everything given must match; `*` matches any text, but nothing in what the
+    log has pseudonyms for. `address` is any address, a user, a client, a Message-ID or a message id.
+    """
+
+    address: Annotated[
+        Line, option("An address, user, client, Message-ID or id", metavar="VALUE", positional=True)
+    ] = ""
+    sender: Annotated[
+        Line, option("Messages of this sender; @DOMAIN: of a domain", "--from", metavar="ADDRESS")
+    ] = ""
+    recipient: Annotated[
+        Line, option("About this recipient; @DOMAIN: a domain", "--to", metavar="ADDRESS")
+    ] = ""
+    domain: Annotated[
+        Line, option("About a recipient domain or destination", "--domain", metavar="DOMAIN")
+    ] = ""
+    zone: Annotated[Line, option("In a zone", "--zone", metavar="NAME")] = ""
+    user: Annotated[Line, option("Messages of a user who has logged in", "--user", metavar="NAME")] = ""
+    client: Annotated[Line, option("Messages and refusals of a client", "--client", metavar="ADDRESS")] = ""
+    event: Annotated[Line, option("Events of these names: deferred,bounced", "--event", metavar="NAMES")] = ""
+    message_id: Annotated[
+        str, option("About one message", "--id", metavar="ID", pattern="^([0-9a-f]{16})?$")
+    ] = ""
+
+
+class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
+    """The protocol lines of sessions as they happen: those of one `client` (an address or a network), of
+    connections to one `domain` (a recipient domain, an MX host or a next hop), or of one message. It ends
+    after `seconds`, `octets` or `sessions`, whichever comes first.
+    """
+
+    client: Annotated[Line, option("Sessions of a client or network", "--client", metavar="ADDRESS")] = ""
+    domain: Annotated[
+        Line, option("Connections to a domain, MX host or next hop", "--domain", metavar="DOMAIN")
+    ] = ""
+    message_id: Annotated[
+        str, option("Attempts of one message", "--id", metavar="ID", pattern="^([0-9a-f]{16})?$")
+    ] = ""
+    seconds: Annotated[
+        float,
+        option("End after this time", "--for", metavar="TIME", unit=Unit.DURATION, gt=0, le=24 * 3600),
+    ] = 300.0
+    octets: Annotated[
+        int,
+        option("End after this much text", "--size", metavar="SIZE", unit=Unit.SIZE, ge=1, le=1_000_000_000),
+    ] = 10_000_000
+    sessions: Annotated[
+        int, option("End after this many sessions", "--sessions", metavar="N", ge=1, le=10_000)
+    ] = 100
+
+
+class ConfigShow(Request, frozen=True, kw_only=True, tag="config-show"):
+    """The configuration of the running relay."""
+
+    which: Annotated[ConfigPart, option("Which options")] = "effective"
+
+
+# --- the history ----------------------------------------------------------------------------------------
+
+
+class HistoryFind(Request, frozen=True, kw_only=True, tag="history-find"):
+    """What became of mail, the newest `limit`. Everything given must match. `since` and `until` are Unix
+    seconds. Addresses may be pseudonyms.
+    """
+
+    about: Annotated[
+        str | None,
+        option(
+            "An address, @DOMAIN, Message-ID, id, pseudonym or user",
+            metavar="ADDRESS|MESSAGE-ID|ID",
+            positional=True,
+        ),
+    ] = None
+    sender: Annotated[
+        str | None, option("Envelope sender; <> for the null sender", "--sender", metavar="ADDRESS")
+    ] = None
+    recipient: Annotated[str | None, option("Recipient address", "--recipient", metavar="ADDRESS")] = None
+    client: Annotated[str | None, option("Address of the client", "--client", metavar="IP")] = None
+    user: Annotated[str | None, option("User who had logged in", "--user", metavar="NAME")] = None
+    zone: Annotated[str, option("Zone", "--zone", metavar="ZONE")] = ""
+    destination: Annotated[
+        str, option("Destination or host; * matches any text", "--destination", metavar="NAME")
+    ] = ""
+    reply: Annotated[
+        str, option("A reply to or of this relay contains this text", "--reply", metavar="TEXT")
+    ] = ""
+    outcome: Annotated[HistoryOutcome | None, option("Outcome; waiting: no attempt yet", "--outcome")] = None
+    since: Annotated[
+        float, option("Only events newer than AGE, e.g. 30m, 2d", "--since", metavar="AGE", unit=Unit.AGO)
+    ] = 0.0
+    until: Annotated[
+        float | None, option("Only events older than AGE", "--until", metavar="AGE", unit=Unit.AGO)
+    ] = None
+    limit: Annotated[int, option("The newest N", "--limit", metavar="N", ge=1, le=MAX_PAGE)] = 100
+
+
+class HistoryShow(Request, frozen=True, kw_only=True, tag="history-show"):
+    """Everything that is known of one message, in order of time."""
+
+    message_id: MessageId
+
+
+# --- the spool and webhooks -----------------------------------------------------------------------------
+
+
+class SpoolAcknowledge(Request, frozen=True, kw_only=True, tag="spool-acknowledge"):
+    """Dismiss a reported loss of the spool."""
+
+    loss: Annotated[Line, option("Id of the loss, as status shows it", metavar="ID", positional=True)]
+
+
+class WebhookList(Request, frozen=True, kw_only=True, tag="webhook-list"):
+    """The webhooks, and how many events wait for each."""
+
+
+class WebhookTest(Request, frozen=True, kw_only=True, tag="webhook-test"):
+    """Post an event webhook.test now."""
+
+    name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
+
+
+class WebhookReplay(Request, frozen=True, kw_only=True, tag="webhook-replay"):
+    """Try now what waits; with `since` (Unix time) also report again what the history has from then on."""
+
+    name: Annotated[Line, option("Name of the [[webhook]]", metavar="NAME", positional=True)]
+    since: Annotated[
+        float | None,
+        option("Report the history of this time again, e.g. 2h", "--since", metavar="AGE", unit=Unit.AGO),
+    ] = None
+
+
+# --- between a supervisor and its workers ---------------------------------------------------------------
+
+
+class PartMetrics(Request, frozen=True, kw_only=True, tag="part-metrics"):
+    """Every metric of this worker."""
+
+
+class PartReadiness(Request, frozen=True, kw_only=True, tag="part-readiness"):
+    """Whether this worker is ready for mail."""
