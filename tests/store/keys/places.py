@@ -10,13 +10,17 @@ from pathlib import Path
 
 from tests.support.postgres import PostgresServer, shared_postgres
 from tests.support.redis_server import RedisServer, shared_server
-from zonerelay.config.settings import RedisSettings
+from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
+from zonerelay.config.settings import RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
+from zonerelay.store.keys.directory import DirectoryPlace
 from zonerelay.store.keys.leveldb import LevelDbEngine
 from zonerelay.store.keys.memory import MemoryEngine
+from zonerelay.store.keys.objects import ObjectEngine
 from zonerelay.store.keys.port import Engine
 from zonerelay.store.keys.postgres import PostgresEngine
 from zonerelay.store.keys.redis import RedisEngine
+from zonerelay.store.keys.s3 import BucketPlace
 from zonerelay.store.postgres.driver import Access
 from zonerelay.store.redis.connection import Server
 
@@ -176,6 +180,59 @@ class RedisPlace(Place):
                 self.server.ask("COPY", f"{name}-saved", name)
 
 
+class DirectoryOfObjects(Place):
+    name = "directory"
+
+    def engine(self) -> Engine:
+        place = DirectoryPlace(self.directory / "queue", reserve=self.reserve)
+        return ObjectEngine(place, index_in(self.directory), clock=SystemClock(), lease=LEASE)
+
+    def save(self) -> object:
+        return copy_of(self.directory / "queue")
+
+    def restore(self, saved: object) -> None:
+        bring_back(self.directory / "queue", saved)
+
+
+class BucketOfObjects(Place):
+    """A prefix in moto's bucket, or that of `words`: a URL and a prefix."""
+
+    name = "s3"
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.server: MotoServer | None = None
+        if not words:
+            self.server = shared_moto()
+            words = (self.server.url, f"{uuid.uuid4().hex}/")
+        super().__init__(directory, *words)
+
+    def engine(self) -> Engine:
+        url, prefix = self.words
+        settings = S3Settings(bucket=BUCKET, prefix=prefix, endpoint_url=url, access_key=KEY)
+        place = BucketPlace(settings, lambda: SECRET)
+        return ObjectEngine(place, index_in(self.directory), clock=SystemClock(), lease=LEASE)
+
+    def save(self) -> object:
+        assert self.server is not None
+        prefix = f"/{BUCKET}/"
+        return {key: self.server.ask("GET", prefix + key)[1] for key in self.server.keys(self.words[1])}
+
+    def restore(self, saved: object) -> None:
+        assert self.server is not None
+        for key in self.server.keys(self.words[1]):
+            self.server.ask("DELETE", f"/{BUCKET}/{key}")
+        if saved:
+            assert isinstance(saved, dict)
+            for key, data in saved.items():
+                self.server.ask("PUT", f"/{BUCKET}/{key}", data)
+
+
+def index_in(directory: Path) -> Path:
+    """Each process has its own."""
+    return directory / "index" / uuid.uuid4().hex
+
+
 PLACES: dict[str, type[Place]] = {
-    place.name: place for place in (MemoryPlace, LevelDbPlace, PostgresPlace, RedisPlace)
+    place.name: place
+    for place in (MemoryPlace, LevelDbPlace, PostgresPlace, RedisPlace, DirectoryOfObjects, BucketOfObjects)
 }

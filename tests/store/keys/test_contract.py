@@ -200,6 +200,19 @@ async def test_nodes_do_not_see_each_other(opened: Opened) -> None:
     assert await all_rows(there) == [(b"a", b"there")]
 
 
+@pytest.mark.usefixtures("shared")
+async def test_another_node_reads_a_partition_that_it_does_not_enter(opened: Opened) -> None:
+    living = await opened(0)
+    await living.write(put(a="1", b="x" * 50_000))
+    keeper = opened.engine().keeper(0)
+    assert await all_rows(keeper) == [(b"a", b"1"), (b"b", b"x" * 50_000)]
+    await living.write(Write({b"a": b"2", b"b": None}))
+    assert await all_rows(keeper) == [(b"a", b"2")]
+    assert await keeper.last_key(b"a", b"z") == b"a"
+    await keeper.close()
+    await living.write(put(a="3"))  # nobody has taken it over
+
+
 # --- batches
 
 

@@ -1,0 +1,256 @@
+"""Logs of objects: snapshots, indexes, late writes, gaps, orphans, and services that do not keep
+conditions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
+from zonerelay.config.settings import S3Settings
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
+from zonerelay.store.keys import objects
+from zonerelay.store.keys.directory import DirectoryPlace
+from zonerelay.store.keys.objects import ObjectEngine, ObjectKeys
+from zonerelay.store.keys.partition import Partition, open_partition
+from zonerelay.store.keys.port import FencedError, KeyRange, Write, pages
+from zonerelay.store.keys.s3 import BucketPlace
+
+
+class SlowPlace(DirectoryPlace):
+    """`hold` says which objects are made only when `land` is called; their makers get an error."""
+
+    hold: Callable[[str], bool] = staticmethod(lambda name: False)
+    replaces = False
+    """As a service that does not know the condition."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.held: list[tuple[str, bytes]] = []
+
+    async def create(self, name: str, data: bytes, *, makes_room: bool = False) -> bool:
+        if self.hold(name):
+            self.held.append((name, data))
+            raise StoreError("no answer")
+        if self.replaces:
+            await self.replace(name, data)
+            return True
+        return await super().create(name, data, makes_room=makes_room)
+
+    async def land(self) -> list[bool]:
+        """Whether each of them was made."""
+        return [await super(SlowPlace, self).create(*each) for each in self.held]
+
+
+class Queue:
+    """Opens the partition of one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.place = SlowPlace(directory / "queue")
+        self._opened: list[Partition] = []
+
+    async def open(
+        self, index: str = "index", *, place: SlowPlace | None = None, lease: float = 30.0
+    ) -> Partition:
+        engine = ObjectEngine(place or self.place, self.directory / index, clock=SystemClock(), lease=lease)
+        partition = await open_partition(engine, 0, token="here", clock=SystemClock())
+        self._opened.append(partition)
+        return partition
+
+    def files(self, kind: str) -> list[str]:
+        found = (self.directory / "queue/nodes/0" / kind).rglob("*")
+        return sorted(path.name for path in found if path.is_file())
+
+    async def close(self) -> None:
+        for partition in self._opened:
+            await partition.close()
+        await self.place.close()
+
+
+@pytest.fixture
+async def queue(tmp_path: Path) -> AsyncIterator[Queue]:
+    made = Queue(tmp_path)
+    yield made
+    await made.close()
+
+
+async def all_rows(partition: Partition) -> dict[bytes, bytes]:
+    return {key: value async for rows in pages(partition, b"\x01", b"\xff") for key, value in rows}
+
+
+def keys_of(partition: Partition) -> ObjectKeys:
+    assert isinstance(partition._keeper, ObjectKeys)
+    return partition._keeper
+
+
+async def settled(partition: Partition) -> None:
+    """Removals and snapshots are done."""
+    await keys_of(partition)._tasks.drain()
+
+
+async def test_a_log_is_replaced_by_snapshots(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "LEAST_LOG", 20_000)
+    choose = random.Random(3)
+    model: dict[bytes, bytes] = {}
+    partition = await queue.open()
+    for round_ in range(8):
+        for _ in range(30):
+            key, value = b"%03d" % choose.randrange(60), choose.randbytes(choose.choice([50, 700, 20_000]))
+            await partition.write(Write({key: value}))
+            model[key] = value
+        low = choose.randrange(50)
+        await partition.write(Write({}, [KeyRange(b"%03d" % low, b"%03d" % (low + 5))]))
+        model = {key: v for key, v in model.items() if not b"%03d" % low <= key < b"%03d" % (low + 5)}
+        await settled(partition)
+        await partition.close()
+        partition = await queue.open(f"index {round_ // 2}")  # a new one, and the same once more
+        assert await all_rows(partition) == model
+    await settled(partition)
+    large = [value for value in model.values() if len(value) > objects.LARGE_VALUE]
+    assert len(queue.files("values")) == len(large)
+    assert len(queue.files("log")) < 150  # of 256 entries
+    assert queue.files("snapshot").count("end") <= 2
+
+
+async def test_a_writer_that_stood_still_meets_the_beginning_of_an_epoch(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when all entries around it have gone into a snapshot: there is no free slot below."""
+    monkeypatch.setattr(objects, "LEAST_LOG", 2000)
+    old = await queue.open("old")
+    await old.write(Write({b"a": b"1"}))
+    new = await queue.open("new")
+    for number in range(60):
+        await new.write(Write({b"b": b"%d" % number * 100}))
+    await settled(new)
+    log = queue.files("log")
+    assert int(log[0]) == 1
+    assert int(log[1]) == 3
+    assert int(log[2]) > 20
+    with pytest.raises(FencedError):
+        await old.write(Write({b"a": b"2"}))
+    assert (await all_rows(new))[b"a"] == b"1"
+
+
+async def test_an_entry_that_lands_late_changes_nothing(queue: Queue) -> None:
+    partition = await queue.open()
+    await partition.write(Write({b"a": b"1"}))
+    waits = [True]
+    queue.place.hold = lambda name: "/log/" in name and bool(waits) and waits.pop()
+    await partition.write(Write({b"a": b"2"}))  # found out and written once more
+    assert len(queue.place.held) == 1
+    assert await queue.place.land() == [False]
+    await partition.write(Write({b"b": b"3"}))
+    await partition.close()
+    again = await queue.open("another index")
+    assert await all_rows(again) == {b"a": b"2", b"b": b"3"}
+
+
+async def test_an_index_of_another_log_is_made_anew(queue: Queue, tmp_path: Path) -> None:
+    first = await queue.open()
+    await first.write(Write({b"a": b"1"}))
+    await first.close()
+    other = Queue(tmp_path / "other")
+    second = await other.open()
+    await second.write(Write({b"b": b"2"}))
+    await second.close()
+    third = await queue.open("index", place=other.place)
+    assert await all_rows(third) == {b"b": b"2"}
+    await third.close()
+    await other.close()
+
+
+async def test_an_index_that_cannot_be_read_is_made_anew(queue: Queue) -> None:
+    first = await queue.open()
+    await first.write(Write({b"a": b"1", b"large": bytes(70_000)}))
+    await first.close()
+    for path in (queue.directory / "index/0").iterdir():
+        path.write_bytes(b"nonsense")
+    again = await queue.open()
+    assert await all_rows(again) == {b"a": b"1", b"large": bytes(70_000)}
+
+
+async def test_a_gap_in_the_log_is_an_error(queue: Queue) -> None:
+    partition = await queue.open()
+    for number in range(5):
+        await partition.write(Write({b"a": b"%d" % number}))
+    await partition.close()
+    (queue.directory / "queue/nodes/0/log" / f"{3:016d}").unlink()
+    with pytest.raises(StoreError, match="is missing, and later ones exist"):
+        await queue.open("new index")
+
+
+async def test_a_damaged_object_is_told(queue: Queue) -> None:
+    partition = await queue.open()
+    await partition.write(Write({b"a": bytes(50_000), b"b": b"fine"}))
+    (path,) = (queue.directory / "queue/nodes/0/values").iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(StoreCorruptError, match="is damaged"):
+        await partition.get([b"a"])
+    path.unlink()
+    with pytest.raises(StoreCorruptError, match="is missing"):
+        await partition.get([b"a"])
+    assert await partition.get([b"b"]) == [b"fine"]
+
+
+async def test_values_of_batches_that_never_were_are_swept(queue: Queue) -> None:
+    partition = await queue.open()
+    await partition.write(Write({b"kept": bytes(50_000)}))
+    queue.place.hold = lambda name: "/log/" in name
+    waiting = asyncio.ensure_future(partition.write(Write({b"lost": bytes(60_000)})))
+    while not queue.place.held:
+        await asyncio.sleep(0.01)
+    assert len(queue.files("values")) == 2
+    await partition.abandon()
+    waiting.cancel()
+    queue.place = SlowPlace(queue.directory / "queue")
+    again = await queue.open()
+    await settled(again)
+    assert len(queue.files("values")) == 1
+    assert await all_rows(again) == {b"kept": bytes(50_000)}
+    await again.write(Write({b"kept": None}))
+    await settled(again)
+    assert queue.files("values") == []
+
+
+async def test_a_service_that_replaces_what_is_there_is_refused(queue: Queue) -> None:
+    queue.place.replaces = True
+    with pytest.raises(StoreOpenError, match="If-None-Match"):
+        await queue.open()
+
+
+async def test_a_service_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+    settings = S3Settings(bucket=BUCKET, endpoint_url="http://127.0.0.1:9", access_key=KEY, timeout=2.0)
+    engine = ObjectEngine(BucketPlace(settings, lambda: SECRET), tmp_path, clock=SystemClock(), lease=1.0)
+    with pytest.raises(StoreError, match="object store"):
+        await open_partition(engine, 0, token="x", clock=SystemClock())
+    await engine.close()
+
+
+async def test_many_values_cost_one_request_each_and_one_for_the_batch(tmp_path: Path) -> None:
+    settings = S3Settings(
+        bucket=BUCKET, prefix=f"{tmp_path.name}/", endpoint_url=shared_moto().url, access_key=KEY
+    )
+    place = BucketPlace(settings, lambda: SECRET)
+    engine = ObjectEngine(place, tmp_path, clock=SystemClock(), lease=30.0)
+    partition = await open_partition(engine, 0, token="x", clock=SystemClock())
+    made: list[str] = []
+    create = place.create
+
+    async def counted(name: str, data: bytes, *, makes_room: bool = False) -> bool:
+        made.append(name)
+        return await create(name, data, makes_room=makes_room)
+
+    place.create = counted  # type: ignore[method-assign]
+    sizes = [1000] * 18 + [30_000] * 2
+    await asyncio.gather(*(partition.write(Write({b"%d" % n: bytes(size)})) for n, size in enumerate(sizes)))
+    assert len(made) <= 2 + 2
+    await partition.close()
+    await engine.close()

@@ -1,0 +1,187 @@
+"""The index of a log of objects: a LevelDB of this machine that is not synced and can be thrown away.
+
+It holds the keys of one partition as they are after one entry of its log, and which entry that was. Each
+value begins with a byte that says whether it is here or an object of its own. Rows that begin with NUL are
+the index's own. An index of an earlier boot of the machine, or one that cannot be read, is empty when it is
+opened. Everything blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from zonerelay import durable
+from zonerelay.store.contract import StoreError
+from zonerelay.store.keys.port import KeyRange, Row
+from zonerelay.store.leveldb.engine import FAILURES, AtomicBatch, Database, View, connect
+
+SMALL, LARGE = b"\0", b"\1"
+_WRITE_BUFFER = 4 * 1024 * 1024
+_BOOT, _STATE, _BEGINNING, _NAME = b"\0boot", b"\0state", b"\0epoch ", b"\0name "
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class LogState(msgspec.Struct, frozen=True, array_like=True):
+    """The entry of the log that was applied last, what the log said by then, and bytes: of the log since its
+    last snapshot, and of all live rows.
+    """
+
+    slot: int = 0
+    epoch: int = 0
+    writer: str = ""
+    batch_epoch: int = 0
+    batch: int = 0
+    checksum: int = 0
+    log: int = 0
+    live: int = 0
+
+
+class Changes(NamedTuple):
+    """First the ranges are emptied. None removes a key."""
+
+    changes: Sequence[tuple[bytes, bytes | None]]
+    ranges: Sequence[tuple[bytes, bytes]]
+
+
+def small(value: bytes) -> bytes:
+    """The stored form of a value that is in the index itself."""
+    return SMALL + value
+
+
+def large(name: str, size: int) -> bytes:
+    """The stored form of a value that is an object of its own."""
+    return LARGE + size.to_bytes(8, "big") + name.encode()
+
+
+def name_of(stored: bytes) -> str:
+    """The name of the object that has the value, or ""."""
+    return stored[9:].decode() if stored[:1] == LARGE else ""
+
+
+def size_of(stored: bytes) -> int:
+    return int.from_bytes(stored[1:9], "big") if stored[:1] == LARGE else len(stored) - 1
+
+
+class ObjectIndex(Database):
+    """One partition's index."""
+
+    def open(self, *, anew: bool = False) -> LogState:
+        """Open the index, and return what it is an index of. Raises StoreError."""
+        if not anew:
+            with contextlib.suppress(StoreError, *FAILURES, msgspec.MsgspecError, OSError):
+                self._db = connect(self.path, write_buffer=_WRITE_BUFFER)
+                state = self.get(_STATE)
+                if state is not None and self.get(_BOOT) == _BOOT_ID.read_bytes():
+                    return msgspec.msgpack.decode(state, type=LogState)
+        self.clear()
+        return LogState()
+
+    def clear(self) -> None:
+        """Make it anew."""
+        self._close()
+        with self._translated():
+            shutil.rmtree(self.path, ignore_errors=True)
+            durable.make_directory(self.path)
+            self._db = connect(self.path, write_buffer=_WRITE_BUFFER, create=True)
+        with self._unsynced() as batch:
+            batch.put(_BOOT, _BOOT_ID.read_bytes())
+
+    def close(self) -> None:
+        self._close()
+
+    # --- writing
+
+    @contextlib.contextmanager
+    def _unsynced(self) -> Iterator[AtomicBatch]:
+        with self._translated():
+            batch = self._handle().write_batch()
+            yield batch
+            batch.write()
+
+    def apply(self, made: Changes, state: LogState, is_beginning: bool) -> tuple[LogState, list[str]]:
+        """Apply one entry of the log. Returns the state, and the names of the objects that nothing names
+        now.
+        """
+        live, dropped, emptied = state.live, list[str](), set[bytes]()
+        with self._unsynced() as batch:
+
+            def drop(key: bytes, stored: bytes) -> int:
+                if name := name_of(stored):
+                    dropped.append(name)
+                    batch.delete(_NAME + name.encode())
+                return len(key) + len(stored)
+
+            for start, end in made.ranges:
+                for key, stored in self.rows(start, end, limit=2**62):
+                    if key not in emptied:
+                        emptied.add(key)
+                        batch.delete(key)
+                        live -= drop(key, stored)
+            for key, value in made.changes:
+                old = None if key in emptied else self.get(key)
+                if old is not None:
+                    live -= drop(key, old)
+                if value is None:
+                    batch.delete(key)
+                    continue
+                batch.put(key, value)
+                live += len(key) + len(value)
+                if name := name_of(value):
+                    batch.put(_NAME + name.encode(), b"")
+            state = msgspec.structs.replace(state, live=live)
+            if is_beginning:
+                batch.put(b"%b%016d" % (_BEGINNING, state.slot), b"")
+            batch.put(_STATE, msgspec.msgpack.encode(state))
+        return state, dropped
+
+    def load(self, rows: Sequence[Row]) -> None:
+        """Take in a piece of a snapshot."""
+        with self._unsynced() as batch:
+            for key, value in rows:
+                batch.put(key, value)
+                if name := name_of(value):
+                    batch.put(_NAME + name.encode(), b"")
+
+    def begin(self, state: LogState, beginnings: Sequence[int]) -> None:
+        """All pieces of a snapshot are there: it is an index from here on."""
+        with self._unsynced() as batch:
+            for slot in beginnings:
+                batch.put(b"%b%016d" % (_BEGINNING, slot), b"")
+            batch.put(_STATE, msgspec.msgpack.encode(state))
+
+    # --- reading
+
+    def page(self, wanted: KeyRange, rows: int, octets: int, values: bool) -> tuple[list[Row], bool]:
+        """Rows as they are stored, and whether the range has no more."""
+        found: list[Row] = []
+        for key, stored in self.rows(*wanted, limit=rows + 1):
+            if len(found) == rows or octets <= 0:
+                return found, False
+            found.append((key, stored if values else b""))
+            octets -= len(key) + (size_of(stored) if values else 0)
+        return found, True
+
+    def piece(self, start: bytes, size: int, view: View) -> list[Row]:
+        """Rows of about that many bytes, for a snapshot."""
+        found: list[Row] = []
+        for key, stored in self.rows(start, limit=2**62, view=view):
+            found.append((key, stored))
+            size -= len(key) + len(stored)
+            if size <= 0:
+                break
+        return found
+
+    def beginnings(self) -> list[int]:
+        """The slots of all entries that begin an epoch."""
+        end = _BEGINNING[:-1] + bytes([_BEGINNING[-1] + 1])
+        return [int(key[len(_BEGINNING) :]) for key, _ in self.rows(_BEGINNING, end, limit=2**62)]
+
+    def are_named(self, names: Sequence[str]) -> list[bool]:
+        """Whether a row has its value in the object of that name."""
+        return [self.get(_NAME + name.encode()) is not None for name in names]

@@ -1,0 +1,500 @@
+"""Keeps keys as immutable objects in a directory or a bucket: a log of batches, snapshots, and large values.
+
+    mark                            the name of this store nodes/N/log/SLOT                one entry: a batch,
+    or the beginning of an epoch nodes/N/values/EPOCH-BATCH-I    a value of more than LARGE_VALUE bytes, made
+    before the batch that names it nodes/N/snapshot/SLOT/PIECE     the keys as they were after that entry;
+    `end` is made last nodes/N/beat                    replaced by the writer again and again
+
+An object is made only where none is. Who makes the next entry of a log is its writer; an heir makes an entry
+that begins an epoch, and the former writer's next batch meets it. Such entries are never removed: a writer
+that stood still for days must find one where it goes on, and not a free slot below a snapshot. Everything
+else below the last whole snapshot is removed.
+
+Reads are answered from an index, a LevelDB of this machine that is not synced. It is rebuilt from the last
+snapshot and the log whenever it is in doubt: after a power cut, a failed write, or for another log than it
+was made from.
+
+The lease of another node is over when its beat was not seen to change for `lease` seconds of this machine's
+clock. Failure: an entry without an answer may exist; `enter` reads the log to its end first. A gap in the log
+that no snapshot covers is an error, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from zonerelay.model.clock import Clock
+from zonerelay.process.tasks import Tasks
+from zonerelay.process.threads import STORE
+from zonerelay.store.common.keeper.reader_threads import ReaderThreads
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
+from zonerelay.store.keys.object_index import Changes, LogState, ObjectIndex, large, name_of, small
+from zonerelay.store.keys.port import (
+    PAGE_OCTETS,
+    PAGE_ROWS,
+    Batch,
+    FencedError,
+    KeyPage,
+    KeyRange,
+    NodeTakenError,
+    Peer,
+    Position,
+    State,
+    page_of,
+)
+
+LARGE_VALUE = 16 * 1024
+AHEAD = 8
+"""Objects that are read or made at once."""
+LEAST_LOG = 8 * 1024 * 1024
+"""Bytes of a log before a snapshot is worth while."""
+SHARE = 2
+"""A snapshot is made when the log is this many times what is live: each byte is written twice more at
+most.
+"""
+PIECE = 1024 * 1024
+
+T = TypeVar("T")
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class ObjectPlace(Protocol):
+    """Where objects are. Every method raises StoreError; after one of `create` the object may exist."""
+
+    async def create(self, name: str, data: bytes, *, makes_room: bool = False) -> bool:
+        """Make a durable object where none is. False: there is one. With `makes_room` room that was kept back
+        may be used.
+        """
+
+    async def replace(self, name: str, data: bytes) -> None:
+        """Make an object, or replace one."""
+
+    async def read(self, name: str) -> bytes | None: ...
+
+    def names(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Yield the names that begin with `prefix`, in order. What was made just now may be missing."""
+
+    async def remove(self, name: str) -> None:
+        """Remove an object, which need not exist."""
+
+    async def room(self) -> int | None: ...
+
+    async def close(self) -> None: ...
+
+
+class LogEntry(msgspec.Struct, frozen=True, array_like=True):
+    """An entry of a log. With a `writer` it begins an epoch, otherwise it is a batch."""
+
+    epoch: int
+    number: int = 0
+    writer: str = ""
+    changes: list[tuple[bytes, bytes | None]] = []
+    ranges: list[KeyRange] = []
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    count: int
+    is_left: bool = False
+
+
+class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True):
+    pieces: int
+    state: LogState
+    beginnings: list[int]
+
+
+class ObjectEngine:
+    """The partitions of one place. `index` is the directory of this machine for the indexes of this
+    process.
+    """
+
+    def __init__(self, place: ObjectPlace, index: Path, *, clock: Clock, lease: float) -> None:
+        self.place = place
+        self.index = index
+        self.clock = clock
+        self.lease = lease
+        self._seen: dict[int, tuple[Beat | None, float]] = {}
+
+    def keeper(self, node: int) -> ObjectKeys:
+        return ObjectKeys(self, node)
+
+    async def peers(self) -> list[Peer]:
+        found: set[int] = set()
+        async for names in self.place.names("nodes/"):
+            found |= {int(name.split("/")[1]) for name in names}
+        return [await self._peer(node) for node in sorted(found)]
+
+    async def _peer(self, node: int) -> Peer:
+        beat = await self.beat_of(node)
+        is_over = self.is_over(node, beat)
+        return Peer(node, beat.epoch if beat else 0, bool(beat and beat.is_left), is_over)
+
+    async def beat_of(self, node: int) -> Beat | None:
+        data = await self.place.read(f"nodes/{node}/beat")
+        return None if data is None else unpacked(data, Beat, f"nodes/{node}/beat")
+
+    def is_over(self, node: int, beat: Beat | None) -> bool:
+        """Whether the lease of a node is over, as this process has seen its beats."""
+        now = self.clock.boottime()
+        seen, since = self._seen.get(node, (None, 0.0))
+        if node not in self._seen or seen != beat:
+            self._seen[node] = (beat, now)
+            since = now
+        return bool(beat and beat.is_left) or now - since >= self.lease
+
+    async def close(self) -> None:
+        await self.place.close()
+
+
+class ObjectKeys:
+    """One partition. Until it is entered, each read brings the index up to date first."""
+
+    def __init__(self, engine: ObjectEngine, node: int) -> None:
+        self._engine = engine
+        self._place = engine.place
+        self._node = node
+        self._base = f"nodes/{node}/"
+        self._index = ObjectIndex(engine.index / str(node))
+        self._threads = ReaderThreads(self._index, "keys-index")
+        self._turn = asyncio.Lock()
+        self._tasks = Tasks()
+        self._state = LogState()
+        self._is_open = self._is_suspect = False
+        self._epoch = 0
+        self._beats = 0
+        self._snapshot: asyncio.Task[None] | None = None
+
+    # --- reading
+
+    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        await self._refresh()
+        found = await self._threads.read(ObjectIndex.get_many, keys)
+        return await self._whole(list(zip(keys, found, strict=True)))
+
+    async def page(
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        rows: int = PAGE_ROWS,
+        octets: int = PAGE_OCTETS,
+        values: bool = True,
+    ) -> KeyPage:
+        await self._refresh()
+        wanted = KeyRange(start, end)
+        found, is_last = await self._threads.read(ObjectIndex.page, wanted, rows, octets, values)
+        cursor = page_of(found, is_last=is_last).cursor
+        if not values:
+            return KeyPage(found, cursor)
+        whole = await self._whole(found)
+        rows_ = [(key, value) for (key, _), value in zip(found, whole, strict=True) if value is not None]
+        return KeyPage(rows_, cursor)
+
+    async def last_key(self, start: bytes, end: bytes) -> bytes | None:
+        await self._refresh()
+        return await self._threads.read(ObjectIndex.last_key, start, end)
+
+    async def _whole(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
+        """The values of rows as they are stored."""
+        found: list[bytes | None] = []
+        for first in range(0, len(rows), AHEAD):
+            found += await asyncio.gather(*(self._value(*row) for row in rows[first : first + AHEAD]))
+        return found
+
+    async def _value(self, key: bytes, stored: bytes | None) -> bytes | None:
+        while stored is not None and (name := name_of(stored)):
+            data = await self._place.read(f"{self._base}values/{name}")
+            if data is not None:
+                return checked(data, name)
+            # Either it was dropped since the index was asked, or it is lost.
+            await self._refresh()
+            before, stored = stored, await self._threads.read(ObjectIndex.get, key)
+            if stored == before:
+                raise StoreCorruptError(f"the object {self._base}values/{name} is missing")
+        return None if stored is None else stored[1:]
+
+    async def _refresh(self) -> None:
+        if not self._epoch:
+            async with self._turn:
+                await self._catch_up()
+
+    # --- entering
+
+    async def look(self) -> State | None:
+        mark = await self._place.read("mark")
+        if mark is None:
+            return None
+        async with self._turn:
+            await self._catch_up()
+            return self._as_state(mark)
+
+    def _as_state(self, mark: bytes) -> State:
+        state = self._state
+        return State(mark.decode(), state.epoch, state.writer, Position(state.batch_epoch, state.batch))
+
+    async def enter(self, writer: str, *, mark: str) -> State:
+        async with self._turn:
+            return await self._enter(writer, mark)
+
+    async def _enter(self, writer: str, mark: str) -> State:
+        await self._place.create("mark", mark.encode())
+        stored = await self._place.read("mark")
+        if stored is None or await self._place.create("mark", stored):
+            raise StoreOpenError(
+                "the service replaces an object that is there although it was asked not to"
+                " (If-None-Match): it cannot keep a queue that several relays may write"
+            )
+        was_entered = bool(self._epoch)
+        self._epoch = 0
+        while True:
+            await self._catch_up()
+            if self._state.writer not in ("", writer):
+                beat = await self._engine.beat_of(self._node)
+                if not self._engine.is_over(self._node, beat):
+                    raise NodeTakenError(f"another relay is node {self._node}, and its lease has not ended")
+            entry = LogEntry(self._state.epoch + 1, writer=writer)
+            data = packed(entry)
+            if await self._place.create(self._slot(self._state.slot + 1), data, makes_room=True):
+                break
+        await self._apply_to_index(entry, data)
+        self._epoch = entry.epoch
+        await self._beat()
+        if not was_entered:
+            self._tasks.start(self._sweep())
+        return self._as_state(stored)
+
+    async def _catch_up(self) -> None:
+        """Bring the index to the end of the log. Raises StoreError."""
+        if not self._is_open:
+            self._state = await STORE.run(partial(self._index.open, anew=self._is_suspect))
+            self._is_open, self._is_suspect = True, False
+            end = await self._last_snapshot()
+            if self._state.slot == 0 or not await self._fits():
+                await self._rebuild(end)
+        while True:
+            first = self._state.slot + 1
+            names = [self._slot(slot) for slot in range(first, first + AHEAD)]
+            found = await asyncio.gather(*map(self._place.read, names))
+            for name, data in zip(names, found, strict=True):
+                if data is None:
+                    break
+                await self._apply_to_index(unpacked(data, LogEntry, name), data)
+            else:
+                continue
+            if any(found[self._state.slot - first + 1 :]):
+                raise StoreError(
+                    f"the entry {self._slot(self._state.slot + 1)} is missing, and later ones exist"
+                )
+            end = await self._last_snapshot()
+            if end is None or end.state.slot <= self._state.slot:
+                return
+            await self._rebuild(end)
+
+    async def _fits(self) -> bool:
+        """Whether the index was made from this log: its last entry is there, or a snapshot of it."""
+        data = await self._place.read(self._slot(self._state.slot))
+        return data is not None and zlib.crc32(data) == self._state.checksum
+
+    async def _last_snapshot(self) -> SnapshotEnd | None:
+        last = ""
+        async for names in self._place.names(f"{self._base}snapshot/"):
+            last = max((last, *(name for name in names if name.endswith("/end"))))
+        data = await self._place.read(last) if last else None
+        return None if data is None else unpacked(data, SnapshotEnd, last)
+
+    async def _rebuild(self, end: SnapshotEnd | None) -> None:
+        """Make the index anew from a snapshot."""
+        await self._threads.read(ObjectIndex.clear)
+        self._state = LogState()
+        if end is None:
+            return
+        for number in range(1, end.pieces + 1):
+            name = f"{self._base}snapshot/{end.state.slot:016d}/{number:06d}"
+            data = await self._place.read(name)
+            if data is None:
+                raise StoreError(f"the object {name} is missing")
+            await self._threads.read(ObjectIndex.load, unpacked(data, list[tuple[bytes, bytes]], name))
+        await self._threads.read(ObjectIndex.begin, end.state, end.beginnings)
+        self._state = end.state
+
+    async def _apply_to_index(self, entry: LogEntry, data: bytes) -> list[str]:
+        """Returns the names of the values that nothing names any more."""
+        old, is_beginning = self._state, bool(entry.writer)
+        state = LogState(
+            old.slot + 1,
+            entry.epoch,
+            entry.writer or old.writer,
+            old.batch_epoch if is_beginning else entry.epoch,
+            old.batch if is_beginning else entry.number,
+            zlib.crc32(data),
+            old.log + len(data),
+            old.live,
+        )
+        changes = Changes(entry.changes, entry.ranges)
+        try:
+            self._state, dropped = await self._threads.read(ObjectIndex.apply, changes, state, is_beginning)
+        except StoreError:
+            self._is_open, self._is_suspect = False, True  # made anew by the next `enter`
+            await self._threads.read(ObjectIndex.close)
+            raise
+        return dropped
+
+    # --- writing
+
+    async def apply(self, batch: Batch) -> None:
+        async with self._turn:
+            if batch.position.epoch != self._epoch or not self._is_open:
+                raise FencedError(
+                    f"node {self._node} has epoch {self._epoch}, the writer {batch.position.epoch}"
+                )
+            await self._apply(batch)
+
+    async def _apply(self, batch: Batch) -> None:
+        write = batch.write
+        changes: list[tuple[bytes, bytes | None]] = []
+        objects: list[tuple[str, bytes]] = []
+        for key, value in write.changes.items():
+            if value is not None and len(value) > LARGE_VALUE:
+                name = f"{batch.position.epoch:012d}-{batch.position.number:016d}-{len(objects):06d}"
+                objects.append((name, value))
+                changes.append((key, large(name, len(value))))
+            else:
+                changes.append((key, None if value is None else small(value)))
+        for first in range(0, len(objects), AHEAD):
+            some = objects[first : first + AHEAD]
+            await asyncio.gather(*(self._store(*each, makes_room=write.makes_room) for each in some))
+        entry = LogEntry(*batch.position, changes=changes, ranges=list(write.ranges))
+        data = packed(entry)
+        if not await self._place.create(self._slot(self._state.slot + 1), data, makes_room=write.makes_room):
+            self._epoch = 0
+            raise FencedError(f"another writer has made entry {self._state.slot + 1} of node {self._node}")
+        if dropped := await self._apply_to_index(entry, data):
+            self._tasks.start(self._remove([f"{self._base}values/{name}" for name in dropped]))
+        state = self._state
+        if state.log > max(LEAST_LOG, SHARE * state.live) and (
+            self._snapshot is None or self._snapshot.done()
+        ):
+            self._snapshot = self._tasks.start(self._make_snapshot())
+
+    async def _store(self, name: str, value: bytes, *, makes_room: bool) -> None:
+        await self._place.create(f"{self._base}values/{name}", summed(value), makes_room=makes_room)
+
+    async def renew(self) -> None:
+        async with self._turn:
+            await self._check_fence()
+            await self._beat()
+
+    async def leave(self) -> None:
+        async with self._turn:
+            await self._check_fence()
+            await self._beat(is_left=True)
+
+    async def _check_fence(self) -> None:
+        if not self._epoch or await self._place.read(self._slot(self._state.slot + 1)) is not None:
+            self._epoch = 0
+            raise FencedError(f"another writer has node {self._node}")
+
+    async def _beat(self, *, is_left: bool = False) -> None:
+        self._beats += 1
+        beat = Beat(self._epoch, self._beats, is_left)
+        await self._place.replace(f"{self._base}beat", packed(beat))
+
+    async def room(self) -> int | None:
+        return await self._place.room()
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+        await STORE.run(self._threads.stop)
+        await STORE.run(self._index.close)
+
+    # --- looking after the objects
+
+    async def _make_snapshot(self) -> None:
+        """Write the live keys as they are now, and remove what they replace."""
+        async with self._turn:
+            state = self._state
+            view = await self._threads.read(ObjectIndex.snapshot)
+            beginnings = await self._threads.read(ObjectIndex.beginnings)
+        try:
+            base = f"{self._base}snapshot/{state.slot:016d}/"
+            number, start = 0, b"\x01"
+            while rows := await self._threads.read(ObjectIndex.piece, start, PIECE, view):
+                number, start = number + 1, rows[-1][0] + b"\0"
+                await self._place.create(f"{base}{number:06d}", packed(rows))
+            await self._place.create(
+                f"{base}end", packed(SnapshotEnd(number, replace(state, log=0), beginnings))
+            )
+            self._state = replace(self._state, log=self._state.log - state.log)
+            await self._remove_before(state.slot, frozenset(beginnings))
+        except StoreError as error:
+            _log.warning(
+                "the log of node %d cannot be replaced by a snapshot this time: %s", self._node, error
+            )
+        finally:
+            await STORE.run(view.close)
+
+    async def _remove_before(self, slot: int, kept: frozenset[int]) -> None:
+        for kind in ("log/", "snapshot/"):
+            async for names in self._place.names(f"{self._base}{kind}"):
+                numbers = [int(name.removeprefix(f"{self._base}{kind}").partition("/")[0]) for name in names]
+                # The entry of the snapshot itself stays: it says whether an index was made from this log.
+                gone = [
+                    name
+                    for name, number in zip(names, numbers, strict=True)
+                    if number < slot and (kind == "snapshot/" or number not in kept)
+                ]
+                await self._remove(gone)
+
+    async def _sweep(self) -> None:
+        """Remove values of earlier epochs that nothing names: their batches never came to be."""
+        try:
+            async for names in self._place.names(f"{self._base}values/"):
+                old = [name for name in names if int(name.rpartition("/")[2].partition("-")[0]) < self._epoch]
+                keys = [name.rpartition("/")[2] for name in old]
+                is_named = await self._threads.read(ObjectIndex.are_named, keys)
+                await self._remove([name for name, named in zip(old, is_named, strict=True) if not named])
+        except StoreError as error:
+            _log.warning("objects that nothing names are not removed this time: %s", error)
+
+    async def _remove(self, names: Sequence[str]) -> None:
+        for first in range(0, len(names), AHEAD):
+            with contextlib.suppress(StoreError):  # what stays is removed by a later sweep
+                await asyncio.gather(*map(self._place.remove, names[first : first + AHEAD]))
+
+    def _slot(self, slot: int) -> str:
+        return f"{self._base}log/{slot:016d}"
+
+
+def summed(data: bytes) -> bytes:
+    """The content of an object: a checksum, then the data."""
+    return zlib.crc32(data).to_bytes(4, "big") + data
+
+
+def checked(data: bytes, name: str) -> bytes:
+    """Raises StoreCorruptError."""
+    if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
+        raise StoreCorruptError(f"the object {name} is damaged")
+    return data[4:]
+
+
+def packed(content: object) -> bytes:
+    return summed(msgspec.msgpack.encode(content))
+
+
+def unpacked(data: bytes, kind: type[T], name: str) -> T:
+    try:
+        return msgspec.msgpack.decode(checked(data, name), type=kind)
+    except msgspec.MsgspecError as error:
+        raise StoreCorruptError(f"the object {name} makes no sense: {error}") from error

@@ -1,0 +1,64 @@
+"""Keeps objects in a bucket, by PUT with If-None-Match. The service must take conditional writes.
+
+The client never sends a change twice (`store/s3/client`). A PUT without an answer may land later; the log's
+sequence decides what becomes of it. A versioned bucket keeps a version and a marker for each object that is
+removed, until a lifecycle rule expires them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from zonerelay.config.settings import S3Settings
+from zonerelay.store.s3.client import Bucket, ConflictError, MissingError
+from zonerelay.store.surroundings import ReadSecret
+
+
+class BucketPlace:
+    """The objects with one prefix in a bucket. Opened at the first request."""
+
+    def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
+        self._bucket = Bucket(settings, read_secret_key)
+        self._prefix = settings.prefix
+        self._opening: asyncio.Lock = asyncio.Lock()
+        self._is_open = False
+
+    async def _opened(self) -> Bucket:
+        async with self._opening:
+            if not self._is_open:
+                await self._bucket.open()
+                self._is_open = True
+        return self._bucket
+
+    async def create(self, name: str, data: bytes, *, makes_room: bool = False) -> bool:
+        bucket = await self._opened()
+        try:
+            await bucket.put(self._prefix + name, data, new=True)
+        except ConflictError:
+            return False
+        return True
+
+    async def replace(self, name: str, data: bytes) -> None:
+        await (await self._opened()).put(self._prefix + name, data)
+
+    async def read(self, name: str) -> bytes | None:
+        bucket = await self._opened()
+        try:
+            return (await bucket.get(self._prefix + name)).data
+        except MissingError:
+            return None
+
+    async def names(self, prefix: str) -> AsyncIterator[list[str]]:
+        bucket = await self._opened()
+        async for rows in bucket.pages(self._prefix + prefix):
+            yield [row.key.removeprefix(self._prefix) for row in rows]
+
+    async def remove(self, name: str) -> None:
+        await (await self._opened()).delete(self._prefix + name)
+
+    async def room(self) -> int | None:
+        return None
+
+    async def close(self) -> None:
+        await self._bucket.close()
