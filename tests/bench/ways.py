@@ -37,12 +37,13 @@ Hand = Callable[[socket.socket], None]
 class Client:
     """A way to hand mail in. `begin` is said on a new connection, `end` before it is closed."""
 
-    def __init__(self, port: int, begin: Hand, hand: Hand, *, keeps: bool) -> None:
-        self.port, self.begin, self.hand, self.keeps = port, begin, hand, keeps
+    def __init__(self, port: int, begin: Hand, hand: Hand, *, keeps: bool, at_once: int = 1) -> None:
+        """`at_once` messages are handed in together."""
+        self.port, self.begin, self.hand, self.keeps, self.at_once = port, begin, hand, keeps, at_once
 
     def send(self, messages: int) -> None:
         connection: socket.socket | None = None
-        for _ in range(messages):
+        for _ in range(messages // self.at_once):
             if connection is None:
                 connection = socket.create_connection((LOOPBACK, self.port), timeout=60)
                 self.begin(connection)
@@ -100,6 +101,23 @@ def http(port: int, token: str, body: bytes, kind: str, *, keeps: bool) -> Clien
     return Client(port, lambda _: None, hand, keeps=keeps)
 
 
+def batch(port: int, token: str, document: dict[str, str], at_once: int) -> Client:
+    body = json.dumps({"template": document, "messages": [{}] * at_once}).encode()
+    head = (
+        f"POST /v1/messages/batch HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+
+    def hand(connection: socket.socket) -> None:
+        connection.sendall(head.encode() + body)
+        text = b""
+        while not text.endswith(b"}\n"):
+            text += connection.recv(65536)
+        assert text.count(b'"status":202') == at_once, text
+
+    return Client(port, lambda _: None, hand, keeps=True, at_once=at_once)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ways", description=__doc__)
     parser.add_argument("--size", type=int, default=4096)
@@ -109,7 +127,8 @@ def main() -> int:
     options = parser.parse_args()
     text = ("x" * 70 + "\r\n") * (options.size // 72)
     message = f"From: {SENDER}\r\nTo: {RECIPIENT}\r\nSubject: order\r\n\r\n{text}".encode()
-    document = json.dumps({"from": SENDER, "to": RECIPIENT, "subject": "order", "text": text}).encode()
+    fields = {"from": SENDER, "to": RECIPIENT, "subject": "order", "text": text}
+    document = json.dumps(fields).encode()
     with tempfile.TemporaryDirectory(prefix="zonerelay-ways-") as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         directory.chmod(0o755)
@@ -130,6 +149,7 @@ def main() -> int:
                 http(ports[2], token, document, "application/json", keeps=False),
                 group,
             ),
+            "HTTP, JSON, batches of 50": (batch(ports[2], token, fields, 50), group),
             "HTTP, rfc822, kept connections": (http(ports[2], token, message, raw, keeps=True), group),
             "Postfix, a session for each": (smtp(postfix_port, message, keeps=False), postfix_group),
             "Postfix, kept sessions": (smtp(postfix_port, message, keeps=True), postfix_group),

@@ -56,6 +56,8 @@ MAX_AT_ONCE, MAX_OF_ONE = 32, 24
 SILENCE = 30.0
 """Seconds that a client may take for its next octets."""
 MAX_BATCH = 500
+SIDE_BY_SIDE = 10
+"""Messages of a batch."""
 SLACK = 1024 * 1024
 SMALL = 8 * 1024
 """Bytes of JSON or of a header that the event loop reads, in a few milliseconds. A thread reads more."""
@@ -232,10 +234,7 @@ async def _json(call: Call, origin: Origin) -> AsyncIterator[tuple[JsonBody, byt
 
 async def _fed(body: JsonBody, piece: bytes) -> None:
     """A megabyte of short strings takes a second. Raises TooLargeError."""
-    if len(piece) > SMALL:
-        await BODIES.run(body.feed, piece)
-    else:
-        body.feed(piece)
+    await _run(len(piece), body.feed, piece)
 
 
 @contextlib.asynccontextmanager
@@ -308,12 +307,15 @@ async def _octets(part: BodyPartReader, read: Read) -> AsyncIterator[bytes]:
         yield piece
 
 
+async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) -> T:
+    """Work on so many octets: here if they are few, or else in a thread."""
+    return await BODIES.run(work, *args, **more) if size > SMALL else work(*args, **more)
+
+
 async def _decoded(data: bytes, of: type[Any]) -> Any:
     """Raises Problem."""
     try:
-        if len(data) > SMALL:
-            return await BODIES.run(msgspec.json.decode, data, type=of)
-        return msgspec.json.decode(data, type=of)
+        return await _run(len(data), msgspec.json.decode, data, type=of)
     except msgspec.ValidationError as error:
         raise invalid(error, "body") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -358,10 +360,7 @@ async def _take(
     """`size` is that of the JSON: what is not small is checked and composed in a thread."""
     now = call.operators.clock.now()
     large = size > SMALL or body.spills or bool(uploads)
-    if large:
-        sending = await BODIES.run(sending_of, given, body, origin, now, uploads)
-    else:
-        sending = sending_of(given, body, origin, now, uploads)
+    sending = await _run(SMALL + 1 if large else 0, sending_of, given, body, origin, now, uploads)
     assert sending.draft is not None
     pieces = _composed_in_thread(sending.draft) if large else tuple(_composed(sending.draft))
     return await _submitted_as(call, origin, sending, pieces)
@@ -421,10 +420,7 @@ async def _take_raw(call: Call, origin: Origin) -> Accepted:
     header = scanner.finish()
     given: RawQuery = call.parameters
     block, most = bytes(scanner.held[: scanner.size]), origin.listener.max_recipients
-    if len(block) > SMALL:
-        sender, recipients = await BODIES.run(_raw_envelope, block, given, most)
-    else:
-        sender, recipients = _raw_envelope(block, given, most)
+    sender, recipients = await _run(len(block), _raw_envelope, block, given, most)
     message_id = next((value.strip() for name, value in header.fields if name.lower() == "message-id"), "")
     front = b""
     if not message_id:
@@ -512,18 +508,27 @@ def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -
 
 
 async def _batch(call: Call) -> Answer:
+    """Submit some messages side by side: their commits share a write."""
     answers: list[BatchAnswer] = []
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
             given: Batch = await _decoded(data, Batch)
-            for at, each in enumerate(given.messages):
+            template_size = len(msgspec.json.encode(given.template))
+
+            async def one(at: int) -> BatchAnswer:
+                message = given.messages[at]
+                size = len(msgspec.json.encode(message)) + template_size
+                key = origin.key and f"{origin.key}.{at}"
                 try:
-                    message = await BODIES.run(_filled, given.template, each, body)
-                    key = origin.key and f"{origin.key}.{at}"
-                    accepted = await _take(call, replace(origin, key=key), message, body)
-                    answers.append(BatchAnswer(status=202, accepted=accepted))
+                    filled = await _run(size, _filled, given.template, message, body)
+                    accepted = await _take(call, replace(origin, key=key), filled, body, size=size)
                 except Problem as problem:
-                    answers.append(BatchAnswer(status=problem.body.status, problem=problem.body))
+                    return BatchAnswer(status=problem.body.status, problem=problem.body)
+                return BatchAnswer(status=202, accepted=accepted)
+
+            for start in range(0, len(given.messages), SIDE_BY_SIDE):
+                some = range(start, min(start + SIDE_BY_SIDE, len(given.messages)))
+                answers += await asyncio.gather(*map(one, some))
     return BatchAnswers(messages=tuple(answers))
 
 
@@ -551,7 +556,7 @@ def _of_zonemta(document: dict[str, Any], body: JsonBody) -> Submission:
 async def _zonemta_send(call: Call) -> Answer:
     with _submitted(call) as origin:
         async with _json(call, origin) as (body, data):
-            message = await BODIES.run(_of_zonemta, await _decoded(data, dict[str, Any]), body)
+            message = await _run(len(data), _of_zonemta, await _decoded(data, dict[str, Any]), body)
             return zonemta.answer_of(await _take(call, origin, message, body, size=len(data)), message)
 
 
