@@ -6,7 +6,8 @@ A program that has port 8025 at the moment of a restart once kept all mail from 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
 
 from zonerelay.process.tasks import cancel_all
 
@@ -14,17 +15,23 @@ RETRY = 5.0
 """Seconds between two attempts."""
 
 
+class Part(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Retried:
-    """One part. `what` names it in the problem, `where` in the log; `failure` is the error that `start` of it
-    raises, with a text that says what to do; those in `final` end the relay's start. `restored` is called
-    when a later attempt succeeds.
+    """One part, which `close` closes. `what` names it in the problem, `where` in the log; `failure` is the
+    error that its `start` raises, with a text that says what to do; those in `final` end the relay's start.
+    `restored` is called when a later attempt succeeds.
     """
 
     def __init__(
         self,
         what: str,
         where: str,
-        start: Callable[[], Awaitable[None]],
+        part: Part,
         failure: type[Exception],
         *,
         final: tuple[type[Exception], ...] = (),
@@ -32,7 +39,7 @@ class Retried:
         restored: Callable[[str], None],
     ) -> None:
         self._what, self._where = what, where
-        self._start, self._failure, self._final = start, failure, final
+        self._part, self._failure, self._final = part, failure, final
         self._trouble, self._restored = trouble, restored
         self._retrying: asyncio.Task[None] | None = None
         self._error = ""
@@ -48,12 +55,12 @@ class Retried:
             self._retrying = asyncio.get_running_loop().create_task(self._retry())
 
     async def close(self) -> None:
-        """Call before the part is closed."""
         await cancel_all(self._retrying)
+        await self._part.close()
 
     async def _try(self, final: tuple[type[Exception], ...] = ()) -> bool:
         try:
-            await self._start()
+            await self._part.start()
         except final:
             raise
         except self._failure as error:

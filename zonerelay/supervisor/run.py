@@ -11,14 +11,14 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer
-from zonerelay.admin.operators import Operators, build_operators
+from zonerelay.admin.operators import build_operators
 from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.settings import Settings
@@ -29,7 +29,7 @@ from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.operations.errors import AnotherRelayError, ControlError
-from zonerelay.process.retry import Retried
+from zonerelay.process.retry import Part, Retried
 from zonerelay.process.setup import (
     StartError,
     allow_reload,
@@ -92,6 +92,8 @@ def _waiting(log: LogWriter, holders: str) -> None:
 
 
 class Supervisor:
+    """`run` once: what it starts has ended when it returns."""
+
     def __init__(
         self,
         config: Path,
@@ -132,36 +134,56 @@ class Supervisor:
             clock=clock,
             notifier=self._notifier,
         )
-        self._limits = self._build_limits(settings, clock)
-        self._control: ControlServer | None = None
-        self._admin: AdminServer | None = None
-        self._operators: Operators | None = None
-
-    def _build_limits(self, settings: Settings, clock: Clock) -> LimitServer:
-        """Builds the totals over all workers, without a quiet time: the lock proves that no worker of a
-        former relay runs.
-        """
-        path = self._launcher.limits = limits_socket_path(settings)
-        return LimitServer(path, LimitTable(clock))
 
     async def run(self) -> int:
         self._log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
         for note in advice(self.settings, resolve_hostname(self.settings, socket.getfqdn)):
             self._log.emit("info", "advice", {"note": note})
-        running: asyncio.Task[None] | None = None
         try:
-            self._open_sockets()
-            self._launcher.begin(self._config.read_bytes())
-            await self._limits.start()
-            running = asyncio.get_running_loop().create_task(self._workers.run())
-            await self._start(running)
-            await self._until_told(running)
+            async with AsyncExitStack() as stack:
+                stack.callback(self._log.emit, "info", "stopped", {})
+                await self._run(stack)
         except (BindError, ControlError) as error:
             raise StartError(str(error)) from error
         finally:
-            await self._close(running)
             self._log.flush()
         return 0
+
+    async def _run(self, stack: AsyncExitStack) -> None:
+        """Start each part, with its stop on the stack before; return when the workers have ended."""
+        loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
+        stack.callback(self._sockets.keep, ())
+        self._open_sockets()
+        self._launcher.begin(self._config.read_bytes())
+        # Without a quiet time: the lock proves that no worker of a former relay runs.
+        path = self._launcher.limits = limits_socket_path(settings)
+        limits = LimitServer(path, LimitTable(self._clock))
+        stack.push_async_callback(limits.close)
+        await limits.start()
+        running = loop.create_task(self._workers.run())
+        stack.push_async_callback(self._end_workers, running)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        workers = count_of(settings)
+        self._workers.employ(workers, spools_beyond(settings.spool, workers))
+        handler = FanOut(state)
+        control = ControlServer(control_socket_path(settings), handler, trouble=self._trouble)
+        what = "commands are not answered", "control-socket"
+        await self._open(stack, *what, control, ControlError, final=(AnotherRelayError,))
+        await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
+        if self._workers.ready.done():
+            self._workers.ready.result()
+        if settings.admin.address and not state.draining:
+            await self._open(
+                stack, "HTTP is not served", "admin-http", self._build_http(stack, handler), AdminError
+            )
+        if not state.draining:
+            self._log.emit("info", "ready", {"listeners": " ".join(self._sockets.addresses())})
+            loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
+            allow_reload()
+            self._notifier.ready(state.where())
+            self._notifier.start_watchdog(loop)
+        await running
 
     def _open_sockets(self) -> None:
         wanted = [each.address for each in self.settings.listener]
@@ -172,29 +194,8 @@ class Supervisor:
             )
         self._sockets.open(wanted, count_of(self.settings))
 
-    async def _start(self, running: asyncio.Task[None]) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-        workers = count_of(self.settings)
-        self._workers.employ(workers, spools_beyond(self.settings.spool, workers))
-        handler = FanOut(self._state)
-        self._control = ControlServer(control_socket_path(self.settings), handler, trouble=self._trouble)
-        await self._retry(
-            "commands are not answered",
-            "control-socket",
-            self._control.start,
-            ControlError,
-            final=(AnotherRelayError,),
-        )
-        await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
-        if self._workers.ready.done():
-            self._workers.ready.result()
-        if self.settings.admin.address and not self._state.draining:
-            await self._serve_http(handler)
-
-    async def _serve_http(self, handler: FanOut) -> None:
-        self._operators = operators = build_operators(
+    def _build_http(self, stack: AsyncExitStack, handler: FanOut) -> AdminServer:
+        operators = build_operators(
             handler,
             lambda: self._state.settings,
             trouble=self._trouble,
@@ -202,7 +203,8 @@ class Supervisor:
             clock=self._clock,
             submit=SubmitClient(self._state.submission).submit,
         )
-        self._admin = AdminServer(
+        stack.push_async_callback(operators.asking.close)
+        return AdminServer(
             self.settings.admin,
             operators=lambda: operators,
             metrics=self._metrics.exposition,
@@ -211,13 +213,13 @@ class Supervisor:
             before_metrics=self._metrics.refresh,
             inherited=self._handed,
         )
-        await self._retry("HTTP is not served", "admin-http", self._admin.start, AdminError)
 
-    async def _retry(
+    async def _open(
         self,
+        stack: AsyncExitStack,
         what: str,
         where: str,
-        start: Callable[[], Awaitable[None]],
+        part: Part,
         failure: type[Exception],
         *,
         final: tuple[type[Exception], ...] = (),
@@ -226,25 +228,15 @@ class Supervisor:
         retried = Retried(
             what,
             where,
-            start,
+            part,
             failure,
             final=final,
             trouble=self._trouble,
             restored=lambda part: self._log.emit("info", "restored", {"part": part}),
         )
         self._state.retried.append(retried)
+        stack.push_async_callback(retried.close)
         await retried.start()
-
-    async def _until_told(self, running: asyncio.Task[None]) -> None:
-        loop = asyncio.get_running_loop()
-        if not self._state.draining:
-            where = " ".join(self._sockets.addresses())
-            self._log.emit("info", "ready", {"listeners": where})
-            loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
-            allow_reload()
-            self._notifier.ready(self._state.where())
-            self._notifier.start_watchdog(loop)
-        await running
 
     def _stop(self) -> None:
         if self._state.draining:
@@ -258,21 +250,11 @@ class Supervisor:
         self._reloading.cancel()
         self._workers.stop()
 
-    async def _close(self, running: asyncio.Task[None] | None) -> None:
-        if running is not None and not running.done():
+    async def _end_workers(self, running: asyncio.Task[None]) -> None:
+        """End those of a start that failed."""
+        if not running.done():
             self._workers.stop()
             await asyncio.wait({running})
-        for retried in self._state.retried:
-            await retried.close()
-        if self._control is not None:
-            await self._control.close()
-        if self._admin is not None:
-            await self._admin.close()
-        if self._operators is not None:
-            await self._operators.asking.close()
-        await self._limits.close()
-        self._sockets.keep(())
-        self._log.emit("info", "stopped", {})
 
     def _trouble(self, where: str, error: BaseException) -> None:
         self._log.emit("error", "trouble", {"where": where, "error": f"{type(error).__name__}: {error}"})

@@ -4,7 +4,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.operations.answers import End
 from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.operations.requests import Request
-from zonerelay.process.retry import Retried
+from zonerelay.process.retry import Part, Retried
 from zonerelay.process.threads import FILES, OPERATORS
 from zonerelay.worker.context import WorkerContext
 
@@ -51,7 +51,6 @@ class Endpoints:
         self._sandbox = sandbox
         self._identity, self._events, self._clock = context.identity, context.events, context.clock
         self._board, self._readiness, self._submit = board, readiness, submit
-        self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
         self._retried: list[Retried] = []
         self._operators: list[Operators] = []
@@ -69,14 +68,10 @@ class Endpoints:
         """
         identity, settings = self._identity, self._settings()
 
-        async def listen() -> None:
-            path = control_socket_path(settings, identity.index if identity.supervised else None)
-            control = ControlServer(path, self.handler, trouble=self._events.trouble)
-            await control.start()
-            self._control = control
-
+        path = control_socket_path(settings, identity.index if identity.supervised else None)
+        control = ControlServer(path, self.handler, trouble=self._events.trouble)
         final = ControlError if identity.supervised else AnotherRelayError
-        await self._open("commands are not answered", "control-socket", listen, ControlError, final=(final,))
+        await self._open("commands are not answered", "control-socket", control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
             await self._serve_http(settings)
 
@@ -84,7 +79,7 @@ class Endpoints:
         self,
         what: str,
         where: str,
-        start: Callable[[], Awaitable[None]],
+        part: Part,
         failure: type[Exception],
         *,
         final: tuple[type[Exception], ...] = (),
@@ -92,7 +87,7 @@ class Endpoints:
         retried = Retried(
             what,
             where,
-            start,
+            part,
             failure,
             final=final,
             trouble=self._events.trouble,
@@ -111,7 +106,7 @@ class Endpoints:
             trouble=self._events.trouble,
             before_metrics=self._board.refresh,
         )
-        await self._open("HTTP is not served", "admin-http", admin.start, AdminError)
+        await self._open("HTTP is not served", "admin-http", admin, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> ServesHttp:
         """The HTTP server of a listener, once this is open. It asks the supervisor, if there is one, about
@@ -151,10 +146,6 @@ class Endpoints:
         """Call before the store is closed."""
         for retried in self._retried:
             await retried.close()
-        if self._control is not None:
-            await self._control.close()
-        if self._admin is not None:
-            await self._admin.close()
         for each in self._operators:
             await each.asking.close()
         await self._board.close()
