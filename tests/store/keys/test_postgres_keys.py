@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -19,8 +20,8 @@ from tests.support.postgres import PostgresServer, shared_postgres
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import FencedError, KeyRange, NodeTakenError, Write
-from zonerelay.store.keys.postgres import PostgresEngine
+from zonerelay.store.keys.port import FencedError, KeyRange, NodeTakenError, State, Write
+from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
 from zonerelay.store.postgres.driver import Access
 
 
@@ -167,3 +168,23 @@ async def test_unsafe_settings_and_a_missing_server_are_refused(tmp_path: Path) 
         url = server.url
     with pytest.raises(StoreError, match="the database does not answer"):
         await open_partition(PostgresEngine(access_to(url)), 0, token="x", clock=SystemClock())
+
+
+async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_state(
+    opened: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = await opened(access_to(shared_postgres().url))
+    keeper = partition._keeper
+    assert isinstance(keeper, PostgresKeys)
+    look = keeper._look
+
+    async def slow(*asked: Any) -> State | None:
+        state = await look(*asked)
+        monkeypatch.setattr(keeper, "_look", look)
+        await partition.write(Write({b"a": b"1"}))
+        return state
+
+    await partition.write(Write({b"a": b"0"}))
+    monkeypatch.setattr(keeper, "_look", slow)
+    assert await partition.get([b"a"]) == [b"1"]
+    await partition.close()

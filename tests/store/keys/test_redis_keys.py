@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ from zonerelay.config.settings import RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.keys.partition import Partition, open_partition
-from zonerelay.store.keys.port import KeyRange, OlderStateError, Write, pages
-from zonerelay.store.keys.redis import RedisEngine
+from zonerelay.store.keys.port import KeyRange, OlderStateError, State, Write, pages
+from zonerelay.store.keys.redis import RedisEngine, RedisKeys
 from zonerelay.store.redis.connection import Server
 
 PREFIX = "{zonerelay}:"
@@ -145,3 +146,23 @@ async def test_an_unsafe_server_is_refused() -> None:
         pytest.raises(StoreOpenError, match="appendfsync is everysec"),
     ):
         await opened(server.url)
+
+
+async def test_a_batch_that_ends_while_a_new_connection_is_judged_is_no_older_state(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = await opened(server.url)
+    keeper = partition._keeper
+    assert isinstance(keeper, RedisKeys)
+    look = keeper._look
+
+    async def slow(*asked: Any) -> State | None:
+        state = await look(*asked)
+        monkeypatch.setattr(keeper, "_look", look)
+        await partition.write(Write({b"a": b"1"}))
+        return state
+
+    await partition.write(Write({b"a": b"0"}))
+    monkeypatch.setattr(keeper, "_look", slow)
+    assert await partition.get([b"a"]) == [b"1"]
+    await partition.close()

@@ -263,7 +263,7 @@ class PostgresKeys:
         self._node = node
         self._writer = _Connection(access)
         self._reader = _Connection(access)
-        self._checked: set[int] = set()
+        self._checked: dict[_Connection, Link] = {}
         self._epoch = 0
         self._last = NOTHING
         self._sql = statements(access)
@@ -372,12 +372,13 @@ class PostgresKeys:
     async def _use(self, connection: _Connection) -> AsyncIterator[Link]:
         """A connection on which no older state is read or written."""
         async with connection.use() as link:
-            if self._epoch and id(link) not in self._checked:
+            if self._epoch and self._checked.get(connection) is not link:
+                epoch, last = self._epoch, self._last  # before the server is asked: a batch may be under way
                 state = await self._look(link.fetch)
-                if state is None or state.epoch < self._epoch or state.last.number < self._last.number:
+                if state is None or state.epoch < epoch or state.last.number < last.number:
                     link.cut()
                     raise OlderStateError(f"a new connection finds an older state of the queue: {state}")
-                self._checked = {id(link), *list(self._checked)[-1:]}
+                self._checked[connection] = link
             yield link
 
     async def close(self) -> None:

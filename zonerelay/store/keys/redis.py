@@ -253,7 +253,7 @@ class RedisKeys:
         )
         self._writer = _Connection(server, is_writer=True)
         self._reader = _Connection(server)
-        self._checked: dict[int, Wire] = {}
+        self._checked: dict[_Connection, Wire] = {}
         self._epoch = 0
         self._last = NOTHING
 
@@ -359,11 +359,12 @@ class RedisKeys:
     async def _use(self, connection: _Connection) -> Wire:
         """A connection on which no older state is read or written."""
         wire = await connection.wire()
-        if self._epoch and self._checked.get(id(connection)) is not wire:
+        if self._epoch and self._checked.get(connection) is not wire:
+            epoch, last = self._epoch, self._last  # before the server is asked: a batch may be under way
             state = await self._look(wire)
-            if state is None or state.epoch < self._epoch or state.last.number < self._last.number:
+            if state is None or state.epoch < epoch or state.last.number < last.number:
                 raise OlderStateError(f"a new connection finds an older state of the queue: {state}")
-            self._checked[id(connection)] = wire
+            self._checked[connection] = wire
         return wire
 
     async def close(self) -> None:
