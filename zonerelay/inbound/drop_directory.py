@@ -1,8 +1,8 @@
 """Takes the mail that sendmail(1) has dropped while the relay was down.
 
 The directory has `tmp` and `new`; every user of the machine may write into both and list neither. A file in
-`new` is handed over to a listener of this relay, as sendmail(1) would have done it, so that the same limits,
-rules and promises hold; then it is removed. After a crash between the two it is handed over again, with the
+`new` is submitted by the rules of the listener that sendmail(1) would have used, so that the same limits and
+promises hold; then it is removed. After a crash between the two it is handed over again, with the
 same idempotency key, which is its name and its owner: where the store keeps keys it is stored once.
 
 Its owner is who has sent it: a file is opened without following a link, and is taken only when it is a
@@ -28,9 +28,23 @@ from pathlib import Path
 from time import monotonic, thread_time
 
 from zonerelay import durable
-from zonerelay.config.settings import ListenerSettings
+from zonerelay.inbound.cleanup.submit import (
+    DEFAULT_OPTIONS,
+    Accepted,
+    Principal,
+    Refused,
+    Submit,
+    SubmittedEnvelope,
+)
+from zonerelay.inbound.refusal import Reason
+from zonerelay.model.address import Mailbox, recipient_key
+from zonerelay.model.envelope import Body, Notify, Recipient, Ret
+from zonerelay.model.reply import Reply
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import DROP
+from zonerelay.smtp.server.dsn import parse_envid, parse_notify, parse_ret
+from zonerelay.smtp.server.params import MailCommand
+from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import printable
 
@@ -45,7 +59,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
 MAX_WAITING = 10_000
 """Files whose pauses are known; others are tried in each pass, within the share of their owner."""
 HAND_OVER_TIMEOUT = 60.0
-"""Seconds for each reply of the listener."""
+"""Seconds in which a file is stored or refused."""
 REFUSED = ".refused"
 LONGEST_NAME = 200
 """Octets of a file's name that stay when it is set aside."""
@@ -78,8 +92,16 @@ class _Pass:
     spent: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
-Submit = Callable[[str, Sequence[str], bytes, dict[str, str]], str]
-"""`submit(sender, recipients, message, wishes)` blocks; returns "" when the relay has the message, and else
+@dataclass(frozen=True, slots=True)
+class Local:
+    """How programs of this machine submit mail: as which client, to what."""
+
+    principal: Principal
+    submit: Submit
+
+
+Take = Callable[[str, Sequence[str], bytes, dict[str, str]], str]
+"""`take(sender, recipients, message, wishes)` blocks; returns "" when the relay has the message, and else
 why it never will. Raises OSError when it may have it later, and NoListenerError when it takes nothing now.
 """
 
@@ -92,7 +114,7 @@ class DropDirectory:
     def __init__(
         self,
         directory: Path,
-        submit: Submit,
+        take: Take,
         *,
         max_size: int,
         keeps_keys: bool,
@@ -100,7 +122,7 @@ class DropDirectory:
         events: Events,
     ) -> None:
         self._new = directory / "new"
-        self._submit = submit
+        self._hand_over = take
         self._max_size = max_size
         self._keeps_keys = keeps_keys
         self._hostname = hostname
@@ -244,7 +266,7 @@ class DropDirectory:
                 why = str(error)
             else:
                 own = self._received(owner) + self._key(path.name, owner, message)
-                why = self._submit(sender, recipients, own + message, wishes)
+                why = self._hand_over(sender, recipients, own + message, wishes)
                 waiting.is_done = not why
         if why:
             _set_aside(path, facts)
@@ -267,43 +289,58 @@ class DropDirectory:
         return f"{text} {email.utils.formatdate()}\n".encode("ascii", "replace")
 
 
-def hand_over(
-    listeners: Sequence[ListenerSettings],
-    sender: str,
-    recipients: Sequence[str],
-    message: bytes,
-    wishes: dict[str, str],
-) -> str:
-    """Satisfies `Submit`, with a session at the listener that sendmail(1) would have used."""
-    from zonerelay.sendmail import (  # noqa: PLC0415 - only with such mail
-        CONFIG,
-        TEMPFAIL,
-        AwayError,
-        SendmailError,
-        listener_of,
-        submit,
-    )
+def take_by(local: Callable[[], Local | None]) -> Take:
+    """Return what submits a file by the rules of the listener that sendmail(1) would have used. Call it on
+    the event loop.
+    """
+    loop = asyncio.get_running_loop()
 
-    given = [
-        {
-            "address": each.address,
-            "tls": each.tls.value,
-            "require_tls": each.require_tls,
-            "auth": each.auth.value,
-            "proxy_networks": each.proxy_networks,
-        }
-        for each in listeners
-    ]
-    try:
-        address = listener_of({"listener": given})
-        submit(address, sender, recipients, message, wishes, timeout=HAND_OVER_TIMEOUT)
-    except SendmailError as error:
-        if isinstance(error, AwayError) or error.status == CONFIG:
-            raise NoListenerError(str(error)) from error
-        if error.status == TEMPFAIL:
-            raise OSError(str(error)) from error
-        return str(error)
-    return ""
+    async def submit(envelope: SubmittedEnvelope, message: bytes) -> Accepted | Refused:
+        if (found := local()) is None:
+            raise NoListenerError("no [[listener]] of the relay takes mail without TLS and a log-in")
+        return await found.submit(found.principal, envelope, [message], DEFAULT_OPTIONS)
+
+    def take(sender: str, recipients: Sequence[str], message: bytes, wishes: dict[str, str]) -> str:
+        try:
+            envelope = _envelope(sender, recipients, message, wishes)
+        except CommandError as error:
+            return str(error.reply)
+        submitted = submit(envelope, message.replace(b"\n", b"\r\n"))
+        result = asyncio.run_coroutine_threadsafe(submitted, loop).result(HAND_OVER_TIMEOUT)
+        if isinstance(result, Accepted):
+            return ""
+        if result.reason in (Reason.SHUTDOWN, Reason.MEMORY):
+            raise NoListenerError(str(result.reply))
+        if result.reply.is_transient:
+            raise OSError(str(result.reply))
+        return str(result.reply)
+
+    return take
+
+
+def _envelope(
+    sender: str, recipients: Sequence[str], message: bytes, wishes: dict[str, str]
+) -> SubmittedEnvelope:
+    """Raises CommandError."""
+    smtputf8 = not "".join((sender, *recipients)).isascii()
+    mail = MailCommand(
+        _whole(reverse_path(f"<{sender}>")),
+        body=Body.SEVEN_BIT if message.isascii() else Body.EIGHT_BIT,
+        smtputf8=smtputf8,
+        ret=parse_ret(wishes["RET"]) if wishes.get("RET") else Ret.UNSET,
+        envid=parse_envid(wishes["ENVID"]) if wishes.get("ENVID") else "",
+    )
+    notify = parse_notify(wishes["NOTIFY"]) if wishes.get("NOTIFY") else Notify.UNSET
+    people = {recipient_key(each): each for each in (_whole(forward_path(f"<{one}>")) for one in recipients)}
+    return SubmittedEnvelope(mail, tuple(Recipient(address=each, notify=notify) for each in people.values()))
+
+
+def _whole(parsed: tuple[Mailbox, str]) -> Mailbox:
+    """Raises CommandError."""
+    mailbox, behind = parsed
+    if behind:
+        raise CommandError(Reply(501, "1.3", "Bad address syntax"))
+    return mailbox
 
 
 def _set_aside(path: Path, facts: os.stat_result) -> None:

@@ -32,7 +32,7 @@ from zonerelay.control.socket.socket_file import bind, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.cleanup.submit import Submit
-from zonerelay.inbound.drop_directory import DropDirectory, hand_over
+from zonerelay.inbound.drop_directory import DropDirectory, take_by
 from zonerelay.inbound.listen.binding import ListenError
 from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.inbound.listen.listeners import Listeners
@@ -344,7 +344,7 @@ async def _assemble(
         endpoints=endpoints,
         history=history,
         report=report if is_first else None,
-        drop=_build_drop_directory(settings, context) if is_first else None,
+        drop=_build_drop_directory(settings, context, listeners) if is_first else None,
     )
     _attach_metrics(worker, board)
     return worker
@@ -361,10 +361,10 @@ def _usage_pages(settings: Settings, context: WorkerContext) -> BookStore:
     return UsageFile(settings.spool.path.parent, context.clock)
 
 
-def _build_drop_directory(settings: Settings, context: WorkerContext) -> DropDirectory:
+def _build_drop_directory(settings: Settings, context: WorkerContext, listeners: Listeners) -> DropDirectory:
     return DropDirectory(
         settings.sendmail.drop,
-        partial(hand_over, settings.listener),
+        take_by(listeners.local),
         keeps_keys=settings.spool.backend is not Backend.S3,
         max_size=max(each.max_message_size for each in settings.listener),
         hostname=context.hostname,

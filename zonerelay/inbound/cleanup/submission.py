@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zonerelay.inbound.policy import Connect, Decision
+from zonerelay.inbound.policy import Connect, Decision, Helo
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
@@ -49,6 +49,21 @@ class Submission:
         if Connect not in self.context.consultants.asked:
             return self.context.greeting.banner
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
+
+    def hello(self, name: str) -> ServerReply:
+        """Ask the policy about the name by which the client calls itself, if it wants to be asked."""
+        if Helo not in self.context.consultants.asked:
+            return replies.OK
+
+        def decided(verdict: Verdict) -> ServerReply:
+            if verdict.decision.reply is not None:
+                return self.refuse_by(verdict, "EHLO")
+            self.keep_edits(Helo.step, verdict.decision)
+            return replies.OK
+
+        offer = self.context.greeting.ehlo(self.client_state.grants.offer, self.context.clock.now())
+        lines = tuple(offer.reply.text.split("\n"))
+        return self.ask(Helo(client=self.client_state.info, name=name, extended=True, lines=lines), decided)
 
     def refuse(
         self,

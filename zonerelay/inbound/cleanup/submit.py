@@ -232,6 +232,8 @@ class _Running:
         client_state.came_by(principal.protocol, principal.helo)
         answer = await self._log_in(principal.user) if principal.user else None
         answer = answer or await self._decided(submission.connect())
+        if answer.reason is None:
+            answer = await self._decided(submission.hello(principal.helo))
         if answer.reason is None and client_state.grants.must_log_in:
             answer = submission.refuse(replies.AUTH_FIRST, "MAIL")
         if answer.reason is not None:

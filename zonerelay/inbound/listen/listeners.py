@@ -16,13 +16,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
-from zonerelay.config.endpoints import CAPTURE
+from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.cleanup.submit import Accepted, Options, Pieces, Principal, Refused, SubmittedEnvelope
+from zonerelay.inbound.drop_directory import Local
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.binding import ListenError
@@ -199,6 +200,21 @@ class Listeners:
         return await (found or [self._kept[0].listener])[0].submissions.submit(
             principal, envelope, pieces, options
         )
+
+    def local(self) -> Local | None:
+        """Return how programs of this machine submit mail: to the first listener that takes it in clear text
+        without a log-in, as `zonerelay.sendmail` does.
+        """
+        for kept in self._kept:
+            settings = kept.listener.settings
+            closed = settings.tls is ListenerTls.IMPLICIT or settings.require_tls or settings.proxy_networks
+            if closed or settings.auth is ListenerAuth.REQUIRED:
+                continue
+            address = parse_listen(settings.address)
+            here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+            principal = Principal(protocol="LOCAL", address=here, helo="localhost", may_relay=address.is_unix)
+            return Local(principal, kept.listener.submissions.submit)
+        return None
 
     async def reload(self, settings: Settings) -> tuple[str, ...]:
         """Take up other settings; what could not be taken up, in words."""
