@@ -7,19 +7,25 @@ caller gets `UnsureError`, and the write has happened, or happens some seconds l
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
 
 from sortedcontainers import SortedDict
 
-from tests.simulation.loop import PROCESS
+from tests.simulation.loop import PROCESS, Process
 from zonerelay.store.contract import StoreError
 from zonerelay.store.s3.client import ConflictError, Fetched, Listed, MissingError, UnsureError
 
+LEASE = 10.0
+"""Seconds for which the lease of a node is good once it has written it."""
+
 
 class ObjectStore:
-    """What all nodes see. `lost` is asked with every request whether its answer is lost."""
+    """What all nodes see. `lost` is asked with every request whether its answer is lost; `renewed` has when a
+    process wrote its lease last. `at_write` is called when a process is about to write a message.
+    """
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -27,6 +33,10 @@ class ObjectStore:
         self.parts: dict[str, dict[int, bytes]] = {}
         self.lost: Callable[[], bool] = lambda: False
         self.slowest = 0.03
+        self.renewed: dict[str, float] = {}
+        self.living: set[str] = set()
+        """Processes whose lease is in force: they have not given it back, and nobody has ended it."""
+        self.at_write: Callable[[Process | None], None] = lambda process: None
         self._version = 0
 
     def write(self, key: str, data: bytes, match: str, new: bool) -> str:
@@ -78,7 +88,21 @@ class SimBucket:
         return result
 
     async def put(self, key: str, data: bytes, *, match: str = "", new: bool = False) -> str:
-        return str(await self._ask(lambda: self._all.write(key, bytes(data), match, new), writes=True))
+        process = PROCESS.get()
+        if "/queue/" in key:
+            self._all.at_write(process)
+
+        def act() -> str:
+            etag = self._all.write(key, bytes(data), match, new)
+            if "/nodes/" in key and process is not None:
+                if b'"ended"' in data:
+                    self._all.living.discard(process.name)
+                elif b'"dead"' not in data:
+                    self._all.renewed[process.name] = asyncio.get_running_loop().time()
+                    self._all.living.add(process.name)
+            return etag
+
+        return str(await self._ask(act, writes=True))
 
     async def get(self, key: str, first: int = 0, length: int = 0) -> Fetched:
         def act() -> Fetched:
@@ -139,8 +163,6 @@ def _quietly(act: Callable[[], Any]) -> None:
 
 
 def _NOBODY() -> Any:  # noqa: N802
-    import contextvars
-
     context = contextvars.copy_context()
     context.run(PROCESS.set, None)
     return context

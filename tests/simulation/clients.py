@@ -86,6 +86,8 @@ class Clients:
         self._network = network
         self._random = random
         self.submissions: list[Submission] = []
+        self.mails_accepted: list[float] = []
+        """When MAIL was answered 250."""
         self.sometimes: dict[str, int] = {}
 
     def note(self, what: str) -> None:
@@ -118,6 +120,7 @@ class Clients:
             b"250"
         ):
             return
+        self.mails_accepted.append(self._loop.now)
         accepted = []
         for each in submission.recipients:
             if (await talk.ask(b"RCPT TO:<%b>" % each.encode())).startswith(b"250"):

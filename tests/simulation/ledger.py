@@ -15,20 +15,24 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from tests.simulation.clients import Submission, digest_of
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import End, process_of
-from tests.simulation.receivers import Mail
+from tests.simulation.receivers import Mail, Offer
 from zonerelay.telemetry.events.events import Field
 
 STANDSTILL = "stands still"
 NO_SUPERVISOR = "no supervisor"
+NO_BUCKET = "no bucket"
+NOTICED_WITHIN = 6.0
+"""Seconds: a quarter of the lease, and the time after which a request is given up."""
 FINAL = ("delivered", "bounced", "expired")
 UNDER_WAY = 15.0
 """Seconds in which a transaction that had begun before a suspension may get as far as RCPT."""
-LONGEST = 700.0
-"""Seconds of a transaction whose last reply does not come."""
+TIME_TO_SAY = 1.5
+"""Seconds in which a worker that wakes up, or whose supervisor is new, has said what it has."""
 SETTLED_WITHIN = 2.0
 """Seconds from a receiver's reply to the synced outcome, with the slowest simulated disk."""
 _TAG = re.compile(rb"(?m)^X-Tag: (\S+)\r\n")
@@ -47,9 +51,16 @@ class Injected:
 
 @dataclass
 class Suspension:
-    domain: str
+    """`about` is a pattern of the suspended recipients or senders, as `*@d1.fast.test`."""
+
+    about: str
     begun: float
+    identity: str
+    by_sender: bool = False
     ended: float | None = None
+
+    def concerns(self, sender: str, recipient: str) -> bool:
+        return fnmatchcase(sender if self.by_sender else recipient, self.about)
 
 
 @dataclass
@@ -96,14 +107,25 @@ class Ledger:
         )
 
     def places_unknown(self) -> bool:
-        """A worker stood still while a new supervisor asked what each worker has."""
-        asked = [each for each in self.injected if each.what == NO_SUPERVISOR]
+        """A worker stood still as a new supervisor's quiet time ended, and has not said yet what it has."""
+        now = self.loop.now
         return any(
-            each.at <= start.ended and each.ended >= start.at
-            for start in asked
+            each.at < start.ended < each.ended + TIME_TO_SAY and now < each.ended + TIME_TO_SAY
+            for start in self.injected
+            if start.what == NO_SUPERVISOR
             for each in self.injected
             if each.what == STANDSTILL
         )
+
+    def taken_in_vain(self, mails: list[float]) -> list[str]:
+        """A relay that cannot reach the store answers 451 to MAIL, once it has noticed."""
+        return [
+            f"MAIL was answered 250 at {at:.3f}, and there is no bucket since {each.at:.3f}"
+            for each in self.injected
+            if each.what == NO_BUCKET
+            for at in mails
+            if each.at + NOTICED_WITHIN < at < each.ended
+        ]
 
     # --- the judgement
 
@@ -111,11 +133,10 @@ class Ledger:
         self,
         submissions: list[Submission],
         mails: list[Mail],
-        offers: list[tuple[float, End, str]],
-        queued: set[tuple[str, str]],
+        offers: list[Offer],
         refused: set[str],
     ) -> list[str]:
-        """`queued`: tag and recipient of what is still in a queue; `refused`: who was answered 5yz."""
+        """`refused`: who was answered 5yz."""
         found: list[str] = []
         by_tag = {each.tag: each for each in submissions}
         copies: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
@@ -127,13 +148,13 @@ class Ledger:
                 self._judge_report(mail, by_tag, reported, found)
         for submission in submissions:
             if submission.answered is not None:
-                found += self._missing(submission, copies, reported, queued)
+                found += self._missing(submission, copies, reported)
         for key, mails in copies.items():
             if not by_tag[key[0]].keyed and by_tag[key[0]].answered is None:
                 continue  # nobody was promised anything
             found += self._judge_doubles(key, mails)
         found += self._accepted_twice(by_tag)
-        found += self._two_outcomes()
+        found += self._two_outcomes(offers)
         found += self._bounced_without_a_reason(refused)
         found += self._ids_that_went_back()
         found += self._suspended(offers)
@@ -152,16 +173,17 @@ class Ledger:
             if each.keyed and len(ids[each.sender]) > 1
         ]
 
-    def _suspended(self, offers: list[tuple[float, End, str]]) -> list[str]:
-        """Mail for a suspended domain that was offered all the same. What was under way may go on."""
+    def _suspended(self, offers: list[Offer]) -> list[str]:
+        """Suspended mail that was offered all the same. What was under way may go on."""
         return [
-            f"{recipient} was offered at {at:.3f}, suspended from {each.begun:.3f} to {each.ended:.3f}"
+            f"{offer.recipient} was offered at {offer.at:.3f}, {each.about} was suspended"
+            f" from {each.begun:.3f} to {each.ended:.3f}"
             for each in self.suspensions
-            for at, end, recipient in offers
+            for offer in offers
             if each.ended is not None
-            and recipient.endswith(f"@{each.domain}")
-            and each.begun + UNDER_WAY < at < each.ended
-            and not self._stood_still(end, each.begun, at)
+            and each.begun + UNDER_WAY < offer.at < each.ended
+            and each.concerns(offer.sender, offer.recipient)
+            and not self._stood_still(offer.end, each.begun, offer.at)
         ]
 
     def _stood_still(self, end: End, begun: float, at: float) -> bool:
@@ -215,15 +237,13 @@ class Ledger:
         submission: Submission,
         copies: Mapping[tuple[str, str], list[Mail]],
         reported: set[tuple[str, str]],
-        queued: set[tuple[str, str]],
     ) -> list[str]:
         return [
             f"{submission.tag} to {each} was accepted at {submission.answered:.3f} by {submission.node}"
-            f" as {submission.identity}, and is neither delivered nor reported nor queued"
+            f" as {submission.identity}, and is neither delivered nor reported"
             for each in submission.accepted
             if (submission.tag, each) not in copies
             and (submission.tag, each) not in reported
-            and (submission.tag, each) not in queued
             and (submission.identity, each) not in self.dropped
             and not self._report_failed(submission, each)
         ]
@@ -278,17 +298,27 @@ class Ledger:
                     found.append(f"{process} accepted {identity} at {at:.3f}, below the ids of its last run")
         return found
 
-    def _two_outcomes(self) -> list[str]:
+    def _two_outcomes(self, offers: list[Offer]) -> list[str]:
         found = []
         for (identity, recipient), ended in self.finals.items():
             for (at, process, what), (again, other, later) in itertools.pairwise(ended):
                 excused = self._hit(process, at - SETTLED_WITHIN, at + SETTLED_WITHIN)
-                # The log of a process that stood still has an outcome that it could not store any more.
-                if not (excused or (other != process and self._hit(other, at - LONGEST, again))):
+                if not (excused or (other != process and self._held_up(other, recipient, again, offers))):
                     found.append(
                         f"{identity} to {recipient} ended twice: {what} at {at:.3f}, {later} at {again:.3f}"
                     )
         return found
+
+    def _held_up(self, process: str, recipient: str, until: float, offers: list[Offer]) -> bool:
+        """A fault of the process met its transaction: its log has an outcome that it could not store."""
+        return any(
+            offer.recipient == recipient
+            and (owner := process_of(offer.end.other)) is not None
+            and owner.name == process
+            and self._hit(process, offer.at - 1.0, until)
+            for offer in offers
+            if offer.at < until
+        )
 
 
 def original(body: bytes) -> bytes:

@@ -35,6 +35,8 @@ class Process:
         self.alive = True
         self.still = False
         self.wall = 0.0
+        self.asleep = 0.0
+        """Seconds that its monotonic clock has missed."""
         self.at_death: list[Callable[[], None]] = []
         self.held: list[events.Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
@@ -82,9 +84,10 @@ class Process:
         return START + self._loop.now + self.wall
 
     def monotonic(self) -> float:
-        return self._loop.now
+        return self._loop.now - self.asleep
 
-    boottime = monotonic
+    def boottime(self) -> float:
+        return self._loop.now
 
 
 class _Handle(events.TimerHandle):

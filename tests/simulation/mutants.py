@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,7 @@ from unittest.mock import patch
 import msgspec
 
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.store.contract import Submit
+from zonerelay.store.contract import StoreError, Submit
 
 
 @dataclass(frozen=True)
@@ -338,6 +338,16 @@ def places_of_the_dead_kept(real: Any) -> Any:
     return lambda self, holder: None
 
 
+@_mutant("limits over workers: a new supervisor learns of places", "limits.worker.keeper:LimitKeeper._back")
+def places_not_declared(real: Any) -> Any:
+    return lambda self: self._note_back()
+
+
+@_mutant("limits over workers: who has more gives way", "limits.authority.ledger:Share.ask")
+def passed_over(real: Any) -> Any:
+    return lambda self, waiting, wanted, now: None
+
+
 @_mutant("limits over workers: quiet after a start", "limits.authority.table:LimitTable._gives")
 def no_quiet_time(real: Any) -> Any:
     return lambda self, now: True
@@ -411,6 +421,63 @@ def refusal_forgotten(real: Any) -> Any:
         return False
 
     return came_late
+
+
+@_mutant("several machines: a lease counts suspended time", "store.s3.nodes:Nodes.holds_lease")
+def lease_by_monotonic(real: Any) -> Any:
+    return property(lambda self: self._clock.monotonic() < self.held_until)
+
+
+@_mutant("several machines: without the store MAIL gets 451", "store.s3.keeper:S3Keeper.check_usable")
+def mail_taken_without_the_store(real: Any) -> Any:
+    return lambda self: None
+
+
+@_mutant("several machines: a relay that stops gives its lease back", "store.s3.nodes:Nodes.leave")
+def lease_kept_at_stop(real: Any) -> Any:
+    return _nothing
+
+
+@_mutant("several machines: it comes back by itself", "store.s3.keeper:S3Keeper._live")
+def beat_ends_with_trouble(real: Any) -> Any:
+    async def live(self: Any) -> None:
+        while not self._in_trouble:
+            await asyncio.sleep(self._every)
+            with suppress(StoreError):
+                await self._beat()
+
+    return live
+
+
+# The clock.
+
+
+@_mutant("a clock that is set back delays no mail", "model.delivery:Delivery.corrected_at")
+def due_times_of_another_clock(real: Any) -> Any:
+    return lambda self, now: self
+
+
+@_mutant("a clock that is set back delays no mail", "queue.operator.clock_watch:ClockWatch.look")
+def clock_not_watched(real: Any) -> Any:
+    return _nothing
+
+
+@_mutant("a clock set back prolongs no suspension", "queue.destination.suspension:Suspension.is_suspended")
+def suspended_by_another_clock(real: Any) -> Any:
+    return lambda self, now: now < self.until and not self._is_over
+
+
+# DESIGN 2.4: memory is bounded.
+
+
+@_mutant("2.4: the window is bounded", "queue.zone.window:PriorityWindow.room")
+def window_without_bound(real: Any) -> Any:
+    return property(lambda self: 1000)
+
+
+@_mutant("2.4: bodies in memory are bounded", "store.common.body.cache:BodyCache._evict")
+def bodies_without_bound(real: Any) -> Any:
+    return lambda self: None
 
 
 # Idempotency keys.

@@ -24,7 +24,7 @@ from tests.simulation.loop import PROCESS, Process, SimLoop
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.process.identity import Identity
-from zonerelay.queue.zone.zone import Zone
+from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.common.body.cache import BodyCache
@@ -124,11 +124,12 @@ def narrow() -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in NARROW.items():
             stack.enter_context(patch(f"zonerelay.{name}", value))
-        stack.enter_context(patch.dict(Zone.__init__.__kwdefaults__, window=6))
+        stack.enter_context(patch.dict(Scheduler.__init__.__kwdefaults__, window=NARROW_WINDOW))
         stack.enter_context(patch.object(BodyCache.__init__, "__defaults__", (4096, 1024)))
         yield
 
 
+NARROW_WINDOW = 6
 NARROW = {
     "queue.zone.window.CLAIM_LIMIT": 3,
     "queue.zone.window.MAX_PASSED_OVER": 2,

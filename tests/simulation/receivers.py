@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
-from typing import cast
+from typing import NamedTuple, cast
 
 from tests.bench.simulate.world import TAKEN, Site
 from tests.simulation.loop import SimLoop
@@ -34,6 +35,13 @@ class Mail:
     end: End
     replied: bool = False
     sure: bool = False
+
+
+class Offer(NamedTuple):
+    at: float
+    end: End
+    sender: str
+    recipient: str
 
 
 @dataclass
@@ -61,8 +69,12 @@ class Receivers:
     quirks: dict[str, Quirks] = field(default_factory=dict)
     seen: dict[tuple[str, str], float] = field(default_factory=dict)
     """When a recipient's mail with a tag was first offered, for greylisting."""
-    transactions: list[tuple[float, End, str]] = field(default_factory=list)
-    """Each RCPT command: when it came, on which connection, for whom."""
+    offers: list[Offer] = field(default_factory=list)
+    """Each RCPT command."""
+    under_way: dict[tuple[str, str], Receiver] = field(default_factory=dict)
+    """Where a sender's mail to a recipient is being taken at this moment."""
+    at_once: Callable[[End, End, str], None] = lambda end, first, recipient: None
+    """Called when a recipient is offered on another connection meanwhile."""
     refused: set[str] = field(default_factory=set)
     """Recipients for whom 5yz was the answer."""
     sometimes: dict[str, int] = field(default_factory=dict)
@@ -106,7 +118,15 @@ class Receiver(asyncio.Protocol):
             return
         self._reply(b"220 mx.test ESMTP")
 
+    def _over_with(self, recipients: Iterable[str]) -> None:
+        """The transaction for these is over."""
+        for recipient in recipients:
+            for key in [key for key in self._all.under_way if key[1] == recipient]:
+                if self._all.under_way[key] is self:
+                    del self._all.under_way[key]
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._all.under_way = {k: each for k, each in self._all.under_way.items() if each is not self}
         if self._open:
             self._open = False
             self._site.open -= 1
@@ -129,6 +149,7 @@ class Receiver(asyncio.Protocol):
         self.end.write(junk + b"\r\n".join(lines) + b"\r\n")
         for mail in mails:
             mail.replied = True
+        self._over_with(mail.recipient for mail in mails)
         if close:
             self.end.close()
 
@@ -178,6 +199,7 @@ class Receiver(asyncio.Protocol):
                     *lines, *([b"250-CHUNKING"] if self._quirks.drop_chunk else []), b"250 SIZE 9000000"
                 )
             case b"MAIL":
+                self._over_with(self._recipients)
                 self._sender, self._recipients, self._body = None, [], b""
                 if self._over(b"MAIL"):
                     return
@@ -187,6 +209,7 @@ class Receiver(asyncio.Protocol):
                 self._recipient(_path(line))
             case b"DATA" if self._recipients:
                 if self._over(b"DATA"):
+                    self._over_with(self._recipients)
                     return
                 self._in_data = True
                 self._reply(b"354 go on")
@@ -197,6 +220,7 @@ class Receiver(asyncio.Protocol):
                 if self._need == 0 and self._last:
                     self._finish()
             case b"RSET":
+                self._over_with(self._recipients)
                 self._sender, self._recipients, self._body = None, [], b""
                 self._reply(b"250 2.0.0 reset")
             case b"QUIT":
@@ -220,12 +244,16 @@ class Receiver(asyncio.Protocol):
 
     def _recipient(self, recipient: str) -> None:
         loop = self._all.loop
-        self._all.transactions.append((loop.now, self.end, recipient))
         key = (self._sender or "", recipient)
-        first = self._all.seen.setdefault(key, loop.now)
-        asked = cast(Delivery, SimpleNamespace(recipient=recipient, attempts=int(first < loop.now)))
-        outcome = self._site.answer(asked, loop.now, loop.now - first, self._random)
+        self._all.offers.append(Offer(loop.now, self.end, *key))
+        first = self._all.under_way.get(key)
+        if first is not None and first is not self and self._sender:
+            self._all.at_once(self.end, first.end, recipient)
+        seen = self._all.seen.setdefault(key, loop.now)
+        asked = cast(Delivery, SimpleNamespace(recipient=recipient, attempts=int(seen < loop.now)))
+        outcome = self._site.answer(asked, loop.now, loop.now - seen, self._random)
         if outcome is TAKEN:
+            self._all.under_way[key] = self
             self._recipients.append(recipient)
             self._reply(b"250 2.1.5 recipient")
         else:
@@ -251,7 +279,7 @@ class Receiver(asyncio.Protocol):
             self.end.link.break_off(silent=self._random.random() < 0.5)
         elif draw < self._quirks.lose_reply + self._quirks.late_reply:
             self._all.note("late reply")
-            self._reply(b"250 2.0.0 at last", delay=700.0, mails=mails)
+            self._reply(b"250 2.0.0 at last", delay=self._random.choice((40.0, 75.0)), mails=mails)
         else:
             self._reply(b"250 2.0.0 taken", mails=mails)
 

@@ -15,24 +15,26 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.bench.simulate.timeline import VirtualClock
+from tests.bench.simulate.timeline import START, VirtualClock
 from tests.bench.simulate.world import Kind, Site
 from tests.simulation import disk as disks
-from tests.simulation.bucket import ObjectStore
+from tests.simulation.bucket import LEASE, ObjectStore
 from tests.simulation.clients import Clients, Submission
 from tests.simulation.disk import Disk
-from tests.simulation.ledger import NO_SUPERVISOR, STANDSTILL, Ledger, Suspension
-from tests.simulation.loop import ProcessDiedError, SimLoop
-from tests.simulation.network import End, Factory, Fault, Network, process_of
-from tests.simulation.parts import Node, narrow, simulated
+from tests.simulation.ledger import NO_BUCKET, NO_SUPERVISOR, STANDSTILL, Ledger
+from tests.simulation.loop import Process, ProcessDiedError, SimLoop
+from tests.simulation.network import Factory, Fault, Network
+from tests.simulation.operators import Operators
+from tests.simulation.parts import NARROW_WINDOW, Node, narrow, simulated
 from tests.simulation.receivers import Quirks, Receiver, Receivers
+from tests.simulation.watch import Watch
 from zonerelay.config.settings import (
     AdminSettings,
     Backend,
@@ -49,20 +51,23 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.config.units import Rate
-from zonerelay.control.runner import Answer
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
-from zonerelay.operations import requests
-from zonerelay.operations.catalogue import Call
+from zonerelay.limits.worker import keeper
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError
+from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord
 from zonerelay.routing.dns.packets import Reading
+from zonerelay.store.contract import StoreError
 from zonerelay.store.spool_paths import spool_of
 
 BUSY = 120.0
 """Seconds in which mail, faults and operators come."""
-DRAINED_WITHIN = 3600.0
+DRAINED_WITHIN = 1800.0
+LONGEST_WAIT = 200.0
+"""Seconds: the last step of the schedule, its jitter, and a suspension of the destination."""
 RETRY = RetrySettings(
     schedule=(5.0, 30.0, 120.0), jitter=0.1, max_age=900.0, suspend_min=5.0, suspend_max=60.0
 )
@@ -108,6 +113,10 @@ class Plan:
     """Windows and caches hold a handful."""
     rate: Rate | None
     """What a destination gets at most."""
+    focus: str
+    """What the run is about: `rates` that workers share, `orders` of operators, `leases` on a bucket, or
+    anything.
+    """
     kinds: tuple[str, ...]
     quirks: tuple[tuple[str, Quirks], ...]
     messages: tuple[Event, ...]
@@ -116,27 +125,32 @@ class Plan:
 
 def draw(seed: int) -> Plan:
     random = Random(seed)
+    focus = random.choice(("", "", "", "", "", "rates", "orders", "leases"))
     kinds = tuple(kind.name for kind in KINDS if random.random() < 0.45) or ("fast",)
-    quirks = tuple((name, _quirks(random)) for name in kinds)
-    store = "s3" if random.random() < 0.2 else "leveldb"
-    workers = 2 if store == "s3" or random.random() < 0.35 else 1
-    count = random.choice((3, 8, 8, 20, 40))
+    store = "s3" if random.random() < 0.2 or focus == "leases" else "leveldb"
+    if focus == "rates":
+        store, kinds = "leveldb", ("hosted", *kinds[:1])
+    workers = 2 if store == "s3" or focus == "rates" or random.random() < 0.35 else 1
+    count = random.choice((20, 40) if focus else (3, 8, 8, 20, 40))
     messages = tuple(
         Event(_moment(random), "mail", (number, random.getrandbits(32))) for number in range(count)
     )
-    faults: list[Event] = []
+    often, faults = OFTEN.get(focus, ()), []
     for _ in range(random.choice((0, 1, 2, 4, 8))):
-        faults.append(_fault(random, store, workers))
+        faults.append(_fault(random, store, workers, ()))
+    for _ in range(random.choice((1, 2, 4)) if focus else 0):
+        faults.append(_fault(random, store, workers, often))
     return Plan(
-        seed,
-        store,
-        workers,
-        random.random() < 0.4,
-        Rate(4, 5.0) if random.random() < 0.3 else None,
-        kinds,
-        quirks,
-        tuple(sorted(messages, key=lambda each: each.at)),
-        tuple(sorted(faults, key=lambda each: each.at)),
+        seed=seed,
+        store=store,
+        workers=workers,
+        narrow=random.random() < 0.4,
+        rate=Rate(4, 5.0) if random.random() < 0.3 or focus == "rates" else None,
+        focus=focus,
+        kinds=kinds,
+        quirks=tuple((name, _quirks(random)) for name in kinds),
+        messages=tuple(sorted(messages, key=lambda each: each.at)),
+        faults=tuple(sorted(faults, key=lambda each: each.at)),
     )
 
 
@@ -159,30 +173,26 @@ def _quirks(random: Random) -> Quirks:
 
 ANYWHERE = (
     "kill", "kill", "still", "cut", "cut", "half_open", "no_names", "step", "suspend", "suspend", "restart",
-    "slow_network", "client_cut", "hold",
+    "slow_network", "client_cut", "hold", "retry",
 )  # fmt: skip
 ON_DISK = ("power", "power", "power", "full", "failed_write", "slow_disk", "unreadable", "drop", "bounce")
 # Not bounce or drop in a bucket: a node does not know yet that another node is sending the mail.
-IN_BUCKET = ("lost_answers", "lost_answers", "no_bucket", "still", "still")
+IN_BUCKET = ("lost_answers", "lost_answers", "no_bucket", "still", "still_at_write", "asleep")
+OFTEN = {
+    "rates": ("supervisor", "supervisor", "hesitating", "kill", "restart", "cut"),
+    "orders": ("suspend", "suspend", "suspend", "hold", "retry", "step", "kill", "restart"),
+    "leases": ("still", "still_at_write", "still_at_write", "asleep", "lost_answers", "no_bucket", "kill"),
+}
 
 
-def _fault(random: Random, store: str, workers: int) -> Event:
+def _fault(random: Random, store: str, workers: int, often: tuple[str, ...]) -> Event:
     node = random.randrange(workers)
     at = random.uniform(0.0, BUSY) if random.random() < 0.5 else 1.0 + random.random() * 2
     kinds = ANYWHERE + (ON_DISK if store == "leveldb" else IN_BUCKET)
-    what = random.choice((*kinds, "supervisor") if store == "leveldb" and workers > 1 else kinds)
+    if store == "leveldb" and workers > 1:
+        kinds = (*kinds, "supervisor", "hesitating")
+    what = random.choice(often or kinds)
     return Event(at, what, (node, random.choice((0.3, 3.0, 20.0, 60.0)), random.getrandbits(32)))
-
-
-class _Operator(Answer):
-    """An operator who reads everything."""
-
-    def __init__(self) -> None:
-        super().__init__(Call(request=requests.Ping(), caller="operator"))
-        self.frames: list[Any] = []
-
-    async def send(self, frame: Any) -> None:
-        self.frames.append(frame)
 
 
 @dataclass
@@ -214,14 +224,14 @@ class Run:
         self._cuts: list[Fault] = []
         self._client_cuts: list[Fault] = []
         self._no_names_until = 0.0
-        self._open: Counter[str] = Counter()
+        self._unreachable = 0
+        """Faults of the bucket at this moment."""
         self._quiet = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.network.answer = self._answer
-        self.network.on_open = self._opened
-        self.network.on_close = self._closed
         self._table: LimitTable | None = None
         self._limits: LimitServer | None = None
+        self._replacing = asyncio.Lock()
         self.objects = ObjectStore(Random(random.getrandbits(64)))
         self.disks = {
             self._spool(index): Disk(Random(random.getrandbits(64))) for index in range(plan.workers)
@@ -236,9 +246,19 @@ class Run:
             max_connections_per_destination=1 if plan.narrow else 3,
             max_rate_per_destination=plan.rate,
         )
-        self._spoke: defaultdict[str, deque[float]] = defaultdict(deque)
-        self.network.on_write = self._written
+        self.watch = Watch(
+            self.loop,
+            self.ledger,
+            self.zone,
+            workers=plan.workers,
+            window=NARROW_WINDOW + 1 if plan.narrow else WINDOW + WINDOW // 4,
+            objects=self.objects if plan.store == "s3" else None,
+        )
+        self.network.on_open, self.network.on_close = self.watch.opened, self.watch.closed
+        self.network.on_write = self.watch.written
+        self.receivers.at_once = self.watch.sent_at_once
         self.nodes = [self._node(index) for index in range(plan.workers)]
+        self.operators = Operators(self, self.nodes)
 
     def _spool(self, index: int) -> Path:
         return spool_of(SpoolSettings(path=self._directory / "home" / "spool"), index).path
@@ -253,14 +273,22 @@ class Run:
             workers=self.plan.workers if self.plan.store == "leveldb" else 1,
             shutdown_timeout=5.0,
             spool=SpoolSettings(backend=backend, path=home / "home" / "spool", min_free_space=0),
-            s3=S3Settings(bucket="mail", lease=5.0, timeout=2.0),
+            s3=S3Settings(bucket="mail", lease=LEASE, timeout=2.0),
             listener=(ListenerSettings(address="127.0.0.1:0", max_message_size=MOST),),
             admin=AdminSettings(address="", socket=home / "control.sock"),
             history=HistorySettings(enabled=False),
             zone=(self.zone,),
             retry=RETRY,
             bounce=BounceSettings(),
-            delivery=DeliverySettings(data_timeout=60.0),
+            delivery=DeliverySettings(
+                greeting_timeout=30.0,
+                ehlo_timeout=30.0,
+                mail_timeout=30.0,
+                rcpt_timeout=30.0,
+                data_timeout=30.0,
+                block_timeout=30.0,
+                final_dot_timeout=60.0,
+            ),
             sendmail=SendmailSettings(drop=home / "drop"),
         )
         several = self.plan.workers > 1 and self.plan.store == "leveldb"
@@ -271,6 +299,9 @@ class Run:
         return Node(f"w{index}", settings, self.loop, disk, self.ledger.record, identity)
 
     # --- the world
+
+    def _site_of(self, domain: str) -> str:
+        return "mx.senders.test" if domain == "senders.test" else self._site_name(domain)
 
     def _site_name(self, domain: str) -> str:
         name = domain.rsplit(".", 2)[-2]
@@ -292,8 +323,7 @@ class Run:
         if group in self._kinds and self._kinds[group].no_dns and not self._quiet:
             return 4.0, Reading(DnsStatus.SERVFAIL, (), 0.0)
         if kind == "MX" and not name.startswith("mx."):
-            host = "mx.senders.test" if name.endswith("senders.test") else self._site_name(name)
-            return 0.02, Reading(DnsStatus.OK, (MxRecord(10, host),), 60.0)
+            return 0.02, Reading(DnsStatus.OK, (MxRecord(10, self._site_of(name)),), 60.0)
         if kind == "A" and name.startswith("mx."):
             return 0.01, Reading(DnsStatus.OK, (self._address(name),), 60.0)
         return 0.01, nothing
@@ -309,56 +339,11 @@ class Run:
 
     def _answer(self, host: str, port: int) -> tuple[float, Factory | OSError, Fault | None]:
         site = list(self._sites.values())[int(host.rsplit(".", 1)[1]) - 1]
+        self.watch.dialled(host)
         if site.is_down(self.loop.now):
             return site.kind.connecting, ConnectionRefusedError(111, "Connection refused"), None
         fault = self._cuts.pop() if self._cuts and not self._quiet else None
         return site.kind.connecting, lambda: Receiver(self.receivers, site), fault
-
-    def _opened(self, end: End) -> None:
-        if end.link.address.startswith("192.0.2."):
-            self._count(end, 1)
-
-    def _closed(self, end: End) -> None:
-        if not end.is_server and end.link.address.startswith("192.0.2."):
-            self._count(end, -1)
-
-    def _sharing(self, end: End) -> str:
-        """Workers of one machine share the limits, nodes on a bucket have them each."""
-        process = process_of(end)
-        return process.name if self.plan.store == "s3" and process is not None else "all"
-
-    def _count(self, end: End, by: int) -> None:
-        """Connections that the relay has, over all workers."""
-        who = self._sharing(end)
-        site, zone = f"{who} {end.link.address}", f"{who} zone"
-        self._open[site] += by
-        self._open[zone] += by
-        if by < 0 or self.ledger.places_unknown():
-            return
-        if self._open[site] > self.zone.max_connections_per_destination:
-            self.failures.append(
-                f"{self._open[site]} connections to {end.link.address} at {self.loop.now:.3f}"
-            )
-        if self._open[zone] > self.zone.max_connections:
-            self.failures.append(f"{self._open[zone]} connections of the zone at {self.loop.now:.3f}")
-
-    def _written(self, end: End, data: bytes) -> None:
-        """Count the MAIL commands that the relay sends to a destination."""
-        rate = self.plan.rate
-        if rate is None or end.is_server or not data.startswith((b"MAIL ", b"RSET")):
-            return
-        if end.link.address.startswith("192.0.2.") and b"MAIL FROM" in data:
-            process = process_of(end)
-            alone = self.plan.workers == 1 and process is not None  # a start forgets what was used
-            who = f"{process.name if alone and process else self._sharing(end)} {end.link.address}"
-            recent = self._spoke[who]
-            recent.append(self.loop.now)
-            while recent[0] <= self.loop.now - rate.seconds:
-                recent.popleft()
-            if len(recent) > rate.count:
-                self.failures.append(
-                    f"{len(recent)} transactions in {rate.seconds} s with {who} at {self.loop.now:.3f}"
-                )
 
     # --- the run
 
@@ -369,8 +354,11 @@ class Run:
             await node.start()
         for event in (*self.plan.messages, *self.plan.faults):
             self._tasks.append(asyncio.create_task(self._happen(event)))
+        looking = asyncio.create_task(self._look())
         await asyncio.gather(*self._tasks)
+        looking.cancel()
         self._quiet = True
+        keeper.TICK = 1.0
         self.network.slowest = 0.02
         for disk in self.disks.values():
             disk.error, disk.delay = (lambda what: None), (lambda: 0.002)
@@ -381,9 +369,15 @@ class Run:
             quirks = self.receivers.quirks[name]
             quirks = replace(quirks, lose_reply=0.0, late_reply=0.0)
             self.receivers.quirks[name] = quirks
-        for node in self.nodes:
-            # What was held on a node that died may be on another one since, where nobody has released it.
-            await self._ask(node, requests.Release(everything=True))
+        await self._revive()
+        if self.operators.over and self.plan.store == "leveldb":  # in a bucket another node may have it now
+            await asyncio.sleep(45.0)
+            self.failures += [
+                f"{each.recipient} is held by the suspension {each.act}, which has ended"
+                for each in await self._stored()
+                if each.held and each.act in self.operators.over
+            ]
+        await self.operators.release_everything()
         await self._drain()
         for node in self.nodes:
             self.failures += [
@@ -400,10 +394,11 @@ class Run:
 
     async def _happen(self, event: Event) -> None:
         await asyncio.sleep(event.at)
-        await getattr(self, f"do_{event.what}")(*event.arguments)
+        name = f"do_{event.what}"
+        await getattr(self.operators if hasattr(self.operators, name) else self, name)(*event.arguments)
 
     async def _drain(self) -> None:
-        ends = self.loop.now + DRAINED_WITHIN
+        ends, looks = self.loop.now + DRAINED_WITHIN, itertools.count(1)
         while any(self._queued_keys()):
             if self.loop.now > ends:
                 left = [key.decode() for key in self._queued_keys()][:5]
@@ -412,9 +407,55 @@ class Run:
                 )
                 break
             await asyncio.sleep(5.0)
+            await self._revive()
+            if next(looks) % 6 == 0:
+                stored = await self._stored()
+                self.watch.look_at(
+                    [each for each in stored if self._is_due(each)],
+                    lambda domain: self._address(self._site_of(domain)),
+                )
+                self.failures += [
+                    f"{each.recipient} waits for {wait:.0f} s, which is longer than any pause"
+                    for each in stored
+                    # What an operator chose may be a time that is far away since the clock was set.
+                    if not each.held and not each.act and (wait := self._wait(each)) > LONGEST_WAIT
+                ]
+
+    async def _revive(self) -> None:
+        for node in self.nodes:
+            if node.process is None:
+                await self._start(node)
+
+    def _is_due(self, delivery: Delivery) -> bool:
+        """By the clock of every node."""
+        return all(delivery.is_due(START + self.loop.now + node.wall) for node in self.nodes)
+
+    def _wait(self, delivery: Delivery) -> float:
+        """Seconds until it is due, by the clock of the node for which that is soonest."""
+        ahead = max(node.wall for node in self.nodes)
+        return delivery.next_attempt - (START + self.loop.now + ahead)
+
+    async def _stored(self) -> list[Delivery]:
+        """Every delivery that is in a store."""
+        found: dict[DeliveryKey, Delivery] = {}
+
+        async def scan(node: Node) -> None:
+            assert node.worker is not None
+            assert node.worker.store is not None
+            async for each in node.worker.store.scan():
+                found[each.key] = each
+
+        for node in self.nodes:
+            if node.is_up and node.process is not None:
+                with contextlib.suppress(StoreError):
+                    await node.process.finish(scan(node))
+        return list(found.values())
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(4.0)
             for node in self.nodes:
-                if node.process is None:
-                    await self._start(node)
+                self.watch.look_into(node)
 
     def _queued_keys(self) -> list[bytes]:
         if self.plan.store == "s3":
@@ -424,14 +465,11 @@ class Run:
         return [key for disk in self.disks.values() for key in disks.keys(disk.live, b"delivery-zone ")]
 
     def _judge(self) -> None:
-        self.failures += self.loop.failures
+        self.failures += self.loop.failures + self.watch.failures
         self.failures += self.ledger.faults(
-            self.clients.submissions,
-            self.receivers.mails,
-            self.receivers.transactions,
-            set(),
-            self.receivers.refused,
+            self.clients.submissions, self.receivers.mails, self.receivers.offers, self.receivers.refused
         )
+        self.failures += self.ledger.taken_in_vain(self.clients.mails_accepted)
         self.sometimes.update(self.ledger.events)
         for each in self.clients.submissions:
             ended = self.ledger.finals.get((each.identity, each.recipients[0]), ())
@@ -448,9 +486,13 @@ class Run:
             if event == "store-unhealthy" and "lease" in str(fields["reason"]):
                 self.sometimes["fence refused"] += 1
         self.sometimes.update(self.receivers.sometimes)
+        self.sometimes.update(self.watch.sometimes)
         self.sometimes.update(self.clients.sometimes)
         for disk in self.disks.values():
-            left = [key for key in disk.live if key.startswith((b"message ", b"delivery-", b"deferred-"))]
+            # Not `delivery-domain`: those are hints, and stray ones are nothing.
+            left = [
+                key for key in disk.live if key.startswith((b"message ", b"delivery-zone ", b"deferred-"))
+            ]
             if left and not self.failures:
                 self.failures.append(f"left in the spool: {left[:5]}")
 
@@ -483,10 +525,11 @@ class Run:
         kind = random.choices(list(self._kinds.values()), [kind.share for kind in self._kinds.values()])[0]
         return f"d{random.randrange(kind.domains)}.{kind.name}.test"
 
-    def _domain_with_mail(self, random: Random) -> str:
+    def some_submission(self, random: Random) -> Submission:
         """An operator does something about mail that is there."""
-        some = [each.recipients[0] for each in self.clients.submissions[-8:] if len(self.ledger.finals) < 40]
-        return random.choice(some).partition("@")[2] if some else self._domain(random)
+        some = self.clients.submissions[-8:] if len(self.ledger.finals) < 40 else []
+        nobody = Submission("t999", "s999@senders.test", (f"u1@{self._domain(random)}",), b"")
+        return random.choice(some or [nobody])
 
     async def _start(self, node: Node) -> None:
         for _ in range(20):
@@ -532,8 +575,11 @@ class Run:
         if node.is_up and node.process is not None:
             # A transaction that the stop cuts off is made again, and its receiver may have the message.
             noted = self.ledger.inject("restart", node.process.name, lasts=True)
+            name, unreachable = node.process.name, self._unreachable
             with contextlib.suppress(ProcessDiedError):
                 await node.stop()
+                if not (unreachable or self._unreachable) and name in self.objects.living:
+                    self.failures.append(f"{name} has stopped, and left its lease in force")
                 await self._start(node)
             noted.ended = self.loop.now
 
@@ -546,6 +592,37 @@ class Run:
         await asyncio.sleep(seconds)
         process.wake_up()
         noted.ended = self.loop.now
+
+    async def do_asleep(self, index: int, seconds: float, seed: int) -> None:
+        """A suspended machine: its monotonic clock stands still, too."""
+        if (process := self.nodes[index].process) is not None:
+            await self.do_still(index, seconds, seed)
+            process.asleep += seconds
+            self.sometimes["machine suspended"] += 1
+
+    async def do_still_at_write(self, index: int, seconds: float, seed: int) -> None:
+        """The process stands still as it is about to write a message into the bucket."""
+        stopped = asyncio.Event()
+
+        def at_write(process: Process | None) -> None:
+            if process is not None and process is self.nodes[index].process:
+                self.objects.at_write = lambda process: None
+                process.stand_still()
+                stopped.set()
+
+        self.objects.at_write = at_write
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), BUSY)
+            await self.do_still(index, max(seconds, LEASE / 2), seed)
+
+    async def do_hesitating(self, index: int, seconds: float, seed: int) -> None:
+        """A worker stands still for a moment while the supervisor starts again."""
+        del seconds
+        random = Random(seed)
+        await asyncio.gather(
+            self.do_supervisor(index, random.choice((0.0, 1.0)), seed),
+            self.do_still(index, random.uniform(0.3, 1.4), seed),
+        )
 
     async def do_full(self, index: int, seconds: float, seed: int) -> None:
         await self._disk(index, seconds, "disk full", lambda what: disks.full() if what == "write" else None)
@@ -588,12 +665,14 @@ class Run:
         await self._bucket(min(seconds, 20.0), "lost answers of the bucket", lambda: random.random() < 0.2)
 
     async def do_no_bucket(self, index: int, seconds: float, seed: int) -> None:
-        await self._bucket(seconds, "no bucket", lambda: True)
+        await self._bucket(seconds, NO_BUCKET, lambda: True)
 
     async def _bucket(self, seconds: float, what: str, lost: Callable[[], bool]) -> None:
         noted = self.ledger.inject(what, lasts=True)
         self.objects.lost = lost
+        self._unreachable += 1
         await asyncio.sleep(seconds)
+        self._unreachable -= 1
         self.objects.lost = lambda: False
         noted.ended = self.loop.now
 
@@ -635,72 +714,15 @@ class Run:
         self.ledger.inject(f"clock stepped by {step}", self._process_name(index))
 
     async def do_supervisor(self, index: int, seconds: float, seed: int) -> None:
-        if self._limits is not None:
+        if self._limits is None or self._replacing.locked():
+            return
+        async with self._replacing:
             # A supervisor whose workers live on, as those of several machines do with their server.
             noted = self.ledger.inject(NO_SUPERVISOR, "supervisor", lasts=True)
             await self._limits.close()
             await asyncio.sleep(min(seconds, 10.0))
             await self._start_supervisor(quiet=2.0)
             noted.ended = self.loop.now + 2.0
-
-    async def _ask(self, node: Node, request: requests.Request) -> _Operator | None:
-        answer = _Operator()
-        if not node.is_up or node.process is None:
-            return None
-        try:
-            await asyncio.wait_for(node.process.finish(node.handler.handle(request, answer)), 30.0)
-        except Exception as error:
-            self.sometimes[f"operator got {type(error).__name__}"] += 1
-            return None
-        return answer
-
-    async def do_suspend(self, index: int, seconds: float, seed: int) -> None:
-        domain = self._domain_with_mail(Random(seed))
-        about = requests.Selectors(domain=domain)
-        reached = []
-        for node in self.nodes:
-            if await self._ask(node, requests.Suspend(about=about, reason="simulated")) is not None:
-                reached.append(node)
-        if len(reached) == len(self.nodes):
-            suspension = Suspension(domain, self.loop.now)
-            self.ledger.suspensions.append(suspension)
-        await asyncio.sleep(seconds)
-        for each in self.ledger.suspensions:
-            if each.domain == domain and each.ended is None:
-                each.ended = self.loop.now
-        for node in self.nodes:
-            for _ in range(50):
-                if await self._ask(node, requests.Resume(about=about)) is not None:
-                    break
-                await asyncio.sleep(2.0)
-
-    async def do_hold(self, index: int, seconds: float, seed: int) -> None:
-        answer = await self._change(index, seed, "hold")
-        if answer is None:
-            return
-        await asyncio.sleep(seconds)
-        act = answer.frames[-1].act
-        undo: requests.Request = requests.Undo(undoes=act)
-        everything = requests.Release(everything=True)
-        for attempt in range(60):
-            # An undo may be refused when its journal is older than the process; then all is released.
-            if (
-                await self._ask(self.nodes[index], undo if act and attempt < 3 and seed % 2 else everything)
-                is not None
-            ):
-                break
-            await asyncio.sleep(2.0)
-
-    async def do_drop(self, index: int, seconds: float, seed: int) -> None:
-        await self._change(index, seed, "drop")
-
-    async def do_bounce(self, index: int, seconds: float, seed: int) -> None:
-        await self._change(index, seed, "bounce")
-
-    async def _change(self, index: int, seed: int, action: requests.ChangeVerb) -> _Operator | None:
-        chosen = requests.Filter(recipient=f"*@{self._domain_with_mail(Random(seed))}")
-        request = requests.CHANGES[action](filter=chosen, reason="simulated")
-        return await self._ask(self.nodes[index], request)
 
 
 def run(plan: Plan) -> Result:
