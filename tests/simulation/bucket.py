@@ -34,8 +34,8 @@ class ObjectStore:
         self.lost: Callable[[], bool] = lambda: False
         self.slowest = 0.03
         self.renewed: dict[str, float] = {}
-        self.living: set[str] = set()
-        """Processes whose lease is in force: they have not given it back, and nobody has ended it."""
+        self.living: dict[str, str] = {}
+        """Each lease that is in force, and whose it is: it was not given back, and nobody has ended it."""
         self.at_write: Callable[[Process | None], None] = lambda process: None
         self._version = 0
 
@@ -95,11 +95,10 @@ class SimBucket:
         def act() -> str:
             etag = self._all.write(key, bytes(data), match, new)
             if "/nodes/" in key and process is not None:
-                if b'"ended"' in data:
-                    self._all.living.discard(process.name)
-                elif b'"dead"' not in data:
+                self._all.living.pop(key, None)
+                if b'"state"' not in data:
                     self._all.renewed[process.name] = asyncio.get_running_loop().time()
-                    self._all.living.add(process.name)
+                    self._all.living[key] = process.name
             return etag
 
         return str(await self._ask(act, writes=True))

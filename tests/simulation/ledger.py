@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from tests.simulation.bucket import LEASE
 from tests.simulation.clients import Submission, digest_of
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import End, process_of
@@ -26,6 +27,8 @@ from zonerelay.telemetry.events.events import Field
 STANDSTILL = "stands still"
 NO_SUPERVISOR = "no supervisor"
 NO_BUCKET = "no bucket"
+CLOCK = "clock stepped"
+REPEATS_NOTHING = (CLOCK, NO_SUPERVISOR)
 NOTICED_WITHIN = 6.0
 """Seconds: a quarter of the lease, and the time after which a request is given up."""
 FINAL = ("delivered", "bounced", "expired")
@@ -33,6 +36,8 @@ UNDER_WAY = 15.0
 """Seconds in which a transaction that had begun before a suspension may get as far as RCPT."""
 TIME_TO_SAY = 1.5
 """Seconds in which a worker that wakes up, or whose supervisor is new, has said what it has."""
+ON_ITS_WAY = 1.0
+"""Seconds that bytes take to a receiver while the network is slow."""
 SETTLED_WITHIN = 2.0
 """Seconds from a receiver's reply to the synced outcome, with the slowest simulated disk."""
 _TAG = re.compile(rb"(?m)^X-Tag: (\S+)\r\n")
@@ -101,8 +106,12 @@ class Ledger:
         return self.injected[-1]
 
     def _hit(self, process: str, start: float, stop: float) -> bool:
+        """A fault that may repeat mail met the process in this time."""
         return any(
-            each.at <= stop and each.ended >= start and each.process in ("", process)
+            each.at <= stop
+            and each.ended >= start
+            and each.process in ("", process)
+            and not each.what.startswith(REPEATS_NOTHING)
             for each in self.injected
         )
 
@@ -264,8 +273,11 @@ class Ledger:
         for mail, later in itertools.pairwise(mails):
             process = process_of(mail.end.other)
             name = "" if process is None else process.name
+            # From the final dot on its way to the outcome that is stored.
             excused = (
-                not mail.replied or mail.end.link.broken or self._hit(name, mail.at, mail.at + SETTLED_WITHIN)
+                mail.replied is None
+                or mail.end.link.broken
+                or self._hit(name, mail.at - ON_ITS_WAY, mail.replied + SETTLED_WITHIN)
             )
             if not excused:
                 found.append(
@@ -310,12 +322,14 @@ class Ledger:
         return found
 
     def _held_up(self, process: str, recipient: str, until: float, offers: list[Offer]) -> bool:
-        """A fault of the process met its transaction: its log has an outcome that it could not store."""
-        return any(
+        """A fault of the process met its transaction, or it has just noticed what it has missed: its log has an
+        outcome that it could not store.
+        """
+        return self._hit(process, until - LEASE, until) or any(
             offer.recipient == recipient
             and (owner := process_of(offer.end.other)) is not None
             and owner.name == process
-            and self._hit(process, offer.at - 1.0, until)
+            and self._hit(process, offer.at - ON_ITS_WAY, until)
             for offer in offers
             if offer.at < until
         )

@@ -163,6 +163,7 @@ def simulated(
         patch("zonerelay.store.leveldb.store.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.keeper.LevelDb", SimLevelDb),
         patch("zonerelay.store.leveldb.compaction.LevelDb", SimLevelDb),
+        patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
         patch("zonerelay.store.common.keeper.local_keeper.SPACE_INTERVAL", 60.0),
         patch("zonerelay.telemetry.load.LoopLag.start", lambda self: None),

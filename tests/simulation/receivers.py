@@ -26,15 +26,14 @@ _PATH = re.compile(rb"(?:FROM|TO):\s*<([^>]*)>", re.I)
 
 @dataclass
 class Mail:
-    """One copy for one recipient. `sure`: the 250 has reached the relay's end of the connection."""
+    """One copy for one recipient. `replied` is when its 250 was written."""
 
     recipient: str
     sender: str
     body: bytes
     at: float
     end: End
-    replied: bool = False
-    sure: bool = False
+    replied: float | None = None
 
 
 class Offer(NamedTuple):
@@ -148,7 +147,7 @@ class Receiver(asyncio.Protocol):
         junk = b"\r\n" if self._quirks.junk and self._random.random() < 0.2 else b""
         self.end.write(junk + b"\r\n".join(lines) + b"\r\n")
         for mail in mails:
-            mail.replied = True
+            mail.replied = self._all.loop.now
         self._over_with(mail.recipient for mail in mails)
         if close:
             self.end.close()

@@ -28,7 +28,7 @@ from tests.simulation import disk as disks
 from tests.simulation.bucket import LEASE, ObjectStore
 from tests.simulation.clients import Clients, Submission
 from tests.simulation.disk import Disk
-from tests.simulation.ledger import NO_BUCKET, NO_SUPERVISOR, STANDSTILL, Ledger
+from tests.simulation.ledger import CLOCK, NO_BUCKET, NO_SUPERVISOR, STANDSTILL, Ledger
 from tests.simulation.loop import Process, ProcessDiedError, SimLoop
 from tests.simulation.network import Factory, Fault, Network
 from tests.simulation.operators import Operators
@@ -224,8 +224,8 @@ class Run:
         self._cuts: list[Fault] = []
         self._client_cuts: list[Fault] = []
         self._no_names_until = 0.0
-        self._unreachable = 0
-        """Faults of the bucket at this moment."""
+        self._losing: list[Callable[[], bool]] = []
+        """The faults of the bucket at this moment."""
         self._quiet = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.network.answer = self._answer
@@ -575,10 +575,10 @@ class Run:
         if node.is_up and node.process is not None:
             # A transaction that the stop cuts off is made again, and its receiver may have the message.
             noted = self.ledger.inject("restart", node.process.name, lasts=True)
-            name, unreachable = node.process.name, self._unreachable
+            name, unreachable = node.process.name, bool(self._losing)
             with contextlib.suppress(ProcessDiedError):
                 await node.stop()
-                if not (unreachable or self._unreachable) and name in self.objects.living:
+                if not (unreachable or self._losing) and name in self.objects.living.values():
                     self.failures.append(f"{name} has stopped, and left its lease in force")
                 await self._start(node)
             noted.ended = self.loop.now
@@ -669,11 +669,10 @@ class Run:
 
     async def _bucket(self, seconds: float, what: str, lost: Callable[[], bool]) -> None:
         noted = self.ledger.inject(what, lasts=True)
-        self.objects.lost = lost
-        self._unreachable += 1
+        self._losing.append(lost)
+        self.objects.lost = lambda: any(each() for each in self._losing)
         await asyncio.sleep(seconds)
-        self._unreachable -= 1
-        self.objects.lost = lambda: False
+        self._losing.remove(lost)
         noted.ended = self.loop.now
 
     async def do_slow_disk(self, index: int, seconds: float, seed: int) -> None:
@@ -707,11 +706,12 @@ class Run:
 
     async def do_step(self, index: int, seconds: float, seed: int) -> None:
         step = Random(seed).choice((-3600.0, -100.0, 100.0, 1800.0))
-        node = self.nodes[index]
-        node.wall += step
-        if node.process is not None:
-            node.process.wall += step
-        self.ledger.inject(f"clock stepped by {step}", self._process_name(index))
+        # Machines that share a bucket keep their clocks within a second of each other.
+        for node in self.nodes if self.plan.store == "s3" else self.nodes[index : index + 1]:
+            node.wall += step
+            if node.process is not None:
+                node.process.wall += step
+        self.ledger.inject(f"{CLOCK} by {step}", self._process_name(index))
 
     async def do_supervisor(self, index: int, seconds: float, seed: int) -> None:
         if self._limits is None or self._replacing.locked():
