@@ -60,7 +60,6 @@ class Suspension:
 
     about: str
     begun: float
-    identity: str
     by_sender: bool = False
     ended: float | None = None
 
@@ -322,8 +321,8 @@ class Ledger:
         return found
 
     def _held_up(self, process: str, recipient: str, until: float, offers: list[Offer]) -> bool:
-        """A fault of the process met its transaction, or it has just noticed what it has missed: its log has an
-        outcome that it could not store.
+        """The process logged an outcome that it could not store: a fault met its transaction, or it notices
+        only now what it has missed.
         """
         return self._hit(process, until - LEASE, until) or any(
             offer.recipient == recipient

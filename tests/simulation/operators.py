@@ -83,31 +83,26 @@ class Operators:
     async def do_suspend(self, index: int, seconds: float, seed: int) -> None:
         random = Random(seed)
         about, pattern, by_sender = self._about(random)
-        identity = f"{seed:08x}"[:8]
         ends = seconds if random.random() < 0.3 else None
         request = requests.Suspend(
             about=about,
             reason="simulated",
-            id=identity,
             seconds=ends,
             stop_clock=random.random() < 0.3,
             effect=random.choice(("suspend", "suspend", "hold")),
         )
-        answers = [await self.ask(node, request) for node in self._nodes]
-        given = all(answer is not None and answer.order.id == identity for answer in answers)
-        suspension = Suspension(pattern, self._loop.now, identity, by_sender)
+        given = [await self.ask(node, request) for node in self._nodes]
+        suspension = Suspension(pattern, self._loop.now, by_sender)
         # A hold lets mail pass that was released, and an order with an end goes by a clock that may be set.
-        if given and request.effect == "suspend" and ends is None:
+        if request.effect == "suspend" and ends is None and all(each and each.new for each in given):
             self._run.ledger.suspensions.append(suspension)
         await asyncio.sleep(seconds)
-        suspension.ended = self._loop.now
         for each in self._run.ledger.suspensions:
             if each.about == pattern and each.ended is None:
                 each.ended = self._loop.now
         # The order of another operator about the same mail had its id first: that one ends, too.
-        resumed = [await self.insist(node, requests.Resume(about=about)) for node in self._nodes]
-        if all(resumed):
-            self.over.add(identity)
+        if all([await self.insist(node, requests.Resume(about=about)) for node in self._nodes]):
+            self.over |= {each.order.id for each in given if each is not None}
 
     async def do_hold(self, index: int, seconds: float, seed: int) -> None:
         answer = await self._change(index, seed, requests.Hold)
@@ -138,9 +133,7 @@ class Operators:
     async def do_bounce(self, index: int, seconds: float, seed: int) -> None:
         await self._change(index, seed, requests.Bounce)
 
-    async def _change(
-        self, index: int, seed: int, action: type[requests.QueueChange], **more: Any
-    ) -> Any:
+    async def _change(self, index: int, seed: int, action: type[requests.QueueChange], **more: Any) -> Any:
         domain = self._run.some_submission(Random(seed)).recipients[0].partition("@")[2]
         chosen = requests.Filter(recipient=f"*@{domain}")
         return await self.ask(self._nodes[index], action(filter=chosen, reason="simulated", **more))

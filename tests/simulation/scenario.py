@@ -609,6 +609,7 @@ class Run:
                 self.objects.at_write = lambda process: None
                 process.stand_still()
                 stopped.set()
+                self.sometimes["stood still at a write"] += 1
 
         self.objects.at_write = at_write
         with contextlib.suppress(TimeoutError):

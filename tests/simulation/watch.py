@@ -97,6 +97,8 @@ class Watch:
             (f"{who} {address}", self._zone.max_connections_per_destination),
             (zone, self._zone.max_connections),
         ):
+            if self._open[what] == most and times == 1 and who == "all" and self._workers > 1:
+                self.sometimes["workers used a limit up"] += 1
             if self._open[what] > most * times:
                 self._fail(f"{self._open[what]} connections of {what}")
 
@@ -123,6 +125,8 @@ class Watch:
         recent.append(self._loop.now)
         while recent[0] <= self._loop.now - rate.seconds:
             recent.popleft()
+        if len(recent) == rate.count:
+            self.sometimes["a rate was used up"] += 1
         if len(recent) > rate.count:
             self._fail(f"{len(recent)} transactions in {rate.seconds} s with {who}")
 
@@ -151,9 +155,11 @@ class Watch:
     def look_into(self, node: Node) -> None:
         """What a worker has in memory does not depend on how much is queued."""
         worker = node.worker
-        if worker is None or not node.is_up or worker._scheduler is None:
+        if worker is None or not node.is_up:
             return
-        for status in worker._scheduler.snapshot():
+        for status in worker.parts.scheduler.snapshot():
+            if status.waiting >= self._window - 1:
+                self.sometimes["the window was full"] += 1
             if status.waiting > self._window:
                 self._fail(f"{status.waiting} deliveries wait in the memory of {node.name}")
         bodies = getattr(worker.store, "_bodies", None)
@@ -168,6 +174,7 @@ class Watch:
         self._due_since = {}
         if any(began < now - HANGS for began in self._began.values()):
             self._full_at = now
+            self.sometimes["a connection held up the zone"] += 1
         for each in due:
             since = self._due_since[each.key] = before.get(each.key, now)
             host = hosts_of(each.domain)
