@@ -255,7 +255,7 @@ def test_pages_show_every_delivery_once_while_others_change_the_queue(full: int,
 def test_an_act_is_previewed_carried_out_and_undone(full: int, operator: Api, reader: Api) -> None:
     which = {"filter": {"domain": "d2.example.net"}, "reason": "the customer asked"}
     preview = operator.post("/v1/queue/hold", **which, dry_run=True, sample=2)
-    assert (preview["kind"], preview["matched"], len(preview["sample"])) == ("preview", RECIPIENTS, 2)
+    assert (preview["kind"], preview["matched"], len(preview["sample"])) == ("count", RECIPIENTS, 2)
     assert reader.get("/v1/queue/count?state=held")["matched"] == 0
     changed = operator.post("/v1/queue/hold", **which)["changed"]
     assert changed["changed"] == reader.get("/v1/queue/count?state=held")["matched"] == RECIPIENTS

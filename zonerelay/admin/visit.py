@@ -17,7 +17,8 @@ class Visit:
     """`client` is an address, behind a proxy the one that the proxy names. `secure`: over TLS, here or at the
     proxy. `private`: no token and no session is in clear text on a network, because of TLS, a proxy, or a
     client on this machine. A part sets `who`, a token's name, when it lets an identity in: the connection may
-    then serve other requests. `answered`: the answer is written.
+    then serve other requests. `answered`: the answer is written. `peer` is the user of this machine who has
+    connected to the control socket.
     """
 
     client: str
@@ -25,6 +26,7 @@ class Visit:
     private: bool
     who: str = ""
     answered: bool = False
+    peer: str = ""
 
 
 def plain(status: int, text: str, fields: Mapping[str, str] | None = None) -> web.Response:

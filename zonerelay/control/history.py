@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.operations.answers import TraceStep
 from zonerelay.operations.errors import BusyError
+from zonerelay.operations.requests import HistoryFind
 from zonerelay.process.setup import redact_key_of
 from zonerelay.process.threads import HISTORY, LOOKUPS, PoolBusyError
 from zonerelay.store.spool_paths import is_shared
@@ -33,27 +34,6 @@ MAX_GAPS = 5
 MAX_KNOWN = 1000
 
 _PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
-
-
-class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything given must match. `about` is a sender, a recipient, a Message-ID, a message id, a user or a
-    client; `since` and `until` are Unix seconds. Addresses may be pseudonyms. The newest `limit` are found.
-    """
-
-    about: str | None = None
-    sender: str | None = None
-    recipient: str | None = None
-    client: str | None = None
-    user: str | None = None
-    zone: str = ""
-    destination: str = ""
-    reply: str = ""
-    outcome: (
-        Literal["waiting", "delivered", "deferred", "bounced", "expired", "dropped", "refused"] | None
-    ) = None
-    since: float = 0.0
-    until: float | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +93,7 @@ def _histories(settings: Settings, now: float, longest: float | None) -> Histori
     return Histories(settings.spool.path.parent / DIRECTORY, redactor_of(settings), now, longest=longest)
 
 
-def search(settings: Settings, wanted: Wanted, now: float, *, longest: float | None = None) -> Found:
+def search(settings: Settings, wanted: HistoryFind, now: float, *, longest: float | None = None) -> Found:
     """Raises SearchError, and TooLongError after `longest` seconds."""
     with _histories(settings, now, longest) as histories:
 

@@ -368,10 +368,13 @@ class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
 
 
 class Count(_Frame, frozen=True, kw_only=True, tag="count"):
-    """How many deliveries match, and the first of them, as many as were asked for."""
+    """How many deliveries match, and the first of them, as many as were asked for. `missing` is that of
+    `End`, where there is one document.
+    """
 
     matched: int
     sample: tuple[DeliveryRow, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):

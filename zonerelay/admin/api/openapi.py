@@ -126,7 +126,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
                 for media, of in verb.streams.items()
             },
         }
-    if verb.refusal == 409:
+    if verb.scope != "read":
         refusals["409"] = _OF_BODIES["409"]
     problem = found[repr(ProblemBody)]
     operation["responses"] = {

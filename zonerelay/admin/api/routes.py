@@ -18,7 +18,7 @@ from aiohttp import web
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, invalid, problem_of, wrong
-from zonerelay.admin.api.verbs import VERBS, Call, Verb
+from zonerelay.admin.api.verbs import JSON, LINES, VERBS, Call, Verb
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import media_type
 from zonerelay.admin.submission.verbs import SUBMISSION
@@ -30,7 +30,6 @@ from zonerelay.telemetry.logs.redact import RedactKeyError
 MAX_BODY = 64 * 1024
 BODY_TIMEOUT = 30.0
 DESCRIPTION = "/v1/openapi.json"
-JSON = "application/json"
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _SEGMENT = {"message_id": "[0-9a-f]{16}"}
@@ -67,6 +66,7 @@ class Api:
                 self._admit(request)
             return web.Response(body=self._description, content_type=JSON)
         token = self._admit(request)
+        caller = VISIT.get().peer or f"token {token.name}"
         path, verbs = self._find(request.path)
         allowed = _allowed(verbs)
         if request.method == "OPTIONS":
@@ -80,18 +80,18 @@ class Api:
                 "forbidden",
                 f"the token {token.name} has the scope {token.scope}; this needs {verb.scope}",
             )
-        _acceptable(request, verb)
+        lines = _accepts_lines(request, verb)
         parameters = _parameters(request, verb)
         body = None if verb.body is None else await _body(request, verb.body)
         if verb.audited:
-            self._operators.audit(
-                {"by": f"token {token.name}", "request": f"{request.method} {request.path}"}
-            )
-        call = Call(self._operators, token, request, path, parameters, body)
+            self._operators.audit({"by": caller, "request": f"{request.method} {request.path}"})
+        call = Call(self._operators, token, caller, request, path, parameters, body, lines)
         return await self._answer(verb, call)
 
     def _admit(self, request: web.Request) -> Token:
         visit = VISIT.get()
+        if visit.peer:
+            return Token(name=visit.peer, scope="operate", sha256="", created=0.0)
         if not visit.private:
             raise Problem(
                 403,
@@ -154,16 +154,21 @@ def _not_allowed(allowed: Sequence[str]) -> Problem:
     return Problem(405, "method_not_allowed", f"here one can {', '.join(allowed)}", fields=fields)
 
 
-def _acceptable(request: web.Request, verb: Verb) -> None:
-    """RFC 9110 12.5.1, as far as one media type needs it."""
+def _accepts_lines(request: web.Request, verb: Verb) -> bool:
+    """Whether the client asks for lines of JSON. Raises Problem if it accepts neither those nor what the verb
+    answers with (RFC 9110 12.5.1, as far as two media types need it).
+    """
     accepted = request.headers.getall("Accept", ())
     kind = verb.media.partition("/")[0]
     for each in ",".join(accepted).split(","):
         media, *parameters = (part.strip().lower() for part in each.split(";"))
+        if media == LINES and verb.operation is not None and verb.operation.reply is not None:
+            return True
         if media in ("", "*/*", f"{kind}/*", verb.media) and not _is_zero(parameters):
-            return
+            return False
     if accepted:
         raise Problem(406, "not_acceptable", f"the answer is {verb.media}")
+    return False
 
 
 def _is_zero(parameters: Sequence[str]) -> bool:

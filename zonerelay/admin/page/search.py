@@ -12,6 +12,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.config.units import parse_duration
 from zonerelay.control import history
 from zonerelay.operations.answers import TraceStep
+from zonerelay.operations.requests import HistoryFind
 from zonerelay.process.threads import LOOKUPS
 from zonerelay.telemetry.logs.address_forms import SearchError as NoFormError
 from zonerelay.telemetry.logs.redact import RedactKeyError
@@ -29,7 +30,7 @@ async def find(settings: Settings, now: float, given: Mapping[str, str]) -> dict
     try:
         since = now - parse_duration(given["since"]) if given["since"] else 0.0
         wanted = {"about": value or None, "outcome": outcome or None, "reply": given["reply"]}
-        query = msgspec.convert({**wanted, "since": since, "limit": FOUND}, history.Wanted)
+        query = msgspec.convert({**wanted, "since": since, "limit": FOUND}, HistoryFind)
         answer = await history.ask(history.search, settings, query, now)
         known = await LOOKUPS.run(history.pseudonyms, settings, [value] if value else [])
     except (ValueError, RedactKeyError, NoFormError) as error:

@@ -609,7 +609,6 @@ SUBMISSION: tuple[Verb, ...] = (
         summary="Withdraw what waits of a message, without a report.",
         run=_withdraw,
         answer=Withdrawn,
-        refusal=409,
     ),
     _mail(
         "/send",

@@ -30,6 +30,7 @@ from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.address import Mailbox
 from zonerelay.operations.answers import TraceStep
 from zonerelay.operations.errors import NotFoundError
+from zonerelay.operations.requests import HistoryFind
 from zonerelay.process.setup import redact_key_of
 from zonerelay.telemetry.logs.address_forms import SearchError
 from zonerelay.telemetry.logs.redact import RedactKeyError
@@ -51,7 +52,7 @@ def find(arguments: Namespace) -> int:
     now = time.time()
     wanted = given(
         arguments,
-        history.Wanted,
+        HistoryFind,
         about=arguments.value,
         since=0.0 if arguments.since is None else now - arguments.since,
         until=None if arguments.until is None else now - arguments.until,
