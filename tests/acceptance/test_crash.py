@@ -7,9 +7,13 @@ import contextlib
 import os
 import random
 import signal
+import smtplib
 from pathlib import Path
 
+import pytest
+
 from tests.support.accounts import Account
+from tests.support.holding_peer import Hold, HoldingPeer
 from tests.support.process import RelayFailed, RelayProcess
 from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
@@ -81,6 +85,42 @@ async def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path, si
     assert not missing, "\n".join(missing)
     assert max(arrived.values()) == 1
     assert len(before) > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_second_signal_cuts_the_draining_short_and_loses_nothing(
+    tmp_path: Path, workers: int
+) -> None:
+    peer = HoldingPeer([Hold.DATA])
+    await peer.start()
+    relay = RelayProcess(
+        tmp_path, next_hop=f"127.0.0.1:{peer.port}", top={"workers": workers, "shutdown_timeout": "60s"}
+    )
+    try:
+        with relay:
+            await asyncio.to_thread(_send, relay, "waits")
+            async with asyncio.timeout(30):
+                await peer.until_held()
+            relay.signal(signal.SIGTERM)
+            await asyncio.to_thread(relay.wait_for, lambda: bool(relay.events("stopping")), what="stopping")
+            relay.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(relay.wait, timeout=15) == 1
+            assert relay.events("killed")
+            peer.release()
+            await asyncio.to_thread(relay.start)
+            async with asyncio.timeout(30):
+                await peer.until_arrived({"waits"})
+            await asyncio.to_thread(relay.wait_until_empty)
+    finally:
+        await peer.close()
+        async with asyncio.timeout(30):
+            while asyncio.all_tasks() - {asyncio.current_task()}:  # its connections
+                await asyncio.sleep(0.01)
+
+
+def _send(relay: RelayProcess, token: str) -> None:
+    with smtplib.SMTP("127.0.0.1", relay.smtp_port, timeout=20) as client:
+        client.sendmail("app@example.org", ["to@example.com"], f"Subject: {token}\r\n\r\nbody\r\n")
 
 
 async def test_deferred_mail_survives_a_kill_with_its_attempts(tmp_path: Path, sink: Sink) -> None:
