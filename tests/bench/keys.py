@@ -28,6 +28,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.keys.port import Write
@@ -123,7 +124,7 @@ async def store_session(name: str, directory: Path, cost: Cost) -> AsyncIterator
             async with store.begin(envelope) as writer:
                 await writer.write(BODY)
                 await writer.commit([delivery_for(envelope, "someone@example.net")])
-            return finish(await store.claim("default", 1, now=time.time()))
+            return finish(await store.claim(queue_of("default"), 1, now=time.time()))
 
         yield session
         cost.batches += len(spool.syncs)

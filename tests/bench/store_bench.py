@@ -25,6 +25,7 @@ from zonerelay.config.settings import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
@@ -74,11 +75,11 @@ class Bench:
             done = 0
             while done < count:
                 self.mail.clear()
-                for delivery in await self.store.claim("default", 50, now=self.clock.now()):
+                for delivery in await self.store.claim(queue_of("default"), 50, now=self.clock.now()):
                     done += 1
                     await self.window.acquire()
                     tasks.create_task(self.carry(delivery))
-                if not self.store.has_ready("default") and done < count:
+                if not self.store.has_ready(queue_of("default")) and done < count:
                     await self.mail.wait()
 
     async def carry(self, delivery: Delivery) -> None:

@@ -11,6 +11,7 @@ from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.wishes import TEXT, put, to
 from zonerelay.config.settings import BounceSettings, TlsMode, ZoneSettings
+from zonerelay.model.queue_name import queue_of
 
 
 async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path) -> 
         await put(running, [to("now@example.com")])
         await sink.wait_for(1)
         await running.until(lambda: running.queued() == 1, what="one is left")
-        assert running.worker.store.counts()["default"].deferred == 1
+        assert running.worker.store.counts()[queue_of("default")].deferred == 1
     async with relay_with(chosen) as running:
         (waiting,) = await running.worker.store.deliveries_of(message_id)
         assert (waiting.created, waiting.next_attempt, waiting.attempts) == (release, release, 0)

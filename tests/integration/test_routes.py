@@ -31,7 +31,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderGiven, TraceStep
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Explain, QueueExplain, QueueShow, QueueTrace, Selectors, Suspend

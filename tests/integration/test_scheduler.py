@@ -22,6 +22,7 @@ from tests.support.queueing import (
 from zonerelay.config.settings import InDoubt, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.selection.backlog_throttle import LEAST
 from zonerelay.queue.settle import outcome_log as journal
@@ -217,7 +218,7 @@ async def test_deferred_mail_found_at_the_start_is_tried_when_due(make: Make) ->
     relay = make()
     message = relay.accept("b@example.com", tell=False)
     await relay.store.update(
-        [DeliveryKey("default", message.id, message.envelope.recipients[0].address)],
+        [DeliveryKey(queue_of("default"), message.id, message.envelope.recipients[0].address)],
         lambda delivery: replace(delivery, next_attempt=relay.clock.now() + 0.3),
     )
     await relay.scheduler.start()
@@ -235,7 +236,7 @@ async def test_mail_with_a_release_time_leaves_then_and_holds_up_nobody(make: Ma
     relay.accept("later@example.com", release=release)
     relay.accept("now@example.com")
     await relay.until(lambda: len(relay.courier.batches) == 2)
-    await relay.until(lambda: relay.store.counts()["default"] == QueueCounts(deferred=1))
+    await relay.until(lambda: relay.store.counts()[queue_of("default")] == QueueCounts(deferred=1))
     await relay.until_empty()
     assert relay.clock.now() >= release
     assert relay.courier.recipients() == ["before@example.com", "now@example.com", "later@example.com"]
@@ -260,7 +261,7 @@ async def test_mail_with_an_earlier_release_time_is_not_kept_waiting_by_a_later_
     await relay.scheduler.start()
     relay.accept("late@example.com", release=relay.clock.now() + 3600)
     relay.accept("soon@example.com", release=relay.clock.now() + 0.1)
-    await relay.until(lambda: relay.store.counts()["default"] == QueueCounts(deferred=1))
+    await relay.until(lambda: relay.store.counts()[queue_of("default")] == QueueCounts(deferred=1))
     assert relay.courier.recipients() == ["soon@example.com"]
     assert [each.recipient for each in await relay.stored()] == ["late@example.com"]
 
@@ -680,7 +681,7 @@ async def test_stop_lets_attempts_end_and_records_them(make: Make) -> None:
     relay.accept("late@example.com")
     await relay.scheduler.stop(2.0)
     assert [delivery.recipient for delivery in await relay.stored()] == ["late@example.com"]
-    relay.scheduler.notify("default")
+    relay.scheduler.notify(queue_of("default"))
     await asyncio.sleep(0.01)
     assert len(relay.courier.batches) == 1
 
@@ -694,7 +695,7 @@ async def test_stop_cancels_what_takes_too_long_and_forgets_it(make: Make) -> No
     await relay.until(lambda: len(relay.courier.in_flight) == 2)
     await relay.scheduler.stop(0.01)
     assert not relay.courier.in_flight
-    claimed = await relay.store.claim("default", 10, now=relay.clock.now())
+    claimed = await relay.store.claim(queue_of("default"), 10, now=relay.clock.now())
     assert len(claimed) == 5
 
 
@@ -719,7 +720,7 @@ async def test_status_shows_what_is_going_on(make: Make) -> None:
     assert destination.key == DestinationKey("default mx.hop:25")
     assert (destination.active, destination.waiting, destination.suspended_until) == (2, 3, None)
     assert relay.scheduler.active_count("default") == 2
-    key = DeliveryKey("default", message.id, message.envelope.recipients[0].address)
+    key = DeliveryKey(queue_of("default"), message.id, message.envelope.recipients[0].address)
     assert key in relay.scheduler.active_keys()
     relay.courier.gate.set()
     await relay.until_empty()

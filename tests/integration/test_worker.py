@@ -28,6 +28,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.dsn.text import DsnKind
+from zonerelay.model.queue_name import queue_of
 from zonerelay.telemetry.metrics.metrics import OUTCOMES
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"
@@ -216,7 +217,10 @@ async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path) -
         (deferred, *_) = await running.until_logged("deferred")
         assert deferred["in_doubt"] is True
         await running.until(
-            lambda: running.worker.store is not None and running.worker.store.counts()["default"].held == 1,
+            lambda: (
+                running.worker.store is not None
+                and running.worker.store.counts()[queue_of("default")].held == 1
+            ),
             what="held",
         )
 

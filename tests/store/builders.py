@@ -7,6 +7,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.contract import QueueStore
@@ -39,7 +40,7 @@ def delivery_for(
     held: bool = False,
 ) -> Delivery:
     return Delivery(
-        queue=zone,
+        queue=queue_of(zone),
         message_id=envelope.id,
         recipient=Mailbox(recipient),
         created=envelope.created,

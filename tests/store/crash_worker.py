@@ -28,6 +28,7 @@ from tests.store.spools import Spool, s3_settings
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store, StoreError
 
 SESSIONS = 6
@@ -95,7 +96,7 @@ async def deliver(store: Store, clock: SystemClock) -> None:
     """Finish every third message, one recipient after the other."""
     while True:
         try:
-            claimed = await store.claim("default", 6, now=clock.now())
+            claimed = await store.claim(queue_of("default"), 6, now=clock.now())
         except StoreError:
             await refused()
             continue

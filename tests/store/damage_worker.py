@@ -29,6 +29,7 @@ from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Examination, Findings, Salvaged
 from zonerelay.store.common import records
 from zonerelay.store.common.keeper import recovery
@@ -546,7 +547,7 @@ async def use(spool: Spool, truth: Truth, *, many: bool) -> None:
             spool.store.check_writable()  # type: ignore[attr-defined]  # what a client's MAIL asks
             await asyncio.wait_for(truth.take(spool, number), 5)
     with contextlib.suppress(StoreError):
-        for delivery in await asyncio.wait_for(spool.store.claim("default", 2, now=NOW), 5):
+        for delivery in await asyncio.wait_for(spool.store.claim(queue_of("default"), 2, now=NOW), 5):
             with contextlib.suppress(StoreError):
                 truth.left.add(name_of(delivery))  # a failed write may have happened
                 truth.open.discard(name_of(delivery))

@@ -12,6 +12,7 @@ from tests.store.spools import Spool, until
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Store
 from zonerelay.store.redis.lease import RedisLease
 
@@ -53,7 +54,7 @@ async def until_healthy(spool: Spool) -> None:
 
 
 async def claim_ids(store: Store, *, now: float = NOW, limit: int = 100) -> list[int]:
-    return [int(d.message_id, 16) for d in await store.claim("default", limit, now=now)]
+    return [int(d.message_id, 16) for d in await store.claim(queue_of("default"), limit, now=now)]
 
 
 def lease_of(spool: Spool) -> RedisLease:

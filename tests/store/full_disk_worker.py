@@ -15,6 +15,7 @@ from tests.store.disks import mount_tmpfs
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError
 
 TMPFS_SIZE = 40 * 1024 * 1024
@@ -45,14 +46,14 @@ async def main(backend: Backend, directory: Path, size: int) -> None:
         assert spool.health[0] == "insufficient disk space"
         ballast.unlink()
         await until(lambda: store.unhealthy() is None, seconds=20)
-        claimed = await store.claim("default", 100_000, now=NOW)
+        claimed = await store.claim(queue_of("default"), 100_000, now=NOW)
         assert {int(d.message_id, 16) for d in claimed} - {number} == set(range(1, number))
         for delivery in claimed:
             number_read = int(delivery.message_id, 16)
             assert await body_of(store, delivery.message_id) == incompressible(number_read, size)
         await store_message(store, number + 1)
         await asyncio.gather(*(store.settle([Finish(delivery)], lazy=True) for delivery in claimed))
-        (left,) = await store.claim("default", 10, now=NOW)
+        (left,) = await store.claim(queue_of("default"), 10, now=NOW)
         assert left.message_id == message_id(number + 1)
     print("recovered")
 

@@ -16,6 +16,7 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Store
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Siblings, Surroundings
@@ -60,7 +61,7 @@ class Spool:
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
         self.damage: list[str] = []
-        self.news: list[str] = []
+        self.news: list[QueueName] = []
         self.lost: list[Collection[DeliveryKey]] = []
         self.syncs: list[float] = []
 

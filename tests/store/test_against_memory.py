@@ -24,6 +24,7 @@ from tests.support.redis_server import shared_server
 from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.common.claims import index as disk_index
 from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.common.write import batches
@@ -158,7 +159,7 @@ class Comparison(RuleBasedStateMachine):
     @rule(zone=st.sampled_from(ZONES), limit=limits, skip=skips)
     def claim(self, zone: str, limit: int, skip: set[str]) -> None:
         claimable = self.claimable(zone, skip)
-        found = self.run(self.spool.store.claim(zone, limit, now=self.now, skip_domains=skip))
+        found = self.run(self.spool.store.claim(queue_of(zone), limit, now=self.now, skip_domains=skip))
         self.check_claim(found, claimable, limit)
         fresh = [d.message_id for d in self.never_deferred(found)]
         waiting = sorted(d.message_id for d in self.never_deferred(claimable))
@@ -170,7 +171,7 @@ class Comparison(RuleBasedStateMachine):
     def claim_new(self, zone: str, back: int, limit: int, skip: set[str]) -> None:
         since = message_id(max(1, self.number - back))
         fresh = [d for d in self.claimable(zone, set()) if d.next_attempt <= 0 and d.message_id >= since]
-        found = self.run(self.spool.store.claim_new(zone, limit, since=since, skip_domains=skip))
+        found = self.run(self.spool.store.claim_new(queue_of(zone), limit, since=since, skip_domains=skip))
         self.check_found(found, [d for d in fresh if d.domain not in skip])
         taken = {d.key for d in found}
         left = [d for d in fresh if d.key not in self.passed_over | taken and d.domain not in skip]
@@ -184,7 +185,7 @@ class Comparison(RuleBasedStateMachine):
     @rule(zone=st.sampled_from(ZONES), domain=st.sampled_from(DOMAINS), limit=limits)
     def claim_domain(self, zone: str, domain: str, limit: int) -> None:
         claimable = [d for d in self.claimable(zone, set()) if d.domain == domain]
-        found = self.run(self.spool.store.claim_domain(zone, domain, limit, now=self.now))
+        found = self.run(self.spool.store.claim_domain(queue_of(zone), domain, limit, now=self.now))
         assert {d.key for d in found} <= {d.key for d in claimable}
         self.take(found)
 
@@ -209,7 +210,7 @@ class Comparison(RuleBasedStateMachine):
         changes = self.changes(self.pick(which), outcome)
         if bounce:
             message, delivery = own_message(message_id(self.next_number()), b"z" * 70_000, RECIPIENTS[0])
-            changes.append(Submit(message, b"z" * 70_000, (replace(delivery, queue="a"),)))
+            changes.append(Submit(message, b"z" * 70_000, (replace(delivery, queue=queue_of("a")),)))
         self.run(self.spool.store.settle(changes, lazy=lazy))
         self.run(self.memory.settle(changes))
         self.drop_settled(changes)
@@ -231,7 +232,7 @@ class Comparison(RuleBasedStateMachine):
                 "free": replace(delivery, held=False),
                 "now": replace(delivery, next_attempt=self.now),
                 "later": replace(delivery, next_attempt=self.now + 45.3),
-                "move": replace(delivery, queue=ZONES[ZONES.index(delivery.queue) - 1]),
+                "move": replace(delivery, queue=queue_of(ZONES[ZONES.index(delivery.queue) - 1])),
                 "remove": None,
             }
             return changed[verb]
@@ -258,7 +259,7 @@ class Comparison(RuleBasedStateMachine):
             found: list[Delivery] = []
 
             async def claim(skip: set[str]) -> None:
-                found.extend(await store.claim(zone, 4, now=self.now, skip_domains=skip))
+                found.extend(await store.claim(queue_of(zone), 4, now=self.now, skip_domains=skip))
 
             work: list[Coroutine[Any, Any, object]] = [  # Any: as above
                 claim(skip),
@@ -266,7 +267,7 @@ class Comparison(RuleBasedStateMachine):
                 real.commit(deliveries),
                 *(store.settle([change], lazy=True) for change in changes),
                 store.update(idle, lambda d: replace(d, warned=True)),
-                store.next_due(zone),
+                store.next_due(queue_of(zone)),
             ]
             await asyncio.gather(*work)
             return found
@@ -317,11 +318,13 @@ class Comparison(RuleBasedStateMachine):
             scanned = [d async for d in store.scan()]
             assert [d.message_id for d in scanned] == [d.message_id async for d in memory.scan()]
             assert {d.key: d for d in scanned} == {d.key: d async for d in memory.scan()}
-            assert await store.zones() == await memory.zones()
+            assert await store.queues() == await memory.queues()
             assert store.last_message_id() == memory.last_message_id()
             for zone in ZONES:
-                assert await store.next_due(zone) in self.possible_next_due(zone)
-                assert await store.oldest(zone, now=self.now) == await memory.oldest(zone, now=self.now)
+                assert await store.next_due(queue_of(zone)) in self.possible_next_due(queue_of(zone))
+                assert await store.oldest(queue_of(zone), now=self.now) == await memory.oldest(
+                    queue_of(zone), now=self.now
+                )
             await until(lambda: with_mail(store.counts()) == with_mail(memory.counts()))
             async for delivery in memory.scan():
                 assert await store.read_message(delivery.message_id) == await memory.read_message(
@@ -347,7 +350,7 @@ class Comparison(RuleBasedStateMachine):
         await store.update([d.key for d in everything], lambda d: replace(d, held=False))
         found = []
         for zone in ZONES:
-            found += await store.claim(zone, 10_000, now=self.now + 1000)
+            found += await store.claim(queue_of(zone), 10_000, now=self.now + 1000)
         assert {d.key for d in found} == {d.key for d in everything}
         for delivery in found:
             assert await body_of(store, delivery.message_id) == await body_of(
@@ -357,7 +360,7 @@ class Comparison(RuleBasedStateMachine):
             await store.settle([Finish(delivery)])
         for writer, _, _ in self.open:
             await writer.abort()
-        assert await store.zones() == set()
+        assert await store.queues() == set()
         await store.close()
         await self.spool.open()
         assert not await self.left_behind(), "something was left behind"
@@ -377,20 +380,20 @@ class Comparison(RuleBasedStateMachine):
     def never_deferred(self, deliveries: list[Delivery]) -> list[Delivery]:
         return [d for d in deliveries if d.next_attempt == 0 and d.key not in self.passed_over]
 
-    def possible_next_due(self, zone: str) -> set[float | None]:
+    def possible_next_due(self, queue: QueueName) -> set[float | None]:
         """The earliest due time, or that of something earlier that may have been passed over."""
         claimed = {d.key for d in self.claimed}
         waiting = [
             d
             for key, d in self.memory._deliveries.items()
-            if key.queue == zone and key not in claimed and d.next_attempt > 0 and not d.held
+            if key.queue == queue and key not in claimed and d.next_attempt > 0 and not d.held
         ]
         certain = min((d.next_attempt for d in waiting if d.key not in self.passed_over), default=None)
         maybe = {d.next_attempt for d in waiting if d.key in self.passed_over}
         return {certain} | {when for when in maybe if certain is None or when < certain}
 
     def claimable(self, zone: str, skip: set[str]) -> list[Delivery]:
-        return [d for d in self.memory._claimable(zone, self.now) if d.domain not in skip]
+        return [d for d in self.memory._claimable(queue_of(zone), self.now) if d.domain not in skip]
 
     def check_claim(self, found: list[Delivery], claimable: list[Delivery], limit: int) -> None:
         assert len(found) == min(limit, len(claimable))
@@ -431,7 +434,7 @@ class Comparison(RuleBasedStateMachine):
         self.claimed = [d for d in self.claimed if d.key not in keys]
 
 
-def with_mail(counts: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
+def with_mail(counts: dict[QueueName, QueueCounts]) -> dict[QueueName, QueueCounts]:
     return {zone: found for zone, found in counts.items() if found.total}
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.keeper.ballast import FILE_NAME, Ballast
 from zonerelay.store.contract import Finish
 
@@ -67,7 +68,7 @@ async def test_spool_keeps_half_of_the_guard_back_and_leaves_it_at_a_stop(tmp_pa
         await until(file.exists)
         (delivery,) = await store_message(spool.store, 1)
         await spool.reopen()
-        assert await spool.store.claim("default", 10, now=NOW) == [delivery]
+        assert await spool.store.claim(queue_of("default"), 10, now=NOW) == [delivery]
         await spool.store.settle([Finish(delivery)])
         await spool.store.close()
         # LevelDB needs more than the 4 MB of the setting, so the guard is four times its tables.

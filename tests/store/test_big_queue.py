@@ -10,6 +10,7 @@ import pytest
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
 from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Row, View
@@ -58,7 +59,7 @@ async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def deliver_all(store: LevelDbStore, together: int, each: Callable[[list[Delivery]], None]) -> int:
     """Claim, read and finish until nothing is left; how many were delivered."""
     count = 0
-    while claimed := await store.claim("default", 500, now=NOW):
+    while claimed := await store.claim(queue_of("default"), 500, now=NOW):
         each(claimed)
         count += len(claimed)
         for start in range(0, len(claimed), together):
@@ -80,7 +81,7 @@ async def test_a_list_of_thousands_is_stored_once_and_finished_in_as_many_steps_
     # A removal each, a count for each batch of 50, the message's keys; and no record is read twice.
     assert Counted.written <= LIST + LIST // 50 + 10
     assert Counted.rows_read + Counted.looked_up <= 2 * LIST
-    assert await store.zones() == set()
+    assert await store.queues() == set()
 
 
 async def test_a_zone_holds_its_window_in_memory_and_finds_the_rest(
@@ -90,7 +91,7 @@ async def test_a_zone_holds_its_window_in_memory_and_finds_the_rest(
     monkeypatch.setattr("zonerelay.store.leveldb.claims._READ_AHEAD", 20)
     for number in range(1, MANY + 1):
         await store_message(store, number)
-    window = store._zones["default"].window
+    window = store._zones[queue_of("default")].window
     assert len(window._known) <= 40
     in_memory: list[int] = []
     Counted.reset()

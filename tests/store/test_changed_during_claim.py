@@ -16,6 +16,7 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outbox import message_id_of
+from zonerelay.model.queue_name import queue_of
 from zonerelay.outbox.joined import JoinedStore
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.disk import states as disk_states
@@ -48,7 +49,7 @@ async def test_what_is_dropped_during_a_claim_stays_dropped(
         first, second = await store_message(spool.store, 1, "a@example.net", "b@example.net")
         store = await spool.reopen()
         await store.read_message(message_id(1))
-        claiming = asyncio.create_task(store.claim("default", 10, now=NOW))
+        claiming = asyncio.create_task(store.claim(queue_of("default"), 10, now=NOW))
         await until(lambda: reads == 2)
         await store.update([first.key], lambda _: None)
         if given_back_first:
@@ -59,15 +60,15 @@ async def test_what_is_dropped_during_a_claim_stays_dropped(
         left = {delivery.key for delivery in claimed} - (set() if given_back_first else {first.key})
         assert left == {second.key}
         store.release([first.key])
-        assert await store.claim("default", 10, now=NOW) == []
+        assert await store.claim(queue_of("default"), 10, now=NOW) == []
         # Counted down twice, the message would leave with one delivery still open.
         await store.settle([Finish(first)])
         assert await body_of(store, message_id(1))
-        assert store.counts()["default"].total == 1
+        assert store.counts()[queue_of("default")].total == 1
 
 
 async def claimed(store: Store) -> set[DeliveryKey]:
-    found = [delivery.key for delivery in await store.claim("default", 10, now=NOW)]
+    found = [delivery.key for delivery in await store.claim(queue_of("default"), 10, now=NOW)]
     assert len(set(found)) == len(found), "handed out twice by one claim"
     return set(found)
 
@@ -107,7 +108,7 @@ async def test_postgres_claim_that_goes_on_looking_leaves_out_what_was_given_bac
         nonlocal looks
         looks += 1
         await go_on.wait()
-        return await look(claims, zone, limit, skip)
+        return await look(claims, queue_of(zone), limit, skip)
 
     monkeypatch.setattr(PostgresClaims, "_unpark", slow)
     async with Spool(tmp_path / "spool", backend=Backend.POSTGRES) as spool:
@@ -147,9 +148,9 @@ async def test_row_that_is_given_back_while_its_claim_waits_for_the_spool_is_han
 
     row = delivery_for(envelope_for(message_id_of(7), "a@example.net"), "a@example.net")
     store = JoinedStore(Slow(), cast("OutboxStore", Rows(row)))
-    first = asyncio.create_task(store.claim("default", 10, now=NOW))
+    first = asyncio.create_task(store.claim(queue_of("default"), 10, now=NOW))
     await asked.wait()
     store.release([row.key])
     go_on.set()
-    assert await store.claim("default", 10, now=NOW) == [row]
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [row]
     assert await first == []

@@ -24,7 +24,7 @@ from tests.store.spools import until
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Notify, Recipient
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     SHARED,
@@ -40,7 +40,7 @@ from zonerelay.store.contract import (
 
 
 async def claim_all(store: Store, zone: str = "default", *, now: float = NOW) -> list[Delivery]:
-    return await store.claim(zone, 10_000, now=now)
+    return await store.claim(queue_of(zone), 10_000, now=now)
 
 
 def names(deliveries: list[Delivery]) -> list[tuple[int, str]]:
@@ -133,14 +133,14 @@ class TestTakingMail:
 
         with pytest.raises(ConnectionResetError):
             await session()
-        assert await store.zones() == set()
+        assert await store.queues() == set()
 
     async def test_session_that_leaves_during_commit_does_not_undo_it(self, store: Store) -> None:
         committing = asyncio.create_task(store_message(store, 1))
         await asyncio.sleep(0)
         committing.cancel()
         await asyncio.wait([committing])
-        await until(lambda: store.counts().get("default", QueueCounts()).ready == 1)
+        await until(lambda: store.counts().get(queue_of("default"), QueueCounts()).ready == 1)
         assert names(await claim_all(store)) == [(1, "to@example.net")]
 
     async def test_same_recipient_twice_is_one_delivery(self, store: Store) -> None:
@@ -176,19 +176,19 @@ class TestHandingOut:
     async def test_limit_is_kept_and_the_rest_follows(self, store: Store) -> None:
         for number in range(1, 8):
             await store_message(store, number)
-        batches = [names(await store.claim("default", 3, now=NOW)) for _ in range(4)]
+        batches = [names(await store.claim(queue_of("default"), 3, now=NOW)) for _ in range(4)]
         assert [[number for number, _ in batch] for batch in batches] == [[1, 2, 3], [4, 5, 6], [7], []]
 
     async def test_claimed_delivery_is_handed_out_to_nobody_else(self, store: Store) -> None:
         await store_message(store, 1)
         assert len(await claim_all(store)) == 1
         assert await claim_all(store) == []
-        assert await store.claim_domain("default", "example.net", 10, now=NOW) == []
+        assert await store.claim_domain(queue_of("default"), "example.net", 10, now=NOW) == []
 
     async def test_concurrent_claims_share_the_queue_without_overlap(self, store: Store) -> None:
         for number in range(40):
             await store_message(store, number)
-        batches = await asyncio.gather(*(store.claim("default", 7, now=NOW) for _ in range(8)))
+        batches = await asyncio.gather(*(store.claim(queue_of("default"), 7, now=NOW) for _ in range(8)))
         claimed = [delivery.message_id for batch in batches for delivery in batch]
         assert sorted(claimed) == [message_id(number) for number in range(40)]
 
@@ -201,7 +201,9 @@ class TestHandingOut:
 
     async def test_release_of_what_was_never_claimed_is_ignored(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1)
-        store.release([delivery.key, DeliveryKey("nowhere", message_id(9), Mailbox("x@example.net"))])
+        store.release(
+            [delivery.key, DeliveryKey(queue_of("nowhere"), message_id(9), Mailbox("x@example.net"))]
+        )
         assert await claim_all(store) == [delivery]
 
     @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ class TestHandingOut:
         await store_message(store, 2, zone=other)
         assert names(await claim_all(store, other)) == [(2, "to@example.net")]
         assert names(await claim_all(store)) == [(1, "to@example.net")]
-        assert await store.zones() == {"default", other}
+        assert await store.queues() == {queue_of("default"), queue_of(other)}
 
     @pytest.mark.parametrize(
         "recipient",
@@ -230,34 +232,34 @@ class TestHandingOut:
         (delivery,) = await claim_all(store)
         assert delivery.recipient == recipient
         await store.settle([Finish(delivery)])
-        assert await store.zones() == set()
+        assert await store.queues() == set()
 
     async def test_skipped_domain_is_passed_over_and_found_by_its_name(self, store: Store) -> None:
         await store_message(store, 1, "a@full.example", "b@free.example")
         await store_message(store, 2, "c@full.example")
-        free = await store.claim("default", 10, now=NOW, skip_domains={"full.example"})
+        free = await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"})
         assert names(free) == [(1, "b@free.example")]
-        first = await store.claim_domain("default", "full.example", 1, now=NOW)
-        rest = await store.claim_domain("default", "full.example", 10, now=NOW)
+        first = await store.claim_domain(queue_of("default"), "full.example", 1, now=NOW)
+        rest = await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW)
         assert names(first) == [(1, "a@full.example")]
         assert names(rest) == [(2, "c@full.example")]
 
     async def test_passed_over_delivery_is_found_by_claim_when_no_longer_skipped(self, store: Store) -> None:
         await store_message(store, 1, "a@full.example")
-        assert await store.claim("default", 10, now=NOW, skip_domains={"full.example"}) == []
+        assert await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"}) == []
         assert names(await claim_all(store)) == [(1, "a@full.example")]
 
     async def test_passed_over_deferred_delivery_is_found_too(self, store: Store) -> None:
         await store_message(store, 1, "a@full.example", next_attempt=NOW - 1)
-        assert await store.claim("default", 10, now=NOW, skip_domains={"full.example"}) == []
-        assert len(await store.claim_domain("default", "full.example", 10, now=NOW)) == 1
+        assert await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"}) == []
+        assert len(await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW)) == 1
 
     async def test_fresh_and_due_deliveries_take_turns(self, store: Store) -> None:
         for number in range(10):
             await store_message(store, number, next_attempt=NOW - 10)
             await store_message(store, 100 + number)
         for _ in range(5):
-            batch = [number for number, _ in names(await store.claim("default", 4, now=NOW))]
+            batch = [number for number, _ in names(await store.claim(queue_of("default"), 4, now=NOW))]
             assert len([number for number in batch if number < 100]) == 2
         assert await claim_all(store) == []
 
@@ -265,22 +267,30 @@ class TestHandingOut:
         for number in range(1, 9):
             await store_message(store, number, f"r@{'full' if number == 6 else 'b'}.example")
         await store_message(store, 9, "r@c.example", next_attempt=NOW - 5)
-        some = await store.claim_new("default", 2, since=message_id(5), skip_domains={"full.example"})
+        some = await store.claim_new(
+            queue_of("default"), 2, since=message_id(5), skip_domains={"full.example"}
+        )
         assert [number for number, _ in names(some)] == [5, 7]
-        assert names(await store.claim_new("default", 10, since=message_id(5))) == [(8, "r@b.example")]
+        assert names(await store.claim_new(queue_of("default"), 10, since=message_id(5))) == [
+            (8, "r@b.example")
+        ]
         await store_message(store, 10, "r@b.example")
-        assert names(await store.claim_new("default", 10, since=message_id(9))) == [(10, "r@b.example")]
+        assert names(await store.claim_new(queue_of("default"), 10, since=message_id(9))) == [
+            (10, "r@b.example")
+        ]
         store.release([delivery.key for delivery in some])
-        assert names(await store.claim_new("default", 1, since=message_id(6))) == [(7, "r@b.example")]
+        assert names(await store.claim_new(queue_of("default"), 1, since=message_id(6))) == [
+            (7, "r@b.example")
+        ]
         # Nothing of the rest is forgotten: older, passed over, released, deferred.
         assert sorted(number for number, _ in names(await claim_all(store))) == [1, 2, 3, 4, 5, 6, 9]
 
     async def test_has_ready_tells_of_fresh_mail(self, store: Store) -> None:
         await store_message(store, 1)
-        assert store.has_ready("default")
+        assert store.has_ready(queue_of("default"))
         await claim_all(store)
         assert await claim_all(store) == []
-        assert not store.has_ready("default")
+        assert not store.has_ready(queue_of("default"))
 
 
 class TestDeferring:
@@ -290,16 +300,16 @@ class TestDeferring:
         later = delivery.deferred(NOW + 60.125, attempt())
         await store.settle([Postpone(later)])
         assert await claim_all(store, now=NOW + 60) == []
-        assert await store.next_due("default") == NOW + 60.125
+        assert await store.next_due(queue_of("default")) == NOW + 60.125
         assert await claim_all(store, now=NOW + 60.125) == [later]
-        assert await store.next_due("default") is None
+        assert await store.next_due(queue_of("default")) is None
 
     async def test_every_due_time_found_by_next_due_is_claimable_at_that_time(self, store: Store) -> None:
         times = [NOW + 0.1 * number / 7 for number in range(1, 30)]
         for number, when in enumerate(times):
             await store_message(store, number, next_attempt=when)
         seen = []
-        while (due := await store.next_due("default")) is not None:
+        while (due := await store.next_due(queue_of("default"))) is not None:
             claimed = await claim_all(store, now=due)
             assert claimed
             seen += [delivery.next_attempt for delivery in claimed]
@@ -307,27 +317,27 @@ class TestDeferring:
 
     async def test_earlier_due_time_moves_next_due_forward(self, store: Store) -> None:
         await store_message(store, 1, next_attempt=NOW + 100)
-        assert await store.next_due("default") == NOW + 100
+        assert await store.next_due(queue_of("default")) == NOW + 100
         await store_message(store, 2, next_attempt=NOW + 50)
-        assert await store.next_due("default") == NOW + 50
+        assert await store.next_due(queue_of("default")) == NOW + 50
 
     async def test_next_due_ignores_claimed_held_and_foreign_deliveries(self, store: Store) -> None:
         await store_message(store, 1, next_attempt=NOW - 5)
         await store_message(store, 2, next_attempt=NOW + 5, held=True)
         await store_message(store, 3, next_attempt=NOW + 9)
         await store_message(store, 4, next_attempt=NOW + 1, zone="other")
-        assert await store.next_due("default") == NOW - 5
+        assert await store.next_due(queue_of("default")) == NOW - 5
         (claimed,) = await claim_all(store)
-        assert await store.next_due("default") == NOW + 9
+        assert await store.next_due(queue_of("default")) == NOW + 9
         store.release([claimed.key])
-        assert await store.next_due("default") == NOW - 5
+        assert await store.next_due(queue_of("default")) == NOW - 5
 
     async def test_held_delivery_is_not_handed_out(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1)
         await claim_all(store)
         await store.settle([Postpone(replace(delivery, held=True))])
         assert await claim_all(store, now=NOW + 1e6) == []
-        assert await store.next_due("default") is None
+        assert await store.next_due(queue_of("default")) is None
 
     async def test_postponed_to_now_is_due_at_once(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1)
@@ -348,7 +358,7 @@ class TestSettling:
             await store.read_message(message_id(1))
         with pytest.raises(MessageNotFoundError):
             await body_of(store, message_id(1))
-        assert await store.zones() == set()
+        assert await store.queues() == set()
 
     async def test_recipients_of_one_message_settle_at_once_from_several_sides(self, store: Store) -> None:
         await store_message(store, 1, *(f"r{number}@example.net" for number in range(20)))
@@ -371,10 +381,10 @@ class TestSettling:
         assert store.last_message_id() == message_id(2)
 
     async def test_messages_of_our_own_appear_with_the_one_that_they_stand_beside(self, store: Store) -> None:
-        """Of any size, and in a zone with a name that no configuration gives."""
+        """Of any size, and in the queue of a webhook, which is none of mail."""
         envelope = envelope_for(message_id(1), "a@example.net")
         event, delivery = own_message(message_id(2), b"event", "0.0.1@hook")
-        delivery = replace(delivery, queue="webhook/hook")
+        delivery = replace(delivery, queue=webhook_queue("hook"))
         async with store.begin(envelope) as writer:
             await writer.write(b"z" * 700_000)
             await writer.commit(
@@ -382,11 +392,15 @@ class TestSettling:
                 beside=lambda _: [Submit(event, b"event", (delivery,))],
             )
         assert len(await claim_all(store)) == 1
-        assert "webhook/hook" in await store.zones()
-        assert await store.claim("webhook/hook", 10, now=NOW) == [delivery]
+        assert await store.queues() == {queue_of("default"), webhook_queue("hook")}
+        assert {queue for queue, counts in store.counts().items() if counts.total} == {queue_of("default")}
+        assert [each.message_id async for each in store.scan()] == [message_id(1)]
+        assert [each async for each in store.scan(webhook_queue("hook"))] == [delivery]
+        assert await store.deliveries_of(message_id(2)) == [delivery]
+        assert await store.claim(webhook_queue("hook"), 10, now=NOW) == [delivery]
         assert await body_of(store, message_id(2)) == b"event"
         await store.settle([Finish(delivery)])
-        assert await store.zones() == {"default"}
+        assert await store.queues() == {queue_of("default")}
 
     async def test_submitted_message_that_does_not_describe_its_body_changes_nothing(
         self, store: Store
@@ -420,7 +434,7 @@ class TestSettling:
         (delivery,) = await store_message(store, 1)
         await store.settle([Finish(delivery)])
         assert await claim_all(store) == []
-        assert await store.zones() == set()
+        assert await store.queues() == set()
 
     async def test_lazy_settle_is_done_when_it_returns(self, store: Store) -> None:
         await store_message(store, 1)
@@ -434,20 +448,20 @@ class TestOperations:
         """It is claimed when it goes, and it may come back; its message stays with the last one."""
         deliveries = await store_message(store, 1, "a@example.net", "b@example.net")
         (claimed, _) = await claim_all(store)
-        moved = replace(claimed, queue="other;bulk", next_attempt=NOW + 5, act="0a0b0c0d")
+        moved = replace(claimed, queue=queue_of("other;bulk"), next_attempt=NOW + 5, act="0a0b0c0d")
         assert await store.update([claimed.key], lambda _: moved) == 1
         store.release([claimed.key])
-        assert store.counts()["default"].total == 1
-        assert store.counts()["other;bulk"] == QueueCounts(deferred=1)
+        assert store.counts()[queue_of("default")].total == 1
+        assert store.counts()[queue_of("other;bulk")] == QueueCounts(deferred=1)
         assert await store.deliveries_of(message_id(1)) == [moved, deliveries[1]]
-        assert [d async for d in store.scan("other;bulk")] == [moved]
+        assert [d async for d in store.scan(queue_of("other;bulk"))] == [moved]
         assert await store.update([claimed.key], lambda d: d) == 0
-        assert await store.next_due("other;bulk") == NOW + 5
-        assert await store.claim("other;bulk", 10, now=NOW) == []
-        assert await store.claim("other;bulk", 10, now=NOW + 5) == [moved]
-        await store.update([moved.key], lambda d: replace(d, queue="default", next_attempt=0.0))
+        assert await store.next_due(queue_of("other;bulk")) == NOW + 5
+        assert await store.claim(queue_of("other;bulk"), 10, now=NOW) == []
+        assert await store.claim(queue_of("other;bulk"), 10, now=NOW + 5) == [moved]
+        await store.update([moved.key], lambda d: replace(d, queue=queue_of("default"), next_attempt=0.0))
         store.release([moved.key])
-        assert store.counts().get("other;bulk", QueueCounts()).total == 0
+        assert store.counts().get(queue_of("other;bulk"), QueueCounts()).total == 0
         back = [replace(claimed, act="0a0b0c0d")]
         assert await claim_all(store) == back
         await store.settle([Finish(delivery) for delivery in (*back, deliveries[1])])
@@ -458,7 +472,7 @@ class TestOperations:
     async def test_update_rewrites_and_counts_what_exists(self, store: Store) -> None:
         deliveries = [(await store_message(store, number))[0] for number in range(5)]
         keys = [delivery.key for delivery in deliveries]
-        gone = DeliveryKey("default", message_id(99), Mailbox("x@example.net"))
+        gone = DeliveryKey(queue_of("default"), message_id(99), Mailbox("x@example.net"))
         assert await store.update([*keys[:3], gone], lambda delivery: replace(delivery, held=True)) == 3
         assert [d.message_id for d in await claim_all(store)] == [message_id(3), message_id(4)]
         assert await store.update(keys[:2], lambda delivery: replace(delivery, held=False)) == 2
@@ -467,7 +481,7 @@ class TestOperations:
     async def test_rescheduled_delivery_moves_in_time(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1, next_attempt=NOW + 1000)
         await store.update([delivery.key], lambda d: replace(d, next_attempt=NOW + 5))
-        assert await store.next_due("default") == NOW + 5
+        assert await store.next_due(queue_of("default")) == NOW + 5
         assert len(await claim_all(store, now=NOW + 5)) == 1
 
     async def test_removed_deliveries_take_their_message(self, store: Store) -> None:
@@ -488,7 +502,7 @@ class TestOperations:
         recipients = [f"r{number:03}@example.net" for number in range(600)]
         deliveries = await store_message(store, 1, *recipients)
         assert await store.update([d.key for d in deliveries], lambda d: replace(d, held=True)) == 600
-        assert store.counts()["default"] == QueueCounts(held=600)
+        assert store.counts()[queue_of("default")] == QueueCounts(held=600)
 
     async def test_scan_shows_everything_in_order_claimed_ones_too(self, store: Store) -> None:
         await store_message(store, 2, zone="b")
@@ -502,7 +516,7 @@ class TestOperations:
             ("b", 1, "to@example.net"),
             ("b", 2, "to@example.net"),
         ]
-        assert [d.zone async for d in store.scan("a")] == ["a", "a"]
+        assert [d.zone async for d in store.scan(queue_of("a"))] == ["a", "a"]
 
     async def test_a_sample_is_spread_over_the_queue(self, store: Store) -> None:
         """With gaps of up to 2 x 4 - 1; and what is at every fourth place is not met alone, or never."""
@@ -556,24 +570,28 @@ class TestPriorities:
 
     async def test_queues_of_a_zone_are_apart_in_everything(self, store: Store) -> None:
         for number, priority in enumerate(Priority):
-            await store_message(store, number, zone=queue_of("default", priority))
+            await store_message(store, number, zone=queue_of("default", priority).text)
         await store_message(store, 9, "late@example.net", zone="default;bulk", next_attempt=NOW + 60)
-        assert await store.zones() == {"default", "default;high", "default;bulk"}
+        assert await store.queues() == {
+            queue_of("default"),
+            queue_of("default;high"),
+            queue_of("default;bulk"),
+        }
         for number, priority in enumerate(Priority):
             (claimed,) = await store.claim(queue_of("default", priority), 10, now=NOW)
             assert (claimed.message_id, claimed.zone) == (message_id(number), "default")
             assert claimed.priority is priority
             store.release([claimed.key])
-        assert await store.next_due("default;bulk") == NOW + 60
-        assert await store.next_due("default") is None
-        assert [d.priority async for d in store.scan("default;bulk")] == [Priority.BULK] * 2
-        (high,) = await store.claim("default;high", 10, now=NOW)
+        assert await store.next_due(queue_of("default;bulk")) == NOW + 60
+        assert await store.next_due(queue_of("default")) is None
+        assert [d.priority async for d in store.scan(queue_of("default;bulk"))] == [Priority.BULK] * 2
+        (high,) = await store.claim(queue_of("default;high"), 10, now=NOW)
         await store.settle([Postpone(high.deferred(NOW + 5, attempt()))])
-        (again,) = await store.claim("default;high", 10, now=NOW + 6)
+        (again,) = await store.claim(queue_of("default;high"), 10, now=NOW + 6)
         assert again.priority is Priority.HIGH
         await store.settle([Finish(again)])
-        assert set(store.counts()) >= {"default", "default;bulk"}
-        assert "default;high" not in await store.zones()
+        assert set(store.counts()) >= {queue_of("default"), queue_of("default;bulk")}
+        assert queue_of("default;high") not in await store.queues()
 
 
 class TestFigures:
@@ -581,7 +599,10 @@ class TestFigures:
         await store_message(store, 1, "a@example.net", "b@example.net", "c@example.net")
         await store_message(store, 2, zone="other")
         first, second, third = await claim_all(store)
-        assert store.counts() == {"default": QueueCounts(ready=3), "other": QueueCounts(ready=1)}
+        assert store.counts() == {
+            queue_of("default"): QueueCounts(ready=3),
+            queue_of("other"): QueueCounts(ready=1),
+        }
         await store.settle(
             [
                 Finish(first),
@@ -589,23 +610,23 @@ class TestFigures:
                 Postpone(replace(third, held=True)),
             ]
         )
-        assert store.counts()["default"] == QueueCounts(deferred=1, held=1)
-        assert store.counts()["default"].total == 2
+        assert store.counts()[queue_of("default")] == QueueCounts(deferred=1, held=1)
+        assert store.counts()[queue_of("default")].total == 2
 
     async def test_oldest_is_the_acceptance_time_of_the_first_delivery(self, store: Store) -> None:
-        assert await store.oldest("default", now=NOW + 9) is None
+        assert await store.oldest(queue_of("default"), now=NOW + 9) is None
         for number, created in ((5, NOW + 5), (6, NOW + 6)):
             envelope = envelope_for(message_id(number), "a@example.net", created=created)
             async with store.begin(envelope) as writer:
                 await writer.commit([delivery_for(envelope, "a@example.net")])
-        assert await store.oldest("default", now=NOW + 9) == NOW + 5
+        assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 5
         (first, second) = await claim_all(store)
         await store.settle([Finish(first)])
-        assert await store.oldest("default", now=NOW + 9) == NOW + 6
+        assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 6
         envelope = envelope_for(message_id(1), "a@example.net", created=NOW + 1)
         async with store.begin(envelope) as writer:
             await writer.commit([delivery_for(envelope, "a@example.net")])
-        assert await store.oldest("default", now=NOW + 9) == NOW + 1
+        assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 1
         await store.settle([Finish(second)])
 
     async def test_what_its_sender_holds_back_is_not_the_oldest(self, store: Store) -> None:
@@ -614,27 +635,27 @@ class TestFigures:
             async with store.begin(envelope) as writer:
                 due = created if created > NOW + 9 else 0.0
                 await writer.commit([delivery_for(envelope, "a@example.net", next_attempt=due)])
-        assert await store.oldest("default", now=NOW + 9) == NOW + 5
+        assert await store.oldest(queue_of("default"), now=NOW + 9) == NOW + 5
         for delivery in await claim_all(store):
             await store.settle([Finish(delivery)])
-        assert await store.oldest("default", now=NOW + 9) is None
-        assert await store.oldest("default", now=NOW + 3600) == NOW + 3600
-        assert await store.oldest("default", now=NOW + 9) is None
+        assert await store.oldest(queue_of("default"), now=NOW + 9) is None
+        assert await store.oldest(queue_of("default"), now=NOW + 3600) == NOW + 3600
+        assert await store.oldest(queue_of("default"), now=NOW + 9) is None
 
     async def test_mail_with_a_release_time_is_deferred_until_then(self, store: Store) -> None:
         envelope = envelope_for(message_id(1), "a@example.net", created=NOW + 60)
         async with store.begin(envelope) as writer:
             await writer.commit([delivery_for(envelope, "a@example.net", next_attempt=NOW + 60)])
-        assert store.counts()["default"] == QueueCounts(deferred=1)
-        assert not await store.claim("default", 10, now=NOW + 59.9)
-        assert await store.next_due("default") == NOW + 60
-        (delivery,) = await store.claim("default", 10, now=NOW + 60)
+        assert store.counts()[queue_of("default")] == QueueCounts(deferred=1)
+        assert not await store.claim(queue_of("default"), 10, now=NOW + 59.9)
+        assert await store.next_due(queue_of("default")) == NOW + 60
+        (delivery,) = await store.claim(queue_of("default"), 10, now=NOW + 60)
         assert delivery.next_attempt == NOW + 60
 
     async def test_a_claim_that_holds_is_no_objection_and_neither_is_none(self, store: Store) -> None:
         await store_message(store, 1)
         store.check_claim(message_id(1))
-        (delivery,) = await store.claim("default", 10, now=NOW)
+        (delivery,) = await store.claim(queue_of("default"), 10, now=NOW)
         store.check_claim(message_id(1))
         await store.settle([Finish(delivery)])
         store.check_claim(message_id(1))
@@ -653,15 +674,15 @@ class TestClosing:
         await store.close()
         assert store.unhealthy()
         calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: store.claim("default", 1, now=NOW),
-            lambda: store.claim_domain("default", "example.net", 1, now=NOW),
+            lambda: store.claim(queue_of("default"), 1, now=NOW),
+            lambda: store.claim_domain(queue_of("default"), "example.net", 1, now=NOW),
             lambda: store.settle([Finish(delivery)]),
             lambda: store.update([delivery.key], lambda _: None),
             lambda: store.read_message(message_id(1)),
             lambda: body_of(store, message_id(1)),
-            lambda: store.next_due("default"),
-            lambda: store.oldest("default", now=NOW + 9),
-            store.zones,
+            lambda: store.next_due(queue_of("default")),
+            lambda: store.oldest(queue_of("default"), now=NOW + 9),
+            store.queues,
             lambda: store.deliveries_of(message_id(1)),
             store.probe,
             lambda: anext(aiter(store.scan())),

@@ -24,6 +24,7 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.common.claims import index as disk_index
 from zonerelay.store.common.keeper import recovery
 from zonerelay.store.common.write import group_commit
@@ -96,7 +97,7 @@ class Run:
             self.random.randint(1, 4),
             self.random.choice(((), ("one.example",))),
         )
-        for delivery in await self.store.claim(zone, limit, now=NOW, skip_domains=skip):
+        for delivery in await self.store.claim(queue_of(zone), limit, now=NOW, skip_domains=skip):
             assert delivery.key not in self.handed, "handed out twice"
             self.handed[delivery.key] = delivery
 
@@ -110,7 +111,7 @@ class Run:
             changes.append(self.random.choice((Finish(delivery), Finish(delivery), Postpone(postponed))))
         if changes and self.random.random() < 0.5:
             message, bounce = own_message(message_id(self._next()), b"bounce", ADDRESSES[0])
-            changes.append(Submit(message, b"bounce", (replace(bounce, queue="a"),)))
+            changes.append(Submit(message, b"bounce", (replace(bounce, queue=queue_of("a")),)))
         await self._try(changes)
 
     async def _try(self, changes: list[Change]) -> None:
@@ -147,9 +148,9 @@ class Run:
             assert asyncio.get_running_loop().time() < deadline, (found, self.counts())
             await asyncio.sleep(0.01)
 
-    async def _scanned(self) -> dict[str, QueueCounts]:
+    async def _scanned(self) -> dict[QueueName, QueueCounts]:
         self._known.clear()
-        found: dict[str, QueueCounts] = {}
+        found: dict[QueueName, QueueCounts] = {}
         async for delivery in self.store.scan():
             self._known.append(delivery.key)
             counts = found.setdefault(delivery.queue, QueueCounts())
@@ -158,7 +159,7 @@ class Run:
             counts.ready += not delivery.held and delivery.next_attempt <= 0
         return found
 
-    def counts(self) -> dict[str, QueueCounts]:
+    def counts(self) -> dict[QueueName, QueueCounts]:
         return {zone: counts for zone, counts in self.store.counts().items() if counts.total}
 
 
@@ -247,7 +248,7 @@ async def test_report_that_is_there_after_a_failed_write_is_counted_once(
     await until(lambda: spool.store.unhealthy() is None)
     await spool.store.settle(outcome)
     await until(spool.store.is_counted)
-    assert spool.store.counts()["default"] == QueueCounts(ready=1)
-    assert await spool.store.claim("default", 10, now=NOW) == [bounce]
+    assert spool.store.counts()[queue_of("default")] == QueueCounts(ready=1)
+    assert await spool.store.claim(queue_of("default"), 10, now=NOW) == [bounce]
     await spool.store.settle([Finish(bounce)])
-    assert spool.store.counts()["default"].total == 0
+    assert spool.store.counts()[queue_of("default")].total == 0

@@ -31,6 +31,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import (
     Change,
     Finish,
@@ -108,7 +109,7 @@ class TestFiles:
             assert [path.name for path in apart["scratch_directory"].iterdir()] == ["zonerelay.lock"]
             assert not queue.settings.path.exists()
             store = await queue.reopen()
-            assert await store.claim("default", 10, now=NOW) == [delivery]
+            assert await store.claim(queue_of("default"), 10, now=NOW) == [delivery]
             assert await body_of(store, message_id(1)) == LARGE
             await store.settle([Finish(delivery)])
             assert [path.name for path in apart["env_directory"].iterdir()] == ["zonerelay.lock"]
@@ -145,11 +146,11 @@ class TestStart:
         await store_message(queue.store, 1)
         await store_message(queue.store, 2, next_attempt=NOW + 50)
         await store_message(queue.store, 3, held=True)
-        (first,) = await queue.store.claim("default", 10, now=NOW)
+        (first,) = await queue.store.claim(queue_of("default"), 10, now=NOW)
         store = await queue.reopen()
-        assert store.counts() == {"default": QueueCounts(ready=1, deferred=1, held=1)}
-        assert await store.next_due("default") == NOW + 50
-        assert await store.claim("default", 10, now=NOW) == [first]
+        assert store.counts() == {queue_of("default"): QueueCounts(ready=1, deferred=1, held=1)}
+        assert await store.next_due(queue_of("default")) == NOW + 50
+        assert await store.claim(queue_of("default"), 10, now=NOW) == [first]
         assert store.last_message_id() == message_id(3)
 
     async def test_last_message_id_outlives_the_message(self, queue: Spool) -> None:
@@ -177,8 +178,8 @@ class TestStart:
         meta(queue, 1).unlink()
         store = await queue.open()
         assert "had no state" in caplog.text
-        assert await store.claim("one", 10, now=NOW) == wished[:1]
-        assert await store.claim("two", 10, now=NOW + 5) == wished[1:]
+        assert await store.claim(queue_of("one"), 10, now=NOW) == wished[:1]
+        assert await store.claim(queue_of("two"), 10, now=NOW + 5) == wished[1:]
         assert meta(queue, 1).exists()
         assert await body_of(store, message_id(1)) == b"x" * 100_000
 
@@ -187,7 +188,7 @@ class TestStart:
         await queue.store.close()
         env(queue, 1).unlink()
         store = await queue.open()
-        assert await store.zones() == set()
+        assert await store.queues() == set()
         assert not meta(queue, 1).exists()
         assert store.last_message_id() == message_id(1)
 
@@ -212,7 +213,7 @@ class TestStart:
         (queue.settings.path / "scratch" / env(queue, 7).name).write_bytes(b"\xff")
         before = files(queue)
         store = await queue.open()
-        assert await store.claim("default", 10, now=NOW) == [good]
+        assert await store.claim(queue_of("default"), 10, now=NOW) == [good]
         assert files(queue) >= before - {meta(queue, 6).name}
         for text in ("2.env", "3.meta", "4.meta", "5.env", *strangers):
             assert text in caplog.text
@@ -234,7 +235,7 @@ class TestStart:
         raw[-60] ^= 1
         env(queue, 2).write_bytes(raw)
         store = await queue.open()
-        assert len(await store.claim("default", 10, now=NOW)) == 2
+        assert len(await store.claim(queue_of("default"), 10, now=NOW)) == 2
         with pytest.raises(StoreCorruptError, match="chunk 2 of 4 is damaged"):
             await body_of(store, message_id(1))
         with pytest.raises(StoreCorruptError, match="damaged behind the body"):
@@ -248,10 +249,10 @@ class TestStart:
         store = await queue.reopen()
         env(queue, 1).unlink()
         meta(queue, 2).write_bytes(b"?")
-        claimed = await store.claim("default", 10, now=NOW)
+        claimed = await store.claim(queue_of("default"), 10, now=NOW)
         assert [delivery.message_id for delivery in claimed] == [message_id(3)]
-        assert await store.claim("default", 10, now=NOW) == []
-        assert not store.has_ready("default")
+        assert await store.claim(queue_of("default"), 10, now=NOW) == []
+        assert not store.has_ready(queue_of("default"))
 
 
 class TestDirectories:
@@ -291,7 +292,7 @@ class TestDirectories:
         (apart[away] / "zonerelay.lock").unlink()
         apart[away].rmdir()
         (tmp_path / "unmounted").rename(apart[away])
-        assert await (await queue.open()).claim("default", 10, now=NOW) == [delivery]
+        assert await (await queue.open()).claim(queue_of("default"), 10, now=NOW) == [delivery]
         await queue.store.close()
 
     async def test_directory_of_another_queue_is_refused(self, tmp_path: Path) -> None:
@@ -323,7 +324,7 @@ class TestFailedWrites:
     ) -> None:
         store = queue.store
         await store_message(store, 1, "a@example.net", "b@example.net", "c@example.net")
-        active, leaving, waiting = await store.claim("default", 10, now=NOW)
+        active, leaving, waiting = await store.claim(queue_of("default"), 10, now=NOW)
         store.release([waiting.key])
         (gone,) = await store_message(store, 2)
         message, bounce = own_message(message_id(5), b"bounce", "from@example.org")
@@ -349,7 +350,7 @@ class TestFailedWrites:
         repaired = asyncio.create_task(store.usable())
         for verb in (
             store.settle([Finish(active)]),
-            store.claim("default", 10, now=NOW),
+            store.claim(queue_of("default"), 10, now=NOW),
             store.probe(),
             store.update([waiting.key], lambda _: None),
             store_message(store, 6),
@@ -365,7 +366,9 @@ class TestFailedWrites:
         numbers = {int(key.message_id, 16) for key in found}
         assert not numbers & {3, 4, 6}, "a message that was refused is there all the same"
         assert (leaving.key in found) != (5 in numbers), "the bounce and what it reports came apart"
-        assert {d.message_id for d in await store.claim("default", 10, now=NOW)} >= {waiting.message_id}
+        assert {d.message_id for d in await store.claim(queue_of("default"), 10, now=NOW)} >= {
+            waiting.message_id
+        }
         await store.settle([Finish(active)])
         if leaving.key in found:
             await store.settle([Finish(leaving), Submit(message, b"bounce", (bounce,))])
@@ -409,8 +412,8 @@ class TestFailedWrites:
             await dropped
         await until(lambda: store.unhealthy() is None)
         assert [d async for d in store.scan()] == []
-        assert store.counts()["default"].total == 0
-        assert await store.zones() == set()
+        assert store.counts()[queue_of("default")].total == 0
+        assert await store.queues() == set()
 
     async def test_message_in_the_place_of_one_that_leaves_is_stored(self, queue: Spool) -> None:
         (delivery,) = await store_message(queue.store, 1, body=b"first")
@@ -420,7 +423,7 @@ class TestFailedWrites:
         )
         for open_again in (False, True):
             store = await queue.reopen() if open_again else queue.store
-            assert store.counts()["default"].total == 1
+            assert store.counts()[queue_of("default")].total == 1
             assert [d async for d in store.scan()] == [delivery]
             assert await body_of(store, message_id(1)) == b"second"
 
@@ -443,12 +446,12 @@ class TestFailedWrites:
             await store.settle(outcome)
         broken = False
         await until(lambda: store.unhealthy() is None)
-        (found,) = await store.claim("default", 10, now=NOW)
+        (found,) = await store.claim(queue_of("default"), 10, now=NOW)
         assert found == bounce
         await store.settle([Finish(bounce)])
         await store.settle(outcome)
         assert [d async for d in store.scan()] == []
-        assert store.counts()["default"].total == 0
+        assert store.counts()[queue_of("default")].total == 0
 
     async def test_failed_append_fails_only_its_own_message(
         self, queue: Spool, monkeypatch: pytest.MonkeyPatch

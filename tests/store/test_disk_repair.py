@@ -14,6 +14,7 @@ from tests.store.builders import NOW, body_of, message_id, own_message, store_me
 from tests.store.spools import Spool
 from tests.store.test_spool_check import checked, mixed, state_of
 from zonerelay.config.settings import Backend, Settings
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Fault, Repaired, Salvaged
 from zonerelay.store.contract import CHUNK_SIZE, Finish, StoreOpenError, Submit
 from zonerelay.store.disk.snapshot import take_snapshot
@@ -215,7 +216,7 @@ async def test_a_snapshot_of_a_busy_queue_has_all_that_was_taken_or_its_report(
         async def settle() -> int:
             """Each delivery leaves with a report, in one step."""
             left = 0
-            while not done and (claimed := await queue.store.claim("default", 1, now=NOW)):
+            while not done and (claimed := await queue.store.claim(queue_of("default"), 1, now=NOW)):
                 number = int(claimed[0].message_id, 16)
                 if number < 1000:
                     message, report = own_message(message_id(1000 + number), REPORT, "sender@example.org")

@@ -20,6 +20,7 @@ from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Postpone, Store, Submit
 
 CALLS = ("write", "rename", "unlink", "fsync", "fdatasync")
@@ -100,7 +101,9 @@ async def check(copy: Path, allowed: list[Queue], *, apart: bool) -> None:
         for delivery in found:
             number = int(delivery.message_id, 16)
             assert await body_of(queue.store, delivery.message_id) == BODIES[number]
-        again = {delivery.message_id for delivery in await queue.store.claim("default", 99, now=NOW + 60)}
+        again = {
+            delivery.message_id for delivery in await queue.store.claim(queue_of("default"), 99, now=NOW + 60)
+        }
         assert again == {delivery.message_id for delivery in found}
     kept = {f"{d.message_id}.{kind}" for d in found for kind in ("env", "meta")}
     assert {path.name for path in copy.rglob("0*") if path.suffix != ".last"} == kept, (

@@ -22,6 +22,7 @@ from tests.store.builders import NOW, body_of, message_id, own_message, store_me
 from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.keeper import recovery
 from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Finish, Store, StoreError, Submit
@@ -127,7 +128,7 @@ async def fail_twice(path: Path, first: int, second: int, *, done: bool) -> bool
             left = await found_in(store)
             assert len(left & {1, 5}) == 1, where
             assert (3 in left) != isinstance(refused, StoreError), where
-            await store.claim("default", 10, now=NOW)
+            await store.claim(queue_of("default"), 10, now=NOW)
             store = await queue.reopen()
             assert await found_in(store) == left, where
     if faults.all_happened:

@@ -26,6 +26,7 @@ from tests.store.builders import (
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.common.body.writer import GROUP_CHUNKS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
@@ -70,7 +71,7 @@ async def real_time_spool(tmp_path: Path) -> AsyncIterator[Spool]:
 async def test_failed_write_loses_nothing_and_the_spool_recovers(real_time_spool: Spool, size: int) -> None:
     spool, store = real_time_spool, real_time_spool.store
     await store_message(store, 1, "a@example.net", "b@example.net", body=body(1, size))
-    active, waiting = await store.claim("default", 10, now=NOW)
+    active, waiting = await store.claim(queue_of("default"), 10, now=NOW)
     store.release([waiting.key])
     with largest_file(2_000_000):
         refused = await fill(spool, 2, size)
@@ -78,7 +79,7 @@ async def test_failed_write_loses_nothing_and_the_spool_recovers(real_time_spool
         assert store.unhealthy() == "the spool cannot be written"
         for verb in (
             store.settle([Finish(active)]),
-            store.claim("default", 10, now=NOW),
+            store.claim(queue_of("default"), 10, now=NOW),
             store.probe(),
             store.update([waiting.key], lambda _: None),
         ):
@@ -89,18 +90,18 @@ async def test_failed_write_loses_nothing_and_the_spool_recovers(real_time_spool
     assert await repaired
     await store.probe()
     await store.settle([Finish(active)])
-    claimed = await store.claim("default", 10_000, now=NOW)
+    claimed = await store.claim(queue_of("default"), 10_000, now=NOW)
     assert active.key not in {d.key for d in claimed}, "a claim did not survive the reopening"
     numbers = {int(d.message_id, 16) for d in claimed}
     # The refused one may be there: its client will send it again, and at least once is the promise.
     assert numbers - {refused} == set(range(1, refused))
     for number in numbers:
         assert await body_of(store, message_id(number)) == body(number, size)
-    await until(lambda: store.counts()["default"] == QueueCounts(ready=len(claimed)))
+    await until(lambda: store.counts()[queue_of("default")] == QueueCounts(ready=len(claimed)))
     assert await fill_one(spool, refused + 1)
     await store.settle([Finish(d) for d in claimed])
     await spool.reopen()
-    rest = await spool.store.claim("default", 10, now=NOW)
+    rest = await spool.store.claim(queue_of("default"), 10, now=NOW)
     assert {int(d.message_id, 16) for d in rest} == {refused + 1}
 
 
@@ -112,7 +113,7 @@ async def test_settles_that_failed_together_keep_the_message(real_time_spool: Sp
     """The second settle was computed as the last one; had it been written alone, the body would be gone."""
     store = real_time_spool.store
     await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 10)
-    first, second = await store.claim("default", 10, now=NOW)
+    first, second = await store.claim(queue_of("default"), 10, now=NOW)
     message, bounce = own_message(message_id(2), b"y" * 300_000, "from@example.org")
     with largest_file(100_000):
         results = await asyncio.gather(
@@ -178,9 +179,9 @@ async def test_too_little_free_space_refuses_new_mail_and_still_stores_outcomes(
     # What waits for this to succeed is what frees space.
     await store.probe()
     assert not await store.usable()
-    (delivery,) = await store.claim("default", 10, now=NOW)
+    (delivery,) = await store.claim(queue_of("default"), 10, now=NOW)
     await store.settle([Finish(delivery)])
-    assert await store.zones() == set()
+    assert await store.queues() == set()
     await store.close()
 
 
@@ -200,14 +201,16 @@ async def test_claims_made_while_a_write_fails_are_claims(tmp_path: Path) -> Non
         for number in range(1, 4):
             await store_message(spool.store, number)
         store = await spool.reopen()
-        claiming = asyncio.create_task(store.claim("default", 10, now=NOW))
+        claiming = asyncio.create_task(store.claim(queue_of("default"), 10, now=NOW))
         await asyncio.sleep(0)
         store._reset()  # type: ignore[attr-defined]  # what a failed write does; here while the claim reads
         claimed = await claiming
         assert len(claimed) == 3
-        assert await store.claim("default", 10, now=NOW) == [], "handed out twice"
+        assert await store.claim(queue_of("default"), 10, now=NOW) == [], "handed out twice"
         store.release([delivery.key for delivery in claimed])
-        assert {d.key for d in await store.claim("default", 10, now=NOW)} == {d.key for d in claimed}
+        assert {d.key for d in await store.claim(queue_of("default"), 10, now=NOW)} == {
+            d.key for d in claimed
+        }
 
 
 def can_mount() -> bool:

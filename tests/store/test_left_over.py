@@ -12,6 +12,7 @@ import pytest
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import SHARED, Finish, Store
 from zonerelay.store.leveldb.spool import LevelDb
@@ -27,8 +28,8 @@ async def test_what_is_left_over_is_nothing_when_everything_has_left(
     await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 200_000)
     await store_message(store, 2, "c@example.net", zone="other", next_attempt=NOW + 5)
     for zone in ("default", "other"):
-        await store.settle([Finish(each) for each in await store.claim(zone, 10, now=NOW + 9)])
-    assert await store.zones() == set()
+        await store.settle([Finish(each) for each in await store.claim(queue_of(zone), 10, now=NOW + 9)])
+    assert await store.queues() == set()
     # Nobody may remove what others have mail in, whatever this relay sees of it.
     assert await store.left_over() == (SHARED if shared else "")
 
@@ -117,7 +118,7 @@ async def test_spool_with_mail_that_cannot_be_read_is_kept(
         await store_message(spool.store, 1)
     damage(path)
     async with spool:
-        assert await spool.store.zones() == set()
+        assert await spool.store.queues() == set()
         waiting = asyncio.create_task(heir.until_empty(spool.store, told.append))
         await until(lambda: bool(told))
         assert not waiting.done()

@@ -14,6 +14,7 @@ from tests.store.spools import Spool, until
 from zonerelay.cli.main import main
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
 from zonerelay.store.leveldb import keeper as leveldb_keeper
@@ -82,7 +83,7 @@ async def test_what_is_damaged_hides_nothing_behind_it_and_keeps_new_mail_out(sp
     await filled(spool)
     damage_delivery(spool, 150)
     store = spool.store
-    claimed = await store.claim("default", 1000, now=NOW)
+    claimed = await store.claim(queue_of("default"), 1000, now=NOW)
     lost = set(range(1, COUNT + 1)) - numbers(claimed)
     assert 150 in lost
     assert len(lost) < 100, "more than a block"
@@ -96,7 +97,7 @@ async def test_what_is_damaged_hides_nothing_behind_it_and_keeps_new_mail_out(sp
     await store.probe()
     await store.settle([Finish(delivery) for delivery in claimed])
     assert [delivery async for delivery in store.scan()] == []
-    assert await store.claim("default", 10, now=NOW) == []
+    assert await store.claim(queue_of("default"), 10, now=NOW) == []
 
 
 async def test_all_that_looks_at_the_queue_sees_what_can_be_read(spool: Spool) -> None:
@@ -106,9 +107,9 @@ async def test_all_that_looks_at_the_queue_sees_what_can_be_read(spool: Spool) -
     await until(store.is_counted)
     assert spool.health == [DAMAGED], "counting has met it"
     seen = [delivery async for delivery in store.scan()]
-    assert store.counts() == {"default": QueueCounts(ready=len(seen))}
-    assert await store.zones() == {"default"}
-    assert await store.oldest("default", now=NOW) == NOW
+    assert store.counts() == {queue_of("default"): QueueCounts(ready=len(seen))}
+    assert await store.queues() == {queue_of("default")}
+    assert await store.oldest(queue_of("default"), now=NOW) == NOW
     assert await store.deliveries_of(message_id(COUNT)) == [stored[-1]]
     # The first message's record may be in the same block.
     assert len(await store.read_messages([delivery.message_id for delivery in stored])) >= COUNT - 1
@@ -121,8 +122,8 @@ async def test_deferred_deliveries_beside_a_damaged_one_come_due(spool: Spool) -
         await store_message(spool.store, number, recipient(number), next_attempt=NOW + number)
     store = await spool.reopen()
     damage_delivery(spool, 2)
-    assert await store.next_due("default") is not None
-    claimed = await store.claim("default", 1000, now=NOW + 1000)
+    assert await store.next_due(queue_of("default")) is not None
+    claimed = await store.claim(queue_of("default"), 1000, now=NOW + 1000)
     assert COUNT - 100 < len(claimed) < COUNT
     assert COUNT in numbers(claimed)
 
@@ -130,7 +131,7 @@ async def test_deferred_deliveries_beside_a_damaged_one_come_due(spool: Spool) -
 async def test_the_advice_makes_a_spool_that_takes_mail_again(spool: Spool) -> None:
     await filled(spool)
     damage_delivery(spool, 150)
-    claimed = await spool.store.claim("default", 1000, now=NOW)
+    claimed = await spool.store.claim(queue_of("default"), 1000, now=NOW)
     (problem,) = spool.store.problems()
     await spool.store.close()
     assert "`zonerelay spool repair` says what that would save, and with --yes does it" in problem
@@ -140,7 +141,7 @@ async def test_the_advice_makes_a_spool_that_takes_mail_again(spool: Spool) -> N
     spool.health.clear()
     store = await spool.open()
     await until(store.is_counted)
-    assert {d.key for d in await store.claim("default", 1000, now=NOW)} == {d.key for d in claimed}
+    assert {d.key for d in await store.claim(queue_of("default"), 1000, now=NOW)} == {d.key for d in claimed}
     await store_message(store, 1000)
     for number in (1, COUNT):
         assert await body_of(store, message_id(number)) == body(number)
@@ -163,7 +164,7 @@ async def test_a_damaged_body_is_never_given_out_and_hides_nothing_else(spool: S
     await until(lambda: store.unhealthy() == DAMAGED)
     for number in (6, 8):
         assert await body_of(store, message_id(number)) == body(number)
-    assert numbers(await store.claim("default", 1000, now=NOW)) == {6, 7, 8}
+    assert numbers(await store.claim(queue_of("default"), 1000, now=NOW)) == {6, 7, 8}
 
 
 async def test_chunks_whose_message_may_be_in_what_is_damaged_are_not_swept(spool: Spool) -> None:
@@ -198,7 +199,7 @@ async def test_what_a_damaged_table_holds_is_not_taken_for_missing(spool: Spool,
         await until(lambda: store.unhealthy() == DAMAGED)
         with pytest.raises(StoreCorruptError):
             await store.read_message(message_id(1))
-        assert await store.claim("default", 10, now=NOW) == []
+        assert await store.claim(queue_of("default"), 10, now=NOW) == []
         return
     for number in range(1, COUNT + 1):
         assert await body_of(store, message_id(number)) == body(number)
@@ -242,25 +243,25 @@ async def test_writes_that_are_refused_for_damage_pause_deliveries(
         # In one table: with four or more LevelDB compacts whenever it is opened.
         await filled(spool, 30)
         store = spool.store
-        first, second, *_ = await store.claim("default", 10, now=NOW)
+        first, second, *_ = await store.claim(queue_of("default"), 10, now=NOW)
         flip(spool.settings.path, body(7)[1000:1100])
         await store.settle([Finish(first)])
         await written_off(spool)
         with pytest.raises(StoreCorruptError):
             await store.settle([Finish(second)])
         with pytest.raises(StoreError):
-            await store.claim("default", 10, now=NOW)
+            await store.claim(queue_of("default"), 10, now=NOW)
         assert spool.health == [DAMAGED]
         assert await store.usable()
         await store.settle([Finish(second)])
-        assert len(await store.claim("default", 5, now=NOW)) == 5
+        assert len(await store.claim(queue_of("default"), 5, now=NOW)) == 5
         assert len(store.problems()) == 1
         await written_off(spool)
         with pytest.raises(StoreCorruptError):
             await store.probe()
         assert await store.usable()
         with pytest.raises(StoreCorruptError):
-            await store.claim("default", 10, now=NOW)
+            await store.claim(queue_of("default"), 10, now=NOW)
         assert ["deliveries pause until the next start" in text for text in store.problems()] == [False, True]
         await store.probe()
         assert spool.health == [DAMAGED]
@@ -273,7 +274,7 @@ async def test_a_record_without_sense_is_a_problem_and_keeps_no_mail_out(spool: 
     read = spool.store._reader.read  # type: ignore[attr-defined]  # nothing writes such a thing
     await read(LevelDb.write, [[(records.delivery_key(bad.key), b"{not json")]])
     store = await spool.reopen()
-    assert await store.claim("default", 10, now=NOW) == [good]
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [good]
     (problem,) = store.problems()
     assert "1 records that are without sense or incomplete" in problem
     assert f"unreadable delivery delivery-zone default {message_id(1)} …" in problem
@@ -288,7 +289,7 @@ async def test_a_damaged_open_count_keeps_the_message_and_sends_it(spool: Spool)
     read = spool.store._reader.read  # type: ignore[attr-defined]  # nothing writes such a thing
     await read(LevelDb.write, [[(records.open_count_key(message_id(1)), b"?")]])
     store = await spool.reopen()
-    claimed = await store.claim("default", 10, now=NOW)
+    claimed = await store.claim(queue_of("default"), 10, now=NOW)
     assert len(claimed) == 2
     await store.settle([Finish(claimed[0])])
     assert (await store.read_message(message_id(1))).id == message_id(1)
@@ -301,7 +302,7 @@ async def test_a_spool_whose_only_delivery_is_damaged_is_not_empty(spool: Spool)
     await spool.reopen()
     damage_delivery(spool, 1)
     store = await spool.reopen()
-    assert await store.zones() == set()
+    assert await store.queues() == set()
     told: list[str] = []
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(until_empty(store, told.append), 2.5)

@@ -14,6 +14,7 @@ from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.store.test_leveldb_open import contents, refusal
 from zonerelay.cli.main import main
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, judge, newest_log, read_mark
@@ -306,7 +307,7 @@ async def test_emptied_log_is_told_by_the_mark(tmp_path: Path) -> None:
     async with Spool(path) as spool:
         assert await ids_in(spool) == set()
         assert "octets 0 to the end of" in spool.store.problems()[0]
-        assert await spool.store.claim("default", 1, now=NOW) == []
+        assert await spool.store.claim(queue_of("default"), 1, now=NOW) == []
 
 
 async def test_log_that_goes_away_while_the_relay_runs_is_told_and_takes_nothing(tmp_path: Path) -> None:

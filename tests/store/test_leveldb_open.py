@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
+from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
+from zonerelay.model.queue_name import queue_of, webhook_queue
 from zonerelay.store.common import records
-from zonerelay.store.contract import QueueCounts, StoreError, StoreOpenError
+from zonerelay.store.contract import Finish, QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, Mark, write_mark
 from zonerelay.store.leveldb.engine import Op, plyvel
@@ -81,7 +83,7 @@ async def test_spool_of_an_older_release_has_no_mark_and_is_opened(spool: Spool)
     await spool.store.close()
     (spool.settings.path / MARK_NAME).unlink()
     await spool.open()
-    assert len(await spool.store.claim("default", 10, now=NOW)) == 1
+    assert len(await spool.store.claim(queue_of("default"), 10, now=NOW)) == 1
     assert spool.store.problems() == ()
     assert not (spool.settings.path / "trial").exists()
 
@@ -120,11 +122,11 @@ async def test_restart_resumes_states_due_times_counts_and_ids(spool: Spool) -> 
     await store_message(spool.store, 1)
     await store_message(spool.store, 2, next_attempt=NOW + 50)
     await store_message(spool.store, 3, held=True)
-    (first,) = await spool.store.claim("default", 10, now=NOW)
+    (first,) = await spool.store.claim(queue_of("default"), 10, now=NOW)
     store = await spool.reopen()
-    await until(lambda: store.counts().get("default") == QueueCounts(ready=1, deferred=1, held=1))
-    assert await store.next_due("default") == NOW + 50
-    assert await store.claim("default", 10, now=NOW) == [first]
+    await until(lambda: store.counts().get(queue_of("default")) == QueueCounts(ready=1, deferred=1, held=1))
+    assert await store.next_due(queue_of("default")) == NOW + 50
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [first]
     assert store.last_message_id() == message_id(3)
 
 
@@ -146,7 +148,7 @@ async def test_a_spool_says_that_its_counts_are_not_whole_yet(
     assert not store.is_counted()
     may_count.set()
     await until(store.is_counted)
-    assert store.counts() == {"default": QueueCounts(ready=3)}
+    assert store.counts() == {queue_of("default"): QueueCounts(ready=3)}
 
 
 async def test_last_message_id_outlives_the_message(spool: Spool) -> None:
@@ -189,7 +191,7 @@ async def test_unreadable_record_is_stepped_over_and_kept(
     await spool.store.close()
     raw_rows(spool.settings.path, then=[(records.delivery_key(bad.key), b"{not json")])
     await spool.open()
-    assert await spool.store.claim("default", 10, now=NOW) == [good]
+    assert await spool.store.claim(queue_of("default"), 10, now=NOW) == [good]
     assert "stepped over" in caplog.text
     await spool.store.close()
     assert raw_rows(spool.settings.path)[records.delivery_key(bad.key)] == b"{not json"
@@ -229,6 +231,20 @@ async def test_keys_and_values_are_spelled_as_documented(spool: Spool) -> None:
         b"deferred-zone z%%201 1700000000.5000000 %b %%C3%%A4%%20b@example.net" % identity: b"",
         b"meta format": b"1",
     }
+
+
+async def test_events_of_webhooks_have_a_range_of_their_own(spool: Spool) -> None:
+    await store_message(spool.store, 1)
+    await store_message(spool.store, 2, "0.0.1@hook", zone="webhook/app")
+    await spool.store.close()
+    assert b"delivery-webhook app %016x 0.0.1@hook" % 2 in raw_rows(spool.settings.path)
+    await spool.open()
+    (event,) = await spool.store.claim(webhook_queue("app"), 10, now=NOW)
+    assert await spool.store.queues() == {queue_of("default"), webhook_queue("app")}
+    assert await claim_ids(spool.store) == [1]
+    await spool.store.settle([Finish(event)])
+    await spool.store.close()
+    assert not [key for key in raw_rows(spool.settings.path) if b"webhook" in key or b"%016x" % 2 in key]
 
 
 async def test_closing_is_no_news_but_new_mail_is_refused(spool: Spool) -> None:

@@ -23,6 +23,7 @@ from tests.store.test_leveldb_damage import body, filled, flip, numbers, recipie
 from tests.store.test_spool_check import mixed, state_of
 from zonerelay import durable
 from zonerelay.cli.main import main
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.leveldb import repair as repair_module
@@ -387,6 +388,6 @@ async def test_the_claims_of_a_repaired_spool_come_in_order(tmp_path: Path) -> N
         await filled(spool)
     mend(tmp_path / "spool")
     async with Spool(tmp_path / "spool") as spool:
-        claimed = await spool.store.claim("default", 1000, now=NOW)
+        claimed = await spool.store.claim(queue_of("default"), 1000, now=NOW)
         assert numbers(claimed) == set(range(1, 301))
         await store_message(spool.store, 1000)

@@ -17,6 +17,7 @@ import pytest
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
 from zonerelay.store.leveldb import claims as leveldb_claims
@@ -70,18 +71,18 @@ class Claimer:
             limit = chance.randint(1, 5)
             skip = {domain for domain in DOMAINS if chance.random() < 0.3}
             self._passed |= skip
-            found = await self._store.claim("default", limit, now=self.now, skip_domains=skip)
+            found = await self._store.claim(queue_of("default"), limit, now=self.now, skip_domains=skip)
             await self._attempt(found)
             if len(found) < limit:
                 break
         for domain in list(self._passed):
-            while found := await self._store.claim_domain("default", domain, 2, now=self.now):
+            while found := await self._store.claim_domain(queue_of("default"), domain, 2, now=self.now):
                 await self._attempt(found)
             self._passed.discard(domain)
             self.tell()  # it is passed over no longer: what was given back meanwhile may be there
         if full or self._passed:
             self.tell()
-        due = await self._store.next_due("default")
+        due = await self._store.next_due(queue_of("default"))
         if due is not None:
             self.now = max(self.now, due)
             self.tell()
@@ -139,16 +140,16 @@ async def test_commits_that_overtake_each_other_and_the_claims_are_all_found(sto
             tasks.create_task(commit(store, deliveries, chance, claimer))
             await asyncio.sleep(0.0005)
     assert claimer.finished == dict.fromkeys(keys, 1)
-    assert await store.zones() == set()
+    assert await store.queues() == set()
 
 
 async def found_again(store: Store, now: float) -> list[DeliveryKey]:
     """What the queue would come to, were it not told anything."""
-    due = await store.next_due("default")
-    found = await store.claim_domain("default", "full.example", 10, now=now)
-    found += await store.claim("default", 10, now=now)
+    due = await store.next_due(queue_of("default"))
+    found = await store.claim_domain(queue_of("default"), "full.example", 10, now=now)
+    found += await store.claim(queue_of("default"), 10, now=now)
     if not found and due is not None:
-        found += await store.claim("default", 10, now=due)
+        found += await store.claim(queue_of("default"), 10, now=due)
     return [delivery.key for delivery in found]
 
 
@@ -157,9 +158,9 @@ async def test_what_was_passed_over_is_found_after_the_clock_was_set_back(
 ) -> None:
     monkeypatch.setattr(ready_window, "PARKED_LIMIT", 0)
     (delivery,) = await store_message(store, 1, "a@full.example", next_attempt=NOW - 1)
-    assert await store.claim("default", 10, now=NOW, skip_domains={"full.example"}) == []
-    early = await store.claim_domain("default", "full.example", 10, now=NOW - HOUR)
-    early += await store.claim("default", 10, now=NOW - HOUR)
+    assert await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"}) == []
+    early = await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW - HOUR)
+    early += await store.claim(queue_of("default"), 10, now=NOW - HOUR)
     found = [each.key for each in early] or await found_again(store, NOW - HOUR)
     assert found == [delivery.key]
 
@@ -174,10 +175,10 @@ async def test_what_was_being_passed_over_as_the_spool_failed_is_found_afterward
     committer = store._keeper.committer  # type: ignore[attr-defined]  # the store cannot be asked to fail
     committer.refuse(StoreError("the disk is away"))
     with pytest.raises(StoreError, match="away"):
-        await store.claim("default", 10, now=NOW, skip_domains={"full.example"})
+        await store.claim(queue_of("default"), 10, now=NOW, skip_domains={"full.example"})
     committer.resume()
-    found = await store.claim_domain("default", "full.example", 10, now=NOW)
-    found += await store.claim("default", 10, now=NOW)
+    found = await store.claim_domain(queue_of("default"), "full.example", 10, now=NOW)
+    found += await store.claim(queue_of("default"), 10, now=NOW)
     assert {delivery.key for delivery in found} == keys
 
 
@@ -199,6 +200,6 @@ async def test_refused_mail_that_is_on_disk_all_the_same_is_told_of_after_the_re
         with pytest.raises(StoreError):
             await store_message(spool.store, 2)
     await until(lambda: spool.store.unhealthy() is None)
-    await until(lambda: spool.news == ["default"])
-    claimed = await spool.store.claim("default", 10, now=NOW)
+    await until(lambda: spool.news == [queue_of("default")])
+    claimed = await spool.store.claim(queue_of("default"), 10, now=NOW)
     assert [delivery.message_id for delivery in claimed] == [message_id(1), message_id(2)]

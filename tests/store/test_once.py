@@ -17,6 +17,7 @@ from tests.store.spools import Spool
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, Settings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Examination, Findings
 from zonerelay.store.common.once import reservations
 from zonerelay.store.contract import (
@@ -84,7 +85,9 @@ async def test_the_same_key_is_answered_with_the_first_message(spool: Spool, siz
 @keeping
 async def test_it_is_still_known_when_the_message_has_left(spool: Spool) -> None:
     first = await answer(spool.store, 1)
-    await spool.store.settle([Finish(each) for each in await spool.store.claim("default", 10, now=NOW)])
+    await spool.store.settle(
+        [Finish(each) for each in await spool.store.claim(queue_of("default"), 10, now=NOW)]
+    )
     assert await answer(spool.store, 2) == first
     assert await stored(spool.store) == []
 
@@ -172,7 +175,9 @@ async def test_keys_are_taken_over_and_are_no_damage(spool: Spool, tmp_path: Pat
         )
         await check_spool(settings, 0, Examination(tmp_path / "scratch", findings, lambda done, total: None))
         assert findings.kept == []
-    await spool.store.settle([Finish(each) for each in await spool.store.claim("default", 10, now=NOW)])
+    await spool.store.settle(
+        [Finish(each) for each in await spool.store.claim(queue_of("default"), 10, now=NOW)]
+    )
     if spool.settings.backend in (Backend.LEVELDB, Backend.DISK, Backend.MEMORY):
         assert await spool.store.left_over() == "", "keys keep no spool from being removed"
 
@@ -274,6 +279,8 @@ async def until_known(store: Store) -> None:
         except BeingStoredError:
             await asyncio.sleep(0.01)
         else:
-            await store.settle([Finish(each) for each in await store.claim("default", 100, now=NOW)])
+            await store.settle(
+                [Finish(each) for each in await store.claim(queue_of("default"), 100, now=NOW)]
+            )
             return
     raise AssertionError("keys are refused all the time")

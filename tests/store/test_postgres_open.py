@@ -15,6 +15,7 @@ from tests.store.spools import Spool
 from tests.support.postgres import PASSWORD, PostgresServer, shared_postgres
 from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings, SpoolSettings
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
@@ -115,7 +116,7 @@ async def test_it_works_over_the_unix_socket(tmp_path: Path) -> None:
     settings = PostgresSettings(url=shared_postgres().socket_url, schema="by_socket", lease=60.0)
     async with Spool(tmp_path, backend=Backend.POSTGRES, postgres=settings) as spool:
         await store_message(spool.store, 1)
-        assert len(await spool.store.claim("default", 1, now=spool.clock.now())) == 1
+        assert len(await spool.store.claim(queue_of("default"), 1, now=spool.clock.now())) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import shared_postgres
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.contract import StoreOpenError
 
@@ -33,8 +34,8 @@ async def test_pool_of_sessions_works_and_relays_hear_of_each_other(
         second = Spool(tmp_path, backend=Backend.POSTGRES, postgres=other, clock=SystemClock())
         async with first, second:
             await store_message(first.store, 1)
-            await until(lambda: "default" in second.news)
-            (claimed,) = await second.store.claim("default", 1, now=NOW)
+            await until(lambda: queue_of("default") in second.news)
+            (claimed,) = await second.store.claim(queue_of("default"), 1, now=NOW)
             assert claimed.message_id == message_id(1)
             await second.store.probe()
             # In its own schema, not where a pooler would have put it.

@@ -15,6 +15,7 @@ from tests.store.spools import Spool, until
 from tests.support.postgres import PostgresServer
 from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres import session as postgres_session
 from zonerelay.store.postgres.driver import Link
@@ -131,5 +132,5 @@ async def test_commit_that_stopped_waiting_for_its_standby_is_no_acceptance(
     await until(lambda: spool.store.unhealthy() is None)
     assert [delivery async for delivery in spool.store.scan()] == [], "its client was told no"
     await store_message(spool.store, 2)
-    (delivery,) = await spool.store.claim("default", 10, now=NOW)
+    (delivery,) = await spool.store.claim(queue_of("default"), 10, now=NOW)
     assert delivery.message_id == message_id(2)

@@ -20,6 +20,7 @@ from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.postgres import PostgresServer
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
 from zonerelay.store.postgres.driver import Access, ConnectionLostError, Fetch, Link
@@ -67,7 +68,7 @@ async def test_connections_that_are_cut_are_made_again_and_claims_are_kept(
     store = spool.store
     for number in range(4):
         await store_message(store, number)
-    claimed = await store.claim("default", 2, now=NOW)
+    claimed = await store.claim(queue_of("default"), 2, now=NOW)
     server.psql(CUT)
     await until(lambda: store.unhealthy() is not None)
     assert store.unhealthy() == "the database cannot be used"
@@ -78,10 +79,10 @@ async def test_connections_that_are_cut_are_made_again_and_claims_are_kept(
     await recovered(spool)
     assert spool.health == ["the database cannot be used", None]
     assert spool.lost == []
-    rest = await store.claim("default", 10, now=NOW)
+    rest = await store.claim(queue_of("default"), 10, now=NOW)
     assert [d.message_id for d in rest] == [message_id(2), message_id(3)]
     await store.settle([Finish(delivery) for delivery in (*claimed, *rest)])
-    assert await store.zones() == set()
+    assert await store.queues() == set()
 
 
 async def test_acknowledged_mail_survives_kill_9_of_the_server(server: PostgresServer, spool: Spool) -> None:
@@ -104,13 +105,13 @@ async def test_acknowledged_mail_survives_kill_9_of_the_server(server: PostgresS
     await asyncio.gather(*load)
     assert store.unhealthy() is not None
     with pytest.raises(StoreError):
-        await store.claim("default", 1, now=NOW)
+        await store.claim(queue_of("default"), 1, now=NOW)
     await asyncio.to_thread(server.start)
     await recovered(spool)
     found = {int(delivery.message_id, 16) async for delivery in store.scan()}
     assert found == stored
     assert not found & refused, "what was refused must not be delivered"
-    claimed = await store.claim("default", 100_000, now=NOW)
+    claimed = await store.claim(queue_of("default"), 100_000, now=NOW)
     assert {int(delivery.message_id, 16) for delivery in claimed} == stored
     some = max(stored)
     assert await body_of(store, message_id(some)) == b"%d\r\n" % some * 2000
@@ -126,7 +127,7 @@ async def test_server_that_goes_away_in_good_order_is_waited_for(
     await asyncio.sleep(0.5)
     await asyncio.to_thread(server.start)
     await recovered(spool)
-    assert await spool.store.claim("default", 1, now=NOW) == [delivery]
+    assert await spool.store.claim(queue_of("default"), 1, now=NOW) == [delivery]
 
 
 async def test_commit_of_which_nobody_knows_whether_it_happened_did_not(
@@ -151,7 +152,7 @@ async def test_commit_of_which_nobody_knows_whether_it_happened_did_not(
     await recovered(spool)
     assert [d async for d in store.scan()] == []
     await store_message(store, 1)
-    assert len(await store.claim("default", 10, now=NOW)) == 1
+    assert len(await store.claim(queue_of("default"), 10, now=NOW)) == 1
 
 
 async def test_outcome_of_which_nobody_knows_whether_it_was_stored_is_stored_again(
@@ -159,7 +160,7 @@ async def test_outcome_of_which_nobody_knows_whether_it_was_stored_is_stored_aga
 ) -> None:
     store = spool.store
     await store_message(store, 1, "a@x.example", "b@x.example")
-    first, second = await store.claim("default", 2, now=NOW)
+    first, second = await store.claim(queue_of("default"), 2, now=NOW)
     fetch = Link._fetch
 
     async def lose_the_answer(
@@ -178,7 +179,7 @@ async def test_outcome_of_which_nobody_knows_whether_it_was_stored_is_stored_aga
     await store.settle([Finish(first)])
     assert await store.deliveries_of(message_id(1)) == [second]
     await store.settle([Finish(second)])
-    assert await store.zones() == set()
+    assert await store.queues() == set()
 
 
 async def test_sick_message_fails_alone(spool: Spool) -> None:
@@ -187,7 +188,7 @@ async def test_sick_message_fails_alone(spool: Spool) -> None:
     results = await asyncio.gather(*(store_message(store, n) for n in (2, 1, 3)), return_exceptions=True)
     assert [isinstance(result, StoreError) for result in results] == [False, True, False]
     assert store.unhealthy() is None
-    assert len(await store.claim("default", 10, now=NOW)) == 3
+    assert len(await store.claim(queue_of("default"), 10, now=NOW)) == 3
 
 
 async def test_message_beyond_what_the_database_can_index_fails_alone(spool: Spool) -> None:
@@ -198,7 +199,7 @@ async def test_message_beyond_what_the_database_can_index_fails_alone(spool: Spo
     results = await asyncio.gather(*some, return_exceptions=True)
     assert [isinstance(result, StoreError) for result in results] == [False, True, False]
     assert store.unhealthy() is None
-    assert len(await store.claim("default", 10, now=NOW)) == 2
+    assert len(await store.claim(queue_of("default"), 10, now=NOW)) == 2
 
 
 async def test_claim_that_is_cancelled_loses_nothing(spool: Spool) -> None:
@@ -206,13 +207,13 @@ async def test_claim_that_is_cancelled_loses_nothing(spool: Spool) -> None:
     for number in range(30):
         await store_message(store, number, next_attempt=1.0)
     for _ in range(10):
-        claiming = asyncio.create_task(store.claim("default", 30, now=NOW))
+        claiming = asyncio.create_task(store.claim(queue_of("default"), 30, now=NOW))
         await asyncio.sleep(0.0005)
         claiming.cancel()
         await asyncio.wait([claiming])
         if not claiming.cancelled():
             store.release([delivery.key for delivery in claiming.result()])
-    assert len(await store.claim("default", 30, now=NOW)) == 30
+    assert len(await store.claim(queue_of("default"), 30, now=NOW)) == 30
 
 
 async def test_server_that_stands_still_makes_nobody_wait_for_ever(
@@ -263,7 +264,7 @@ async def test_update_that_is_cancelled_at_its_commit_is_what_the_database_says(
     finally:
         server.set("synchronous_standby_names", "")
     await recovered(spool)
-    assert await store.claim("default", 10, now=NOW) == []
+    assert await store.claim(queue_of("default"), 10, now=NOW) == []
     assert [found.held async for found in store.scan()] == [True]
 
 
@@ -274,7 +275,7 @@ async def test_claim_that_outlives_its_connection_is_given_back(
     async with reopened(spool) as (store, fetch):
         (delivery,) = await store_message(store, 1, next_attempt=1.0)
         await fetch("LOCK TABLE delivery IN SHARE MODE")
-        asking = asyncio.create_task(store.claim("default", 10, now=NOW))
+        asking = asyncio.create_task(store.claim(queue_of("default"), 10, now=NOW))
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'delivery'::regclass"
         while (await fetch(waits))[0][0] == 0:
             await asyncio.sleep(0.01)
@@ -285,8 +286,8 @@ async def test_claim_that_outlives_its_connection_is_given_back(
         await recovered(spool)
         assert await fetch("SELECT claimed_by FROM delivery") == [(None,)]
     spool.news.clear()
-    await until(lambda: "default" in spool.news)
-    assert await store.claim("default", 10, now=NOW) == [delivery]
+    await until(lambda: queue_of("default") in spool.news)
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [delivery]
 
 
 async def test_mail_that_was_locked_while_a_claim_looked_is_not_forgotten(
@@ -296,10 +297,10 @@ async def test_mail_that_was_locked_while_a_claim_looked_is_not_forgotten(
     async with reopened(spool) as (store, fetch):
         (delivery,) = await store_message(store, 1, next_attempt=1.0)
         await fetch("SELECT * FROM delivery FOR UPDATE")
-        assert await store.claim("default", 10, now=NOW) == []
+        assert await store.claim(queue_of("default"), 10, now=NOW) == []
     spool.news.clear()
-    await until(lambda: "default" in spool.news)
-    assert await store.claim("default", 10, now=NOW) == [delivery]
+    await until(lambda: queue_of("default") in spool.news)
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [delivery]
 
 
 async def test_upload_that_failed_leaves_nothing_while_the_relay_lives(
@@ -339,10 +340,10 @@ async def test_unreadable_delivery_holds_nobody_up(
             await store_message(store, number, next_attempt=1.0)
         assert spool.postgres is not None
         server.psql(f"UPDATE {spool.postgres.schema}.delivery SET record = 'junk' WHERE message_id = 1")
-        found = await store.claim("default", 10, now=NOW)
+        found = await store.claim(queue_of("default"), 10, now=NOW)
         assert [delivery.message_id for delivery in found] == [message_id(0), message_id(2)]
         spool.news.clear()
         await asyncio.sleep(0.7)
         assert spool.news == []
-        assert await store.claim("default", 10, now=NOW) == []
+        assert await store.claim(queue_of("default"), 10, now=NOW) == []
         assert sum("unreadable" in record.message for record in caplog.records) == 1

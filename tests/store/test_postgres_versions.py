@@ -14,6 +14,7 @@ from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreOpenError
 from zonerelay.store.postgres import schema as postgres_schema
 from zonerelay.store.postgres.driver import Access, Link
@@ -73,7 +74,7 @@ async def test_running_relay_goes_on_and_an_older_one_starts_where_the_newer_sch
     await store_message(store, 1)
     await database.upgrade(oldest=1)
     await store_message(store, 2)
-    claimed = await store.claim("default", 10, now=NOW)
+    claimed = await store.claim(queue_of("default"), 10, now=NOW)
     assert [delivery.message_id for delivery in claimed] == [message_id(1), message_id(2)]
     await store.settle([Finish(delivery) for delivery in claimed])
     await database.another()

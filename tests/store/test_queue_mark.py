@@ -20,6 +20,7 @@ from tests.support.toml import toml_document
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.queue_mark import FILE, QueueMark, place_of
 from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.postgres import session as postgres_session
@@ -139,7 +140,7 @@ async def test_store_that_is_emptied_under_a_running_relay_is_a_problem_until_it
     place.mark_of("one").forget()
     await until(lambda: spool.store.unhealthy() is None)
     await store_message(spool.store, 3)
-    (delivery,) = await spool.store.claim("default", 10, now=NOW)
+    (delivery,) = await spool.store.claim(queue_of("default"), 10, now=NOW)
     assert delivery.message_id == message_id(3)
 
 

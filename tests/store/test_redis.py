@@ -24,6 +24,7 @@ from tests.store.spools import until
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import LOSS_WORDS, Backend, SpoolSettings
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.contract import (
     CHUNK_SIZE,
@@ -50,7 +51,7 @@ async def store_with_event(store: Store) -> None:
     """Message 1, and message 2 beside it in a zone of its own."""
     envelope = envelope_for(message_id(1), "a@example.net")
     event, told = own_message(message_id(2), b"event", "0.0.1@hook")
-    told = replace(told, queue="webhook/hook")
+    told = replace(told, queue=queue_of("webhook/hook"))
     async with store.begin(envelope) as writer:
         await writer.write(b"body")
         await writer.commit(
@@ -116,7 +117,7 @@ class TestPromises:
         big = b"x" * 200_000
         await store_message(spool.store, 1, body=big)
         await store_message(spool.store, 2, body=big)
-        (first, second) = await spool.store.claim("default", 10, now=NOW)
+        (first, second) = await spool.store.claim(queue_of("default"), 10, now=NOW)
         lonely.server.configure("maxmemory", "1mb")
         with pytest.raises(StoreFullError):
             await store_message(spool.store, 3, body=big)
@@ -124,7 +125,7 @@ class TestPromises:
         await spool.store.probe()
         await spool.store.settle([Postpone(first.deferred(NOW + 60, attempt()))])
         await spool.store.settle([Finish(second)])
-        assert spool.store.counts()["default"] == QueueCounts(deferred=1)
+        assert spool.store.counts()[queue_of("default")] == QueueCounts(deferred=1)
         lonely.server.configure("maxmemory", "0")
         await until_healthy(spool)
         await store_message(spool.store, 4, body=big)
@@ -194,20 +195,20 @@ class TestTrouble:
         spool = await lonely.relay(lease=30.0)
         await store_message(spool.store, 1, body=b"x" * 300_000)
         await store_message(spool.store, 2)
-        (first,) = await spool.store.claim("default", 1, now=NOW)
+        (first,) = await spool.store.claim(queue_of("default"), 1, now=NOW)
         lonely.server.kill()
         await until(lambda: spool.store.unhealthy() is not None)
         assert spool.store.unhealthy() == "the spool's server cannot be reached"
         with pytest.raises(StoreError):
             await store_message(spool.store, 3)
         with pytest.raises(StoreError):
-            await spool.store.claim("default", 1, now=NOW)
+            await spool.store.claim(queue_of("default"), 1, now=NOW)
         with pytest.raises(StoreError):
             await spool.store.settle([Finish(first)])
         spool.news.clear()
         lonely.server.start()
         await until_healthy(spool)
-        await until(lambda: "default" in spool.news)
+        await until(lambda: queue_of("default") in spool.news)
         assert spool.lost == []
         assert await claim_ids(spool.store) == [2]
         assert await body_of(spool.store, first.message_id) == b"x" * 300_000
@@ -360,7 +361,7 @@ class TestTrouble:
             fleet.server.ask("DEL", fleet.key(f"message:{message_id(1)}"))
             with pytest.raises(StoreError):
                 await writer.commit([delivery_for(envelope, "a@example.net")])
-        assert await spool.store.zones() == set()
+        assert await spool.store.queues() == set()
 
     async def test_unreadable_delivery_holds_nobody_up(
         self, fleet: Fleet, caplog: pytest.LogCaptureFixture
@@ -380,13 +381,13 @@ class TestTrouble:
         spool = await fleet.relay()
         store = spool.store
         await store_message(store, 1)
-        (delivery,) = await store.claim("default", 1, now=NOW)
+        (delivery,) = await store.claim(queue_of("default"), 1, now=NOW)
         bounce, bounced = own_message(message_id(9), b"y", "from@example.org")
         changes: list[Change] = [Finish(delivery), Submit(bounce, b"y", (bounced,))]
         await store.settle(changes)
-        (again,) = await store.claim("default", 1, now=NOW)
+        (again,) = await store.claim(queue_of("default"), 1, now=NOW)
         await store.settle([Finish(again)])
         # As if the answer to the first one had been lost.
         store._doubtful_submits.add(bounce.id)  # type: ignore[attr-defined]
         await store.settle(changes)
-        assert await store.zones() == set()
+        assert await store.queues() == set()

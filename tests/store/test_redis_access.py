@@ -18,6 +18,7 @@ from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Examination, Fault, Findings
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreOpenError
 from zonerelay.store.open import open_store
@@ -99,14 +100,14 @@ async def test_whole_life_of_mail_needs_no_more_rights_than_the_page_says(store:
     body = bytes(3 * CHUNK_SIZE)
     await store_message(store, 1, body=body)
     await store_message(store, 2)
-    first, second = await store.claim("default", 10, now=NOW)
+    first, second = await store.claim(queue_of("default"), 10, now=NOW)
     assert b"".join([chunk async for chunk in store.read_body(first.message_id)]) == body
     store.release([second.key])
     assert [delivery.key async for delivery in store.scan()] == [first.key, second.key]
     assert await store.update([second.key], lambda delivery: None) == 1
     await store.settle([Finish(first)])
     await store.probe()
-    assert await store.oldest("default", now=NOW) is None
+    assert await store.oldest(queue_of("default"), now=NOW) is None
     assert store.unhealthy() is None
 
 

@@ -17,6 +17,7 @@ from tests.support.ports import LOOPBACK
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.s3.client import Bucket, RefusedError
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -59,7 +60,7 @@ async def test_a_postgresql_password_that_was_replaced(
         use("another")
         await until(lambda: spool.store.unhealthy() is None)
         await store_message(spool.store, 2)
-        assert len(await spool.store.claim("default", 10, now=NOW)) == 2
+        assert len(await spool.store.claim(queue_of("default"), 10, now=NOW)) == 2
 
 
 async def test_a_redis_password_that_was_replaced(secret: Path) -> None:

@@ -30,6 +30,7 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.contract import (
     Change,
@@ -144,7 +145,7 @@ async def claimed(*spools: Spool, count: int, beating: bool = True) -> list[Deli
     async with asyncio.timeout(PATIENCE):
         while len(found) < count:
             for spool in spools:
-                found += await spool.store.claim("default", 100, now=NOW)
+                found += await spool.store.claim(queue_of("default"), 100, now=NOW)
             await (beat(*spools) if beating else asyncio.sleep(0.05))
     return found
 
@@ -170,8 +171,8 @@ async def test_mail_stays_with_who_took_it_and_everybody_sees_all_of_it(fleet: F
     assert [int(key.message_id, 16) for key in keys] == [0, 1, 2, 3]
     assert await two.store.update(keys, lambda d: replace(d, warned=True)) == 2
     await beat(one, two, one)
-    assert one.store.counts() == two.store.counts() == {"default": QueueCounts(ready=4)}
-    assert await two.store.oldest("default", now=NOW + 1) == NOW
+    assert one.store.counts() == two.store.counts() == {queue_of("default"): QueueCounts(ready=4)}
+    assert await two.store.oldest(queue_of("default"), now=NOW + 1) == NOW
 
 
 async def test_zones_with_something_to_claim_are_woken_in_each_round_and_no_others(
@@ -181,11 +182,11 @@ async def test_zones_with_something_to_claim_are_woken_in_each_round_and_no_othe
     spool = await fleet.relay()
     await store_message(spool.store, 1)
     await store_message(spool.store, 2, next_attempt=NOW - 1)
-    for expected in (["default"], ["default"], []):
+    for expected in ([queue_of("default")], [queue_of("default")], []):
         spool.news.clear()
         await beat(spool)
         assert spool.news == expected
-        await spool.store.claim("default", 1, now=NOW)
+        await spool.store.claim(queue_of("default"), 1, now=NOW)
 
 
 async def test_dead_relays_mail_is_taken_over_after_its_lease(fleet: Fleet) -> None:
@@ -200,14 +201,14 @@ async def test_dead_relays_mail_is_taken_over_after_its_lease(fleet: Fleet) -> N
     await find_dead(one, dead)
     found = await claimed(one, two, count=6)
     assert sorted(int(d.message_id, 16) for d in found) == list(range(6))
-    assert "default" in one.news + two.news
+    assert queue_of("default") in one.news + two.news
     assert await body_of(one.store, message_id(3)) == body
 
 
 async def test_slow_relay_is_told_and_cannot_finish_what_it_has_lost(fleet: Fleet) -> None:
     slow, other = await fleet.relay(), await fleet.relay()
     await store_message(slow.store, 1, "a@example.net", "b@example.net")
-    first, second = await slow.store.claim("default", 10, now=NOW)
+    first, second = await slow.store.claim(queue_of("default"), 10, now=NOW)
     stop_renewing(slow)
     await find_dead(other, slow)
     await claimed(other, count=2)
@@ -227,7 +228,7 @@ async def test_slow_relay_is_told_and_cannot_finish_what_it_has_lost(fleet: Flee
 async def test_relay_that_lost_its_lease_begins_anew_and_nothing_is_handed_out_twice(fleet: Fleet) -> None:
     slow, other = await fleet.relay(), await fleet.relay()
     await store_message(slow.store, 1)
-    (delivery,) = await slow.store.claim("default", 10, now=NOW)
+    (delivery,) = await slow.store.claim(queue_of("default"), 10, now=NOW)
     store, session = inside(slow), inside(slow)._nodes.session
     store._nodes._etag = '"another"'
     stored = store._nodes._bucket
@@ -240,7 +241,7 @@ async def test_relay_that_lost_its_lease_begins_anew_and_nothing_is_handed_out_t
     await until(lambda: store._nodes.session not in ("", session))
     await healthy(slow)
     # Whoever of both takes it: the attempt that is under way counts, or is another's.
-    await until(lambda: store.counts().get("default", QueueCounts()).ready == 1)
+    await until(lambda: store.counts().get(queue_of("default"), QueueCounts()).ready == 1)
     if delivery.message_id in store._mine.ids:
         assert await claim_ids(slow.store) == []
         await slow.store.settle([Finish(delivery)])
@@ -268,7 +269,7 @@ async def test_relay_whose_lease_is_over_takes_nothing_from_the_relay_that_has_i
     with contextlib.suppress(StoreError):
         await inside(slow)._walks._remove_leftovers()
     await writer.commit([delivery_for(envelope_for(message_id(2), "a@example.net"), "a@example.net")])
-    found = await newcomer.store.claim("default", 9, now=NOW)
+    found = await newcomer.store.claim(queue_of("default"), 9, now=NOW)
     await newcomer.store.settle([Finish(delivery) for delivery in found])
     assert len(found) == 2
     assert fleet.keys("queue/") == []
@@ -277,7 +278,7 @@ async def test_relay_whose_lease_is_over_takes_nothing_from_the_relay_that_has_i
 async def test_lease_that_was_not_renewed_in_time_stops_new_attempts_and_new_mail(fleet: Fleet) -> None:
     spool = await fleet.relay()
     await store_message(spool.store, 1)
-    (delivery,) = await spool.store.claim("default", 10, now=NOW)
+    (delivery,) = await spool.store.claim(queue_of("default"), 10, now=NOW)
     spool.store.check_claim(delivery.message_id)
     inside(spool)._nodes.held_until = 0.0
     with pytest.raises(ClaimLostError):
@@ -345,7 +346,7 @@ async def test_settle_is_all_or_nothing_wherever_it_is_cut_off(
             (two,) = await store_message(spool.store, 2)
             report, bounced = own_message(message_id(9), b"y" * 300_000, "from@example.org")
             changes: list[Change] = [Finish(one), Finish(two), Report(report, b"y" * 300_000, (bounced,))]
-            await spool.store.claim("default", 9, now=NOW)
+            await spool.store.claim(queue_of("default"), 9, now=NOW)
             cut_off(spool, after=requests)
             is_over = True
             try:
@@ -375,7 +376,7 @@ async def test_deferral_that_was_decided_with_a_bounce_is_carried_out_by_the_hei
     (two,) = await store_message(spool.store, 2)
     report, bounced = own_message(message_id(9), b"y", "from@example.org")
     later = two.deferred(NOW + 60, attempt())
-    await spool.store.claim("default", 9, now=NOW)
+    await spool.store.claim(queue_of("default"), 9, now=NOW)
     cut_off(spool, after=1)
     await spool.store.settle([Finish(one), Postpone(later), Report(report, b"y", (bounced,))])
     heir = await fleet.relay()
@@ -417,7 +418,7 @@ async def test_commit_whose_answer_was_lost_is_taken_back(fleet: Fleet) -> None:
     inside(spool)._begin_walk()
     await inside(spool)._walking  # type: ignore[misc]  # it has begun
     assert [d async for d in spool.store.scan()] == []
-    assert await spool.store.zones() == set()
+    assert await spool.store.queues() == set()
 
 
 @pytest.mark.parametrize("verb", ["put_object", "delete_object"])
@@ -426,7 +427,7 @@ async def test_settle_whose_answer_was_lost_is_repeated_without_a_second_report(
 ) -> None:
     spool = await fleet.relay()
     (delivery,) = await store_message(spool.store, 1)
-    await spool.store.claim("default", 9, now=NOW)
+    await spool.store.claim(queue_of("default"), 9, now=NOW)
     bounce, bounced = own_message(message_id(9), b"y", "from@example.org")
     changes: list[Change] = [Finish(delivery), Report(bounce, b"y", (bounced,), (delivery.key,))]
     lose_answer(spool, verb)
@@ -466,7 +467,7 @@ async def test_what_crashes_leave_behind_is_removed_and_uploads_of_the_living_ar
     await writers[1].commit([delivery_for(envelope_for(message_id(2), "a@example.net"), "a@example.net")])
     assert await body_of(living.store, message_id(2)) == big
     assert await bucket.uploads(keys.bodies) == []
-    (delivery,) = await living.store.claim("default", 9, now=NOW)
+    (delivery,) = await living.store.claim(queue_of("default"), 9, now=NOW)
     await living.store.settle([Finish(delivery)])
     await until(lambda: not fleet.keys("body/"))
 

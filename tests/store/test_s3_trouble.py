@@ -18,6 +18,7 @@ from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.s3_server import MotoServer, shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, StoreCorruptError, StoreError
 from zonerelay.store.s3 import store as s3
 
@@ -92,13 +93,13 @@ async def test_lost_service_is_waited_for_and_nothing_is_lost(wire: Wire) -> Non
         store = spool.store
         await store_message(store, 1, body=b"x" * 400_000)
         await store_message(store, 2)
-        (first,) = await store.claim("default", 1, now=NOW)
+        (first,) = await store.claim(queue_of("default"), 1, now=NOW)
         await wire.cut()
         with pytest.raises(StoreError):
             await store_message(store, 3)
         assert store.unhealthy() == "the object store cannot be used"
         with pytest.raises(StoreError):
-            await store.claim("default", 1, now=NOW)
+            await store.claim(queue_of("default"), 1, now=NOW)
         with pytest.raises(StoreError):
             await store.settle([Finish(first)])
         with pytest.raises(StoreError):
@@ -106,7 +107,7 @@ async def test_lost_service_is_waited_for_and_nothing_is_lost(wire: Wire) -> Non
         spool.news.clear()
         await wire.connect()
         await until(lambda: store.unhealthy() is None)
-        assert spool.news == ["default"]
+        assert spool.news == [queue_of("default")]
         assert spool.lost == []
         assert await claim_ids(store) == [2]
         assert await body_of(store, first.message_id) == b"x" * 400_000
@@ -177,7 +178,7 @@ async def test_long_queue_is_read_while_the_relay_works(wire: Wire, monkeypatch:
         await spool.reopen()
         assert spool.store.counts() == {}
         await store_message(spool.store, 99)
-        await until(lambda: spool.store.counts()["default"].total == 31)
+        await until(lambda: spool.store.counts()[queue_of("default")].total == 31)
         assert await claim_ids(spool.store) == [*range(30), 99]
 
 

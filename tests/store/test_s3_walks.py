@@ -10,6 +10,7 @@ from tests.store.builders import NOW, attempt, store_message
 from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, until
 from tests.store.test_s3_sharing import Fleet, cut_off, find_dead, fleet, inside
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Postpone
 
 __all__ = ["fleet"]  # the fixture
@@ -49,7 +50,7 @@ async def test_others_mail_is_read_once_whatever_they_do_with_it(fleet: Fleet) -
     reads = watch_reads(other)
     await walk(other)
     assert len(reads) == 3
-    one, two, three = await owner.store.claim("default", 9, now=NOW)
+    one, two, three = await owner.store.claim(queue_of("default"), 9, now=NOW)
     await owner.store.settle([Postpone(one.deferred(NOW + 60, attempt())), Finish(two)])
     await walk(other)
     assert len(reads) == 3

@@ -21,6 +21,7 @@ import pytest
 from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, MessageNotFoundError, Postpone, StoreOpenError, Submit
 from zonerelay.store.memory.shelf import Shelf
 
@@ -82,11 +83,11 @@ async def test_queue_survives_a_restart_with_every_database_of_dbm(
         for _ in range(2):
             store = await spool.reopen()
             assert {number: await body_of(store, message_id(number)) for number in bodies} == bodies
-        claimed = await store.claim("default", 10, now=NOW)
+        claimed = await store.claim(queue_of("default"), 10, now=NOW)
         assert len(claimed) == len(bodies)
         await store.settle([Finish(delivery) for delivery in claimed])
         store = await spool.reopen()
-        assert await store.claim("default", 10, now=NOW) == []
+        assert await store.claim(queue_of("default"), 10, now=NOW) == []
         assert store.last_message_id() == message_id(5)
 
 
@@ -96,7 +97,7 @@ async def test_queue_survives_an_orderly_restart(tmp_path: Path) -> None:
         await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 200_000)
         await store_message(store, 2)
         await store_message(store, 3, "żółw@example.net", zone="other zone", held=True)
-        first, second, third = await store.claim("default", 10, now=NOW)
+        first, second, third = await store.claim(queue_of("default"), 10, now=NOW)
         later = second.deferred(NOW + 60, attempt())
         message, bounce = own_message(message_id(4), b"bounce", "from@example.org")
         await store.settle([Finish(first), Postpone(later), Submit(message, b"bounce", (bounce,))])
@@ -109,7 +110,7 @@ async def test_queue_survives_an_orderly_restart(tmp_path: Path) -> None:
         assert await store.read_message(message_id(4)) == message
         with pytest.raises(MessageNotFoundError):
             await store.read_message(message_id(2))
-        assert await store.claim("default", 10, now=NOW) == [bounce]
+        assert await store.claim(queue_of("default"), 10, now=NOW) == [bounce]
         assert store.last_message_id() == message_id(4)
 
 
@@ -140,7 +141,7 @@ async def test_warning_is_in_the_log_and_a_crash_is_noticed(
     )
     async with after as opened:
         assert "was not closed in order" in caplog.text
-        assert len(await opened.store.claim("default", 10, now=NOW)) == 1
+        assert len(await opened.store.claim(queue_of("default"), 10, now=NOW)) == 1
 
 
 async def test_second_opener_is_told_who_may_have_the_shelf(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ async def test_record_that_cannot_be_read_is_stepped_over(
         shelf[f"delivery-zone default {bad.message_id} {bad.recipient}"] = b"{not json"
         del shelf[f"message {cut.message_id} 000001"]
     async with spool:
-        assert await spool.store.claim("default", 10, now=NOW) == [good]
+        assert await spool.store.claim(queue_of("default"), 10, now=NOW) == [good]
         assert caplog.text.count("stepped over") == 2
 
 

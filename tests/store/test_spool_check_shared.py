@@ -16,6 +16,7 @@ from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, SECRET, shared_moto
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, Settings
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Contents, Examination, Fault, Findings
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Postpone
 from zonerelay.store.offline import check_spool
@@ -49,7 +50,7 @@ async def test_a_sound_store_is_clean_beside_a_relay_and_behind_it(tmp_path: Pat
     async with Spool(tmp_path / "spool", backend=backend) as spool:
         assert await checked(spool, tmp_path) == (Contents(0, 0, 0), Findings())
         await mixed(spool.store)
-        await spool.store.claim("default", 2, now=NOW)
+        await spool.store.claim(queue_of("default"), 2, now=NOW)
         contents, findings = await checked(spool, tmp_path)
         assert findings == Findings()
         assert (contents.messages, contents.deliveries) == (4, 10)
@@ -71,7 +72,9 @@ async def test_relays_that_work_make_no_finding(tmp_path: Path, backend: Backend
                 big = 5 * CHUNK_SIZE if number % 5 == 0 else 10
                 await store_message(spool.store, number, "a@one.example", "b@two.example", body=b"x" * big)
                 number += 1
-                for delivery in await spool.store.claim("default", 3, now=NOW, skip_domains={"two.example"}):
+                for delivery in await spool.store.claim(
+                    queue_of("default"), 3, now=NOW, skip_domains={"two.example"}
+                ):
                     later = delivery.attempts == 0 and number % 2
                     change = (
                         Postpone(replace(delivery, next_attempt=NOW + 60, attempts=1))
@@ -79,7 +82,9 @@ async def test_relays_that_work_make_no_finding(tmp_path: Path, backend: Backend
                         else Finish(delivery)
                     )
                     await spool.store.settle([change])
-                for delivery in await spool.store.claim_domain("default", "two.example", 2, now=NOW):
+                for delivery in await spool.store.claim_domain(
+                    queue_of("default"), "two.example", 2, now=NOW
+                ):
                     await spool.store.settle([Finish(delivery)])
             return number - worker * 1_000_000
 

@@ -35,6 +35,7 @@ from tests.transfer.test_backup_shared import configuration_of
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Fault, Repaired, Salvaged
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.store.offline import repair_spool
@@ -119,10 +120,10 @@ async def test_what_can_be_read_stays_and_the_rest_is_salvaged(tmp_path: Path, b
     again, nothing = await repaired(spool)
     assert (again, nothing) == (Repaired(before=7, after=7), {})
     async with spool:
-        claimed = await spool.store.claim("default", 10, now=NOW)
+        claimed = await spool.store.claim(queue_of("default"), 10, now=NOW)
         assert [each.recipient for each in claimed] == ["d@one.example", "f@one.example"]
         assert await body_of(spool.store, message_id(5)) == b"x" * (300 * 1024)
-        assert len(await spool.store.claim("other zone", 10, now=NOW + 100)) == 5
+        assert len(await spool.store.claim(queue_of("other zone"), 10, now=NOW + 100)) == 5
 
 
 async def test_what_only_an_index_of_redis_names_is_counted_and_told(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ async def test_what_only_an_index_of_redis_names_is_counted_and_told(tmp_path: P
     assert any(f"message {TWO} to c@one.example: nothing is left" in line for line in done.lost)
     assert told((await checked(spool, tmp_path))[1]) == {}
     async with spool:
-        assert {zone: counts.total for zone, counts in spool.store.counts().items()} == {
+        assert {queue.zone: counts.total for queue, counts in spool.store.counts().items()} == {
             "default": 4,
             "other zone": 5,
         }

@@ -21,6 +21,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import QueueName
 from zonerelay.routing.zones.zones import Choice, ChooseZone, ZoneOf
 from zonerelay.store.contract import Beside, Kept, Once, QueueStore, Submit, check_kept
 from zonerelay.telemetry.events.events import Events
@@ -176,7 +177,7 @@ class House:
     store: RememberingStore
     log: EventLog
     clock: ManualClock
-    notified: list[str] = field(default_factory=list)
+    notified: list[QueueName] = field(default_factory=list)
 
     async def connect(self) -> Talk:
         """A client that has read the greeting."""
@@ -280,14 +281,14 @@ async def listening(
     clock = clock or ManualClock()
     log = log or EventLog()
     store = store or RememberingStore()
-    notified: list[str] = []
+    notified: list[QueueName] = []
     listener = Listener(
         settings or ListenerSettings(address="127.0.0.1:0"),
         hostname=HOSTNAME,
         store=store.as_store(),
         ids=MessageIdSource(clock),
         choose_zone=choose_zone,
-        notify=notify or (lambda zone, due: notified.append(zone)),
+        notify=notify or (lambda queue, due: notified.append(queue)),
         events=events_into(log, clock),
         clock=clock,
         shared=shared or SharedContext(),

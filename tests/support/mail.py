@@ -20,6 +20,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.route import MxHost, Route
@@ -62,7 +63,7 @@ def make_message(
 
 def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Batch:
     deliveries = tuple(
-        Delivery(queue=zone.name, message_id=message.id, recipient=each.address, created=0.0)
+        Delivery(queue=queue_of(zone.name), message_id=message.id, recipient=each.address, created=0.0)
         for each in message.envelope.recipients
     )
     return Batch(zone, route, message, deliveries)

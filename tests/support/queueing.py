@@ -15,6 +15,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message, Notify, Recipient
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
@@ -76,7 +77,7 @@ def deliveries_of(
 ) -> list[Delivery]:
     return [
         Delivery(
-            queue=zone,
+            queue=queue_of(zone),
             message_id=message.id,
             recipient=each.address,
             created=message.envelope.created,
@@ -110,22 +111,22 @@ class FlakyStore(MemoryStore):
             raise StoreError("refused by the test")
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self._refuse("claim")
         await asyncio.sleep(0)
-        return await super().claim(zone, limit, now=now, skip_domains=skip_domains)
+        return await super().claim(queue, limit, now=now, skip_domains=skip_domains)
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self._refuse("claim_new")
         await asyncio.sleep(0)
-        return await super().claim_new(zone, limit, since=since, skip_domains=skip_domains)
+        return await super().claim_new(queue, limit, since=since, skip_domains=skip_domains)
 
-    async def next_due(self, zone: str) -> float | None:
+    async def next_due(self, queue: QueueName) -> float | None:
         self._refuse("next_due")
-        return await super().next_due(zone)
+        return await super().next_due(queue)
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
         self._refuse("settle")
@@ -274,9 +275,9 @@ class Relay:
     def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
         return lambda recipient: Choice(self.zone_of.get(recipient, self._default_zone), "")
 
-    def _notify(self, zone: str) -> None:
+    def _notify(self, queue: QueueName) -> None:
         # The settler is built first, as in the worker.
-        self.scheduler.notify(zone)
+        self.scheduler.notify(queue)
 
     def accept(
         self,
@@ -296,7 +297,7 @@ class Relay:
             deliveries = [replace(each, created=release, next_attempt=release) for each in deliveries]
         self.store.add(message, [text], deliveries)
         if tell:
-            self.scheduler.notify(zone, release)
+            self.scheduler.notify(queue_of(zone), release)
         return message
 
     async def stored(self) -> list[Delivery]:
@@ -326,5 +327,5 @@ def delivery(
 ) -> Delivery:
     """One delivery for tests of pure parts."""
     created = (clock or ManualClock()).now()
-    values = {"queue": "default", "created": created, **more}
+    values = {"queue": queue_of("default"), "created": created, **more}
     return Delivery(message_id=MessageId(message_id), recipient=Mailbox(recipient), **values)  # type: ignore[arg-type]  # fields by name

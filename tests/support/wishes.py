@@ -13,6 +13,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Notify, Recipient, Ret
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 
 TEXT = b"From: app@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"
 
@@ -50,7 +51,7 @@ async def put(
     )
     deliveries = [
         Delivery(
-            queue=worker.settings.zone[0].name,
+            queue=queue_of(worker.settings.zone[0].name),
             message_id=envelope.id,
             recipient=each.address,
             created=release or now,
@@ -63,7 +64,7 @@ async def put(
     async with worker.store.begin(envelope) as writer:
         await writer.write(text)
         await writer.commit(deliveries, eight_bit=not text.isascii())
-    worker.parts.scheduler.notify(deliveries[0].zone, release)
+    worker.parts.scheduler.notify(deliveries[0].queue, release)
     return envelope.id
 
 

@@ -30,6 +30,7 @@ from zonerelay.cli.spool.stopped import opened
 from zonerelay.config.load import load
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, Notify, Ret
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store
 
 ENGINES = ("leveldb", "disk", "redis", "postgres", "s3")
@@ -94,7 +95,7 @@ async def fill(config: Path, messages: int) -> None:
                 attempts=kind,
                 last=attempt(NOW - number) if kind else None,
                 next_attempt=NOW + 1e9 + number / 7 if kind == 2 else 0.0,
-                queue=("default", "default;bulk", "other")[number % 3],
+                queue=queue_of(("default", "default;bulk", "other")[number % 3]),
                 notify=Notify.SUCCESS | Notify.DELAY,
                 orcpt=f"rfc822;{number}@example.net",
                 warned=kind == 3,
@@ -183,7 +184,7 @@ class Story:
     async def _send(self, config: Path) -> None:
         async with queue(config) as store:
             for zone in ("default", "default;bulk", "other"):
-                claimed = await store.claim(zone, self.chance.randint(0, 2), now=time.time())
+                claimed = await store.claim(queue_of(zone), self.chance.randint(0, 2), now=time.time())
                 self.sent.update(each.recipient for each in claimed)
                 await store.settle([Finish(each) for each in claimed])
 

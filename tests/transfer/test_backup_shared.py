@@ -17,6 +17,7 @@ from tests.support.s3_server import SECRET
 from tests.transfer.test_backup import spool
 from tests.transfer.test_exchange import contents, fill
 from zonerelay.config.settings import Backend
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
 
 SHARED = [Backend.REDIS, Backend.POSTGRES, Backend.S3]
@@ -55,7 +56,7 @@ def test_a_backup_beside_a_relay_is_restored_exactly(tmp_path: Path, backend: Ba
     async def made() -> object:
         async with one:
             await fill(one.store)
-            await one.store.claim("default", 1, now=NOW)
+            await one.store.claim(queue_of("default"), 1, now=NOW)
             stored = await contents(one.store)
             node = one.store.node
             assert await asyncio.to_thread(spool, config, "backup", str(tmp_path / "backup")) == 0

@@ -16,7 +16,7 @@ from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Body, Envelope, Message, Notify, Ret
 from zonerelay.model.message_id import MessageId, first_at
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Finish, MessageWriter, Store, StoreFullError
@@ -35,11 +35,11 @@ async def fill(store: Store) -> None:
     plain = envelope_for(message_id(1), "a@example.net", "b@example.net", "c@example.org")
     plain = replace(plain, ret=Ret.HDRS, envid="QQ+2B1", body=Body.EIGHT_BIT, priority=Priority.BULK)
     a, b, c = (delivery_for(plain, each.address) for each in plain.recipients)
-    b = replace(b, queue="other;high", held=True, warned=True, attempts=3, last=attempt(NOW - 9.25))
+    b = replace(b, queue=queue_of("other;high"), held=True, warned=True, attempts=3, last=attempt(NOW - 9.25))
     c = replace(
         c, next_attempt=NOW + 60.125, attempts=1, last=attempt(), notify=Notify.SUCCESS | Notify.DELAY
     )
-    c = replace(c, orcpt="rfc822;c+40example.org", queue="third")
+    c = replace(c, orcpt="rfc822;c+40example.org", queue=queue_of("third"))
     await commit(store, plain, [a, b, c], b"Subject: one\r\n\r\n.dotted \xff\r\n")
     await store.settle([Finish(a)])
     large = envelope_for(message_id(2), "d@example.net", sender="")

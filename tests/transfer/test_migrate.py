@@ -29,6 +29,7 @@ from tests.transfer.migrations import (
 from zonerelay.cli.main import main
 from zonerelay.history.database import insert, open_for_reading, open_for_writing
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, Kept, Once, StoredBeforeError
 from zonerelay.store.disk.format import HEAD
@@ -155,7 +156,7 @@ def test_keys_go_along_also_of_mail_that_has_left(
     async def prepare() -> None:
         await submit(source, 2, left)
         async with queue(source) as store:
-            (claimed,) = await store.claim("default", 1, now=time.time())
+            (claimed,) = await store.claim(queue_of("default"), 1, now=time.time())
             await store.settle([Finish(claimed)])
             if pair[0] != "redis":  # which has removed it
                 await store.keep_keys([("e" * 32, Kept(message_id(7), "d" * 32, time.time() - 60))])

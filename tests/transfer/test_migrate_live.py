@@ -19,6 +19,7 @@ from tests.support.process import RelayProcess
 from tests.support.sink import Sink
 from tests.transfer.migrations import configured, contents, fill, queue
 from zonerelay.cli.main import main
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
 
 MESSAGES = 30
@@ -109,7 +110,7 @@ async def test_a_shared_source_that_runs_keeps_what_it_is_sending(
     await fill(source, 12)
     before = await contents(source)
     async with queue(source) as store:
-        busy = await store.claim("default", 3, now=time.time())
+        busy = await store.claim(queue_of("default"), 3, now=time.time())
         assert await migrate(source, target) == 1
         messages = {each.message_id for each in busy}
         assert json.loads(capsys.readouterr().out)["left"] == len(messages)

@@ -79,7 +79,7 @@ async def test_a_queue_moves_in(postfix: PostfixInstance, tmp_path: Path) -> Non
     bad = by_name["bad@example.net"]  # type: ignore[index]
     assert (bad.notify, bad.orcpt) == (Notify.SUCCESS | Notify.FAILURE, "rfc822;orig+2Bx@example.net")
     for each in deliveries:
-        assert (each.attempts, each.next_attempt, each.queue) == (1, due, "default")
+        assert (each.attempts, each.next_attempt, each.zone) == (1, due, "default")
         assert each.last is not None
         assert str(each.last.reply).startswith("450 4.2.1 <x> mailbox busy")
 

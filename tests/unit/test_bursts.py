@@ -13,6 +13,7 @@ from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Origin
+from zonerelay.model.queue_name import Priority, QueueName, queue_of
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.contract import QueueCounts
@@ -26,11 +27,14 @@ def mail(sender: str, *, user: str = "", client: str = "192.0.2.1", recipients: 
 class Desk:
     def __init__(self, ready: int = LONG + 1) -> None:
         self.clock = ManualClock()
-        self.counts = {"default": QueueCounts(ready=ready), "default;high": QueueCounts(deferred=9999)}
+        self.counts = {
+            queue_of("default"): QueueCounts(ready=ready),
+            queue_of("default", Priority.HIGH): QueueCounts(deferred=9999),
+        }
         self.asked = 0
         self.bursts = Bursts(self._counts, self.clock)
 
-    def _counts(self) -> dict[str, QueueCounts]:
+    def _counts(self) -> dict[QueueName, QueueCounts]:
         self.asked += 1
         return self.counts
 
@@ -49,7 +53,7 @@ def test_each_sender_has_so_many_fresh_ones_in_a_time() -> None:
 def test_it_stays_so_until_the_flood_has_leaked_away_however_short_the_queue_is() -> None:
     desk = Desk()
     desk.over(mail("news@example.org"), MANY + 100 * int(RATE))
-    desk.counts["default"].ready = 0
+    desk.counts[queue_of("default")].ready = 0
     desk.clock.advance(TIME / 2)
     assert all(desk.over(mail("news@example.org"), int(RATE)))
     desk.clock.advance(TIME / 2 + 2)
@@ -73,7 +77,7 @@ def test_a_sender_of_a_few_in_each_second_is_never_put_behind() -> None:
 def test_a_sender_that_was_never_over_is_not_put_behind_for_another_ones_sake() -> None:
     desk = Desk()
     desk.over(mail("news@example.org"), MANY + 1)
-    desk.counts["default"].ready = 0
+    desk.counts[queue_of("default")].ready = 0
     desk.clock.advance(LOOK_EVERY)
     assert not any(desk.over(mail("app@example.org"), 2 * MANY))
     desk.clock.advance(TIME)
@@ -96,7 +100,7 @@ def test_a_short_queue_costs_nothing_and_is_looked_at_now_and_then() -> None:
     assert not any(desk.over(mail("news@example.org"), 3 * MANY))
     assert desk.asked == 1
     assert not desk.bursts._senders
-    desk.counts["default"].ready = LONG + 1
+    desk.counts[queue_of("default")].ready = LONG + 1
     desk.clock.advance(LOOK_EVERY)
     assert any(desk.over(mail("news@example.org"), MANY + 1))
 

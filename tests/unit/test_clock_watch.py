@@ -16,6 +16,7 @@ from zonerelay.inbound.cleanup.deliveries import OVERDUE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.journal import Act, Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter
@@ -82,7 +83,7 @@ async def test_what_was_deferred_while_the_clock_was_ahead_is_tried_in_time(
     assert relay.sink.named("clock-set-back")[0]["corrected"] == 1
     relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
     clock.advance(MINUTE)
-    relay.scheduler.wake("default")
+    relay.scheduler.wake(queue_of("default"))
     await relay.until_empty()
 
 

@@ -15,7 +15,7 @@ from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.credentials.file import CredentialsError, User, format_line, parse, parse_line
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 
 HASH = cheap_hash("correct horse")
 COST, SALT, DIGEST = HASH.rsplit("$", 2)

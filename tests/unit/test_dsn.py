@@ -22,6 +22,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt, Outcome, Verdict
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 
 CREATED = 1_700_000_000.0
@@ -48,7 +49,12 @@ def report(
     outcome: Outcome, recipient: str = "bob@example.com", *, orcpt: str = "", last: Attempt | None = None
 ) -> RecipientReport:
     delivery = Delivery(
-        queue="default", message_id=ID, recipient=Mailbox(recipient), created=CREATED, orcpt=orcpt, last=last
+        queue=queue_of("default"),
+        message_id=ID,
+        recipient=Mailbox(recipient),
+        created=CREATED,
+        orcpt=orcpt,
+        last=last,
     )
     return RecipientReport(delivery, outcome)
 

@@ -13,6 +13,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.operator import journal as module
 from zonerelay.queue.operator.journal import KEPT, Act, Entry, Journal, JournalError, State
 
@@ -20,8 +21,8 @@ ACT = Act(id="0a1b2c3d", at=0.0, verb="hold")
 
 
 def entry(number: int) -> Entry:
-    before = State("default;bulk", False, 1_700_000_000.123456, 3, "")
-    key = DeliveryKey("default;bulk", MessageId(f"{number:016x}"), Mailbox("żółw@example.com"))
+    before = State(queue_of("default;bulk"), False, 1_700_000_000.123456, 3, "")
+    key = DeliveryKey(queue_of("default;bulk"), MessageId(f"{number:016x}"), Mailbox("żółw@example.com"))
     return Entry(key, before, before._replace(held=True, act=ACT.id))
 
 

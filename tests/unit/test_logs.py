@@ -17,6 +17,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.logs import (
@@ -252,7 +253,9 @@ def test_events_tell_the_life_of_a_message_without_naming_anybody(lines: Lines) 
         origin=Origin(client_address="192.0.2.77", user="alice"),
     )
     events.accepted(Message(envelope=envelope, size=4096, chunks=1), bare_lf=3)
-    delivery = Delivery(queue="default", message_id=envelope.id, recipient=bob, created=envelope.created)
+    delivery = Delivery(
+        queue=queue_of("default"), message_id=envelope.id, recipient=bob, created=envelope.created
+    )
     refused = Outcome(Verdict.BOUNCED, Reply(550, "1.1", "<bob@example.org> unknown"), host="mx.example.org")
     events.settled(delivery, refused, destination="d", seconds=0.5)
     events.refused(envelope.origin, "RCPT", Reply(550, "7.1", "no"), "relay-denied", mailbox=bob)

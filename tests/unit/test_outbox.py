@@ -20,6 +20,7 @@ from zonerelay.message.compose.mime import Base64Error, Base64Text
 from zonerelay.model.address import Mailbox
 from zonerelay.model.outbox import is_outbox, message_id_of, row_of, zone_label
 from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal
 from zonerelay.outbox.drafts import BadRowError, Content, address, draft_of, recipients_of
@@ -207,7 +208,11 @@ def test_what_is_held_waits_for_ever() -> None:
     (delivery,) = one.open()
     one.postpone(
         type(delivery)(
-            queue="z", message_id=one.message_id, recipient=delivery.recipient, created=NOW, held=True
+            queue=queue_of("z"),
+            message_id=one.message_id,
+            recipient=delivery.recipient,
+            created=NOW,
+            held=True,
         ),
         REDACT,
     )

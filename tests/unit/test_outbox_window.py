@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.outbox.rows import window
 from zonerelay.outbox.rows.window import BATCH, FEW, MOST, RESERVE, SHARE, Window
 
+SLOW = queue_of("slow")
 
-def fill(held: Window, queues: dict[str, int]) -> list[str]:
+
+def fill(held: Window, queues: dict[QueueName, int]) -> list[QueueName]:
     """Claim as long as there is room, from endless queues first come, first served; who got something."""
-    came: list[str] = []
+    came: list[QueueName] = []
     while room := held.room():
         full = held.full()
         open_ = [queue for queue, left in queues.items() if left and queue not in full]
@@ -28,22 +31,22 @@ def fill(held: Window, queues: dict[str, int]) -> list[str]:
 
 def test_one_queue_alone_has_its_share_and_no_more() -> None:
     held = Window()
-    assert len(fill(held, {"slow": 10_000})) == SHARE
-    assert list(held.full()) == ["slow"]
+    assert len(fill(held, {SLOW: 10_000})) == SHARE
+    assert list(held.full()) == [SLOW]
 
 
 def test_however_many_are_slow_the_next_queue_comes_in() -> None:
-    held = Window()
+    held, quick = Window(), queue_of("quick")
     for number in range(150):
-        fill(held, {f"slow {number}": 500})
-        assert "quick" in fill(held, {"quick": 1})
-        held.remove("quick")
+        fill(held, {queue_of(f"slow {number}"): 500})
+        assert quick in fill(held, {quick: 1})
+        held.remove(quick)
         assert sum(held._counts.values()) <= MOST + RESERVE
 
 
 def test_the_end_is_the_end_and_the_first_that_leaves_makes_room() -> None:
     held = Window()
-    fill(held, {f"slow {number}": 500 for number in range(1000)})
+    fill(held, {queue_of(f"slow {number}"): 500 for number in range(1000)})
     assert sum(held._counts.values()) == MOST + RESERVE
     assert held.room() == 0
     looks = [held.remove(queue) for queue in list(held.queues)[-FEW:]]
@@ -53,18 +56,18 @@ def test_the_end_is_the_end_and_the_first_that_leaves_makes_room() -> None:
 
 def test_a_queue_that_has_half_of_its_share_left_is_filled_up_again() -> None:
     held = Window()
-    fill(held, {"slow": SHARE})
+    fill(held, {SLOW: SHARE})
     for _ in range(SHARE // 2 - 1):
-        assert not held.remove("slow")
-        assert "slow" in held.full()
-    assert held.remove("slow")
+        assert not held.remove(SLOW)
+        assert SLOW in held.full()
+    assert held.remove(SLOW)
     assert not held.full()
     assert held.room() == BATCH
 
 
 def test_nothing_is_forgotten_whatever_comes_and_goes() -> None:
     """The counts add up, and a queue with nothing at hand is never passed over while there is room."""
-    chance, held, count = random.Random(7), Window(), dict.fromkeys(map(str, range(40)), 0)
+    chance, held, count = random.Random(7), Window(), {queue_of(str(n)): 0 for n in range(40)}
     for _ in range(20_000):
         queue = chance.choice(list(count))
         if chance.random() < 0.6 and held.room() and queue not in held.full():

@@ -10,7 +10,7 @@ from zonerelay.admin.page.filter_text import FilterTextError, command, parse, te
 from zonerelay.cli.arguments import filter_of
 from zonerelay.cli.arguments import parse as parse_arguments
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.operations.requests import Filter
 
 ID = "1a214de881600000"

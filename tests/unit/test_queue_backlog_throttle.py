@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.order import FRESH_WEIGHT
 from zonerelay.queue.selection.backlog_throttle import (
     BUSY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.queueing import delivery
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.destination.destinations import Unrouted
 from zonerelay.queue.destination.route_lookups import AGAIN_AT_ONCE, AT_ONCE, LookUps
 

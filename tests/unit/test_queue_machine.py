@@ -20,7 +20,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.priority import Priority, priority_of, queue_of
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.zone.plan import ZonePlan
@@ -281,7 +281,7 @@ class Plans(RuleBasedStateMachine):
             due = [
                 self.ready[key]
                 for key in sorted(self.ready, key=lambda key: key.message_id)
-                if priority_of(key.queue) is plan.priority
+                if key.queue.priority is plan.priority
             ]
             if isinstance(plan, Claim):
                 chosen = [each for each in due if each.domain not in plan.skip][: plan.limit]

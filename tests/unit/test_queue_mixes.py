@@ -20,7 +20,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.zone.plan import ZonePlan
@@ -129,8 +129,8 @@ class Mix:
         for _ in range(self.random.choice([1, 5, 40])):
             domain = self.random.choice(some)
             recipients = [f"u{n}@{domain}" for n in range(self.random.choice([1, 1, 1, 6]))]
-            message = self.relay.accept(*recipients, sender="", zone=queue)  # no reports
-            self.accepted |= {each.key for each in deliveries_of(message, zone=queue)}
+            message = self.relay.accept(*recipients, sender="", zone=queue.text)  # no reports
+            self.accepted |= {each.key for each in deliveries_of(message, zone=queue.text)}
 
     def change_hosts(self) -> None:
         self.dead ^= {self.random.choice(HOSTS)}

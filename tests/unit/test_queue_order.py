@@ -7,7 +7,7 @@ import pytest
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import Backlog, Line, MessageRow
 from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
 from zonerelay.queue.zone.plan import ZonePlan

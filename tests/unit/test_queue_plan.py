@@ -14,7 +14,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.backlog import Backlog
 from zonerelay.queue.destination.destinations import Destination, Work

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.queueing import DELIVERED, delivery, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.priority import Priority, priority_of, queue_of, queues_of, zone_of
+from zonerelay.model.queue_name import Priority, parse_queue, queue_of, queues_of
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 from zonerelay.queue.zone.plan import ZonePlan
 
@@ -51,9 +51,9 @@ def sent(queue: ZonePlan, count: int) -> list[Priority]:
 def test_names_of_queues_hold_the_zone_and_the_priority() -> None:
     for priority in Priority:
         queue = queue_of("a.b-c_d", priority)
-        assert (zone_of(queue), priority_of(queue)) == ("a.b-c_d", priority)
-    assert queues_of("z") == ("z;high", "z", "z;bulk")
-    assert priority_of("z;unheard-of") is NORMAL
+        assert (queue.zone, queue.priority) == ("a.b-c_d", priority)
+    assert [queue.text for queue in queues_of("z")] == ["z;high", "z", "z;bulk"]
+    assert parse_queue("z;unheard-of").priority is NORMAL
 
 
 @given(st.lists(st.sets(st.sampled_from(Priority), min_size=1), min_size=40, max_size=200))

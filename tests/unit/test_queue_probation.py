@@ -15,6 +15,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import LONG, Work
 from zonerelay.queue.zone.plan import ZonePlan
@@ -357,7 +358,10 @@ def test_who_needs_no_connection_any_more_makes_room() -> None:
         plan.add(f"new{n}", 1)
     plan.start()
     plan.queue.withdraw(
-        [DeliveryKey("default", MessageId(f"{n + 1:016x}"), Mailbox(f"u@new{n}.example")) for n in range(5)]
+        [
+            DeliveryKey(queue_of("default"), MessageId(f"{n + 1:016x}"), Mailbox(f"u@new{n}.example"))
+            for n in range(5)
+        ]
     )
     plan.queue.granted(plan.now)
     plan.start()

@@ -7,7 +7,7 @@ import itertools
 from tests.support.queueing import NO_HOST, delivery
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.suspension import PUT_OFF_RATE, Suspension
 from zonerelay.queue.zone.plan import MANY_PUT_OFF, ZonePlan

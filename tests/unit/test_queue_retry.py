@@ -18,6 +18,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Recipient
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.settle import retry
 from zonerelay.queue.settle.retry import IsolatedBackoff
 
@@ -50,7 +51,7 @@ async def attempts(
 ) -> list[float]:
     """Times since acceptance of every attempt, when each fails at once."""
     policy, _ = build(settings, bounce, *([zone] if zone else []))
-    state = delivery(created=1000.0, queue=zone.name if zone else "default")
+    state = delivery(created=1000.0, queue=queue_of(zone.name if zone else "default"))
     times = [0.0]
     while len(times) < limit:
         state = replace(state, attempts=state.attempts + 1)

@@ -17,6 +17,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Message, Notify, Ret
 from zonerelay.model.outcome import Attempt, Outcome, Scope, Verdict
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.settle import bounces as reports
 from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
@@ -115,10 +116,10 @@ async def test_one_bounce_for_all_who_failed_in_the_same_write() -> None:
 async def test_the_report_is_announced_to_its_zone_after_the_write() -> None:
     bench = Bench(zones=(ZoneSettings(next_hop="hop"), ZoneSettings(name="back", next_hop="hop")))
     bench.relay.zone_of["a@example.org"] = "back"
-    told: list[tuple[str, int]] = []
+    told: list[tuple[QueueName, int]] = []
     bench.relay.scheduler.notify = lambda queue, due=0.0: told.append((queue, len(bench.relay.store.settled)))  # type: ignore[method-assign]  # only the ear
     await bench.settle("b@example.com", outcomes=[BOUNCED])
-    assert told == [("back", 1)]
+    assert told == [(queue_of("back"), 1)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.unit.test_rates import fullest
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.destination.rates import Pacer, Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS

@@ -15,7 +15,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource, first_at
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.destination.order import FRESH_WEIGHT
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import AGAIN, CLAIM_LIMIT, LOW_MARK, Claim, NewClaim, PriorityWindow, Refill
@@ -283,7 +283,7 @@ def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:
 
 
 def key(number: int) -> DeliveryKey:
-    return DeliveryKey("default", MessageId(f"{number:016x}"), Mailbox("u@a.example"))
+    return DeliveryKey(queue_of("default"), MessageId(f"{number:016x}"), Mailbox("u@a.example"))
 
 
 @given(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb.low_water import DiskRange
@@ -20,7 +21,7 @@ class Disk:
     def __init__(self, *stored: int, page: int = 100) -> None:
         self.rows: dict[DeliveryKey, Delivery] = {}
         self.busy: set[DeliveryKey] = set()
-        self.window = ZoneWindow("default", self.busy.__contains__, empty=False)
+        self.window = ZoneWindow(queue_of("default"), self.busy.__contains__, empty=False)
         self.page = page
         for number in stored:
             delivery = fresh(number)

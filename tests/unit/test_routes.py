@@ -12,7 +12,7 @@ from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail
 from zonerelay.routing.zones.zones import MAX_NAMED, MAX_NOTE, MAX_NOTES, Choice, RuleCheck, Zones, zone_notes
 

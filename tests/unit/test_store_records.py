@@ -10,6 +10,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
+from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.store.common import records
 
@@ -26,7 +27,7 @@ def test_field_survives_and_is_printable_ascii_without_spaces(text: str) -> None
 
 @given(texts, texts, times)
 def test_keys_give_back_what_they_were_made_of(zone: str, recipient: str, when: float) -> None:
-    key = DeliveryKey(zone, MessageId("0123456789abcdef"), Mailbox(recipient))
+    key = DeliveryKey(queue_of(zone), MessageId("0123456789abcdef"), Mailbox(recipient))
     for raw in (
         records.delivery_key(key),
         records.deferred_key(key, when),
@@ -38,8 +39,8 @@ def test_keys_give_back_what_they_were_made_of(zone: str, recipient: str, when: 
 
 @given(texts, texts)
 def test_one_zones_keys_never_lie_in_anothers_range(zone: str, other: str) -> None:
-    key = records.delivery_key(DeliveryKey(other, MessageId("0123456789abcdef"), Mailbox("~")))
-    prefix = records.zone_prefix(zone)
+    key = records.delivery_key(DeliveryKey(queue_of(other), MessageId("0123456789abcdef"), Mailbox("~")))
+    prefix = records.queue_prefix(queue_of(zone))
     assert (prefix <= key < records.after(prefix)) == (zone == other)
 
 
@@ -59,7 +60,7 @@ def test_delivery_survives(
     attempts: int, when: float, flags: tuple[bool, bool], notify: int, text: str
 ) -> None:
     delivery = Delivery(
-        queue="default",
+        queue=queue_of("default"),
         message_id=MessageId("0123456789abcdef"),
         recipient=Mailbox(f"x@{text}"),
         created=when,
@@ -78,7 +79,7 @@ def test_delivery_survives(
 
 
 def test_what_a_newer_version_has_added_is_kept_through_a_deferral() -> None:
-    key = DeliveryKey("default", MessageId("0123456789abcdef"), Mailbox("to@example.net"))
+    key = DeliveryKey(queue_of("default"), MessageId("0123456789abcdef"), Mailbox("to@example.net"))
     raw = b'{"created":1700000000.0,"attempts":1,"tomorrow":{"why":["not"]},"warned":true}'
     delivery = records.decode_record(key, raw)
     later = delivery.deferred(1700000060.0, Attempt(1700000000.0, Reply(451, "2.0", "later")))
@@ -89,5 +90,5 @@ def test_what_a_newer_version_has_added_is_kept_through_a_deferral() -> None:
 
 
 def test_a_record_of_another_spelling_has_nothing_unknown() -> None:
-    key = DeliveryKey("default", MessageId("0123456789abcdef"), Mailbox("to@example.net"))
+    key = DeliveryKey(queue_of("default"), MessageId("0123456789abcdef"), Mailbox("to@example.net"))
     assert records.decode_record(key, b'{ "created": 1700000000, "held": false }').unknown == b""

@@ -31,6 +31,7 @@ from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.leveldb.engine import plyvel
 
@@ -90,7 +91,7 @@ class LevelDb(Files):
 
     async def write(self, spool: Spool) -> mail.Expected:
         expected = await super().write(spool)
-        key = DeliveryKey("default", MessageId(min(expected)), Mailbox("one@example.net"))
+        key = DeliveryKey(queue_of("default"), MessageId(min(expected)), Mailbox("one@example.net"))
         with contextlib.closing(plyvel.DB(str(spool.settings.path))) as database:
             # Such a hint is written when memory is full.
             database.put(records.domain_key(key, "example.net"), b"")

@@ -19,9 +19,9 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Body, Envelope, Message, Notify, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
 from zonerelay.model.reply import Reply
-from zonerelay.model.webhook import About, recipient_of, webhook_zone
+from zonerelay.model.webhook import About, recipient_of
 from zonerelay.store.contract import BodyFacts, Finish, Kept, NotKeptError, Postpone, Store, Submit
 
 NOW = 1_700_000_000.0
@@ -144,7 +144,7 @@ def queue() -> list[Mail]:
             "",
             recipient_of(About(f"{int(NOW * 1000):011x}00100", 1, 1)),
             body=b'{"type":"message.delivered"}',
-            zone=webhook_zone("shop"),
+            zone=webhook_queue("shop").text,
             origin=Origin(protocol="webhook"),
         ),
         # Its id is the highest that was ever given.
@@ -239,24 +239,29 @@ async def write_queue(store: Store) -> Expected:
                 "body": hashlib.sha256(bodies[stored.id]).hexdigest(),
             },
         )
-        sheet["deliveries"].append(_json(delivery))
+        sheet["deliveries"].append(_state(delivery))
     return expected
 
 
 async def read_queue(store: Store) -> Expected:
     """The same of a store that is open."""
     found: Expected = {}
-    async for delivery in store.scan():
-        if delivery.message_id not in found:
-            stored = await store.read_message(delivery.message_id)
-            body = b"".join([piece async for piece in store.read_body(delivery.message_id)])
-            found[delivery.message_id] = {
-                "message": _json(stored),
-                "deliveries": [],
-                "body": hashlib.sha256(body).hexdigest(),
-            }
-        found[delivery.message_id]["deliveries"].append(_json(delivery))
+    for queue_name in sorted(await store.queues()):
+        async for delivery in store.scan(queue_name):
+            if delivery.message_id not in found:
+                stored = await store.read_message(delivery.message_id)
+                body = b"".join([piece async for piece in store.read_body(delivery.message_id)])
+                found[delivery.message_id] = {
+                    "message": _json(stored),
+                    "deliveries": [],
+                    "body": hashlib.sha256(body).hexdigest(),
+                }
+            found[delivery.message_id]["deliveries"].append(_state(delivery))
     return found
+
+
+def _state(delivery: Delivery) -> Any:
+    return {**_json(delivery), "queue": delivery.queue.text}
 
 
 def _json(value: object) -> Any:

@@ -49,7 +49,10 @@ async def test_every_message_is_as_it_was_written_and_leaves(fixture: tuple[str,
         assert found.keys() == expected.keys()
         assert mail.lacking(expected, found) == []
         before = sum(len(each["deliveries"]) for each in expected.values())
-        assert sum(counts.total for counts in spool.store.counts().values()) == before
+        events = [
+            each for each in found.values() if each["message"]["envelope"]["origin"]["protocol"] == "webhook"
+        ]
+        assert sum(counts.total for counts in spool.store.counts().values()) == before - len(events)
         assert (spool.store.last_message_id() or "") >= max(expected)
         if fixtures.age(fixture[0]) >= (0, 2, 0) and fixture[1] != "s3":
             kept = {identity: (each.message_id, each.digest) for identity, each in await _keys(spool.store)}
@@ -58,7 +61,7 @@ async def test_every_message_is_as_it_was_written_and_leaves(fixture: tuple[str,
     async with spool:
         assert await mail.read_queue(spool.store) == found
         assert await _sent(spool.store) == before
-        assert await spool.store.zones() == set()
+        assert await spool.store.queues() == set()
         assert await mail.read_queue(spool.store) == {}
     assert spool.damage == []
 
@@ -73,7 +76,7 @@ async def _sent(store: Store) -> int:
     held = [delivery.key async for delivery in store.scan() if delivery.held]
     await store.update(held, lambda delivery: replace(delivery, held=False))
     sent = 0
-    for zone in sorted(await store.zones()):
+    for zone in sorted(await store.queues()):
         while claimed := [
             *await store.claim(zone, 100, now=mail.NOW + 10 * 86400),
             *await store.claim_domain(zone, mail.FULL, 100, now=mail.NOW + 10 * 86400),

@@ -20,6 +20,7 @@ from tests.upgrades.engines import ENGINES, Records
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.outcome import Attempt
+from zonerelay.model.queue_name import parse_queue
 from zonerelay.model.reply import Reply
 
 CHANGED = """the stored format has changed ({what}). If that is meant, write a fixture with
@@ -75,7 +76,8 @@ def _all(kind: type) -> list[Any]:
 
     for each in fixtures.expected(fixtures.newest().name).values():
         visit(msgspec.convert(each["message"], Message))
-        visit(msgspec.convert(each["deliveries"], tuple[Delivery, ...]))
+        for delivery in each["deliveries"]:
+            visit(msgspec.convert(delivery | {"queue": parse_queue(delivery["queue"])}, Delivery))
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.support.outbox import OutboxBed, to_sink
 from tests.support.relay import Running
 from tests.support.sink import Sink
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.outbox.rows import window
 from zonerelay.outbox.rows.claims import OutboxClaims
 
@@ -58,7 +59,7 @@ async def test_slow_mailboxes_do_not_hold_up_the_rows_of_another_one(bed: Outbox
         for _ in range(3):
             row = bed.insert(mailbox_id=quick)
             await bed.until(running, row, "sent", timeout=3)
-        assert all(f"mailbox/{each}" in claims_of(running).queues() for each in slow)
+        assert all(queue_of(f"mailbox/{each}") in claims_of(running).queues() for each in slow)
         assert len(claims_of(running).rows) > 1000
 
 
@@ -76,11 +77,14 @@ async def test_an_urgent_row_goes_before_a_long_run_of_bulk_mail(
             " SELECT 'a@b.example', ARRAY['bulk@example.com'], 'bulk' FROM generate_series(1, 12)"
         )
         await running.until(
-            lambda: "default;bulk" in claims_of(running).queues(), what="bulk mail is claimed"
+            lambda: queue_of("default", Priority.BULK) in claims_of(running).queues(),
+            what="bulk mail is claimed",
         )
         normal = bed.insert(to_addresses=["normal@example.com"], priority="normal")
         high = bed.insert(to_addresses=["high@example.com"], priority="high")
-        await running.until(lambda: "default;high" in claims_of(running).queues(), what="claimed")
+        await running.until(
+            lambda: queue_of("default", Priority.HIGH) in claims_of(running).queues(), what="claimed"
+        )
         for row in (high, normal):
             await bed.until(running, row, "sent", timeout=4)
         await running.until(lambda: len(sink.messages) == 15, what="all of it is sent")

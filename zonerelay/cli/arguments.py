@@ -20,7 +20,7 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 
 if TYPE_CHECKING:
     import msgspec

@@ -82,7 +82,7 @@ from zonerelay.config.tables.webhook import (
     WebhookSettings,
     webhook_keys,
 )
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

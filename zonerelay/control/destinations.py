@@ -15,7 +15,6 @@ from typing import TypedDict
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
-from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.operations.answers import DestinationStatus, hurts
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
@@ -106,8 +105,6 @@ class Destinations:
             scan = self._store.scan(wanted=everybody if every == 1 else EveryNth(every))
             async with closing(scan) as deliveries:
                 async for delivery in deliveries:
-                    if is_webhook_zone(delivery.queue):
-                        continue
                     key = (delivery.zone, delivery.domain)
                     if key not in found and len(found) >= MAX_KEYS:
                         key = (delivery.zone, OTHERS)

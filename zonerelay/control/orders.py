@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import filterfalse
 
 import msgspec
 
@@ -17,8 +16,6 @@ from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.model.priority import zone_of
-from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.operations.answers import (
     Changed,
     DeliveryRow,
@@ -189,8 +186,8 @@ class OrderAnswers:
             )
 
     def _known_zones(self) -> list[str]:
-        stored = (zone_of(queue) for queue, counts in self._store.counts().items() if counts.total)
-        return sorted({*self._zones(), *filterfalse(is_webhook_zone, stored), "default"})
+        stored = (queue.zone for queue, counts in self._store.counts().items() if counts.total)
+        return sorted({*self._zones(), *stored, "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
         """The hosts of a destination that is known by a name, as `status` shows it."""
@@ -220,9 +217,9 @@ class OrderAnswers:
                     return min(found, default=None)
         now = self._clock.now()
         oldest = [
-            self._first_expiry(created, zone_of(queue))
-            for queue in filterfalse(is_webhook_zone, self._store.counts())
-            if about.zone in (None, zone_of(queue))
+            self._first_expiry(created, queue.zone)
+            for queue in self._store.counts()
+            if about.zone in (None, queue.zone)
             and (created := await self._store.oldest(queue, now=now)) is not None
         ]
         return min(oldest, default=None)

@@ -13,7 +13,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
@@ -24,8 +23,7 @@ from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import zone_label
-from zonerelay.model.priority import zone_of
-from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.model.queue_name import QueueName
 from zonerelay.operations.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.scheduler import Scheduler
@@ -115,21 +113,20 @@ class StatusBoard:
         self.free_space = await STATUS.run(_free_space, self._settings)
         self.captured = await STATUS.run(self._look_at_captured)
         try:
-            for queue in filterfalse(is_webhook_zone, self._store.counts()):
+            for queue in self._store.counts():
                 created = await self._store.oldest(queue, now=now)
                 if created is not None:
-                    zone = zone_of(queue)
-                    oldest[zone] = min(created, oldest.get(zone, created))
+                    oldest[queue.zone] = min(created, oldest.get(queue.zone, created))
         except StoreError:
             return  # `unhealthy` has the reason, and the store's events have told it
         self._oldest = oldest
         # A store that cannot hand mail out says no times, but still ages.
         with contextlib.suppress(StoreError):
             due: dict[str, float] = {}
-            for queue in filterfalse(is_webhook_zone, self._store.counts()):
+            for queue in self._store.counts():
                 first = await self._store.next_due(queue)
                 if first is not None:
-                    due[zone_of(queue)] = min(first, due.get(zone_of(queue), first))
+                    due[queue.zone] = min(first, due.get(queue.zone, first))
             self._due = due
 
     def _look_at_captured(self) -> Totals | None:
@@ -144,8 +141,7 @@ class StatusBoard:
 
     def queues(self) -> list[ZoneQueue]:
         """Returns the queues of every configured zone, and of every other zone that holds mail."""
-        mail = {queue: each for queue, each in self._store.counts().items() if not is_webhook_zone(queue)}
-        counts = _by_zone(mail)
+        counts = _by_zone(self._store.counts())
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
             for zone in dict.fromkeys((*self._zones.names, *counts))
@@ -241,11 +237,11 @@ def _free_space(settings: Settings) -> int | None:
     return min(found, default=None)
 
 
-def _by_zone(counts: Mapping[str, QueueCounts]) -> dict[str, QueueCounts]:
+def _by_zone(counts: Mapping[QueueName, QueueCounts]) -> dict[str, QueueCounts]:
     """The queues of all priorities together."""
     zones: dict[str, QueueCounts] = {}
     for queue, count in counts.items():
-        zone = zones.setdefault(zone_of(queue), QueueCounts())
+        zone = zones.setdefault(queue.zone, QueueCounts())
         zone.ready += count.ready
         zone.deferred += count.deferred
         zone.held += count.held

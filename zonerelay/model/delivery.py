@@ -15,7 +15,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
-from zonerelay.model.priority import Priority, priority_of, zone_of
+from zonerelay.model.queue_name import Priority, QueueName
 
 
 class DeliveryState(enum.StrEnum):
@@ -28,16 +28,14 @@ class DeliveryState(enum.StrEnum):
 class DeliveryKey(NamedTuple):
     """Names a delivery in every store. The same recipient twice in one message is one delivery."""
 
-    queue: str
+    queue: QueueName
     message_id: MessageId
     recipient: Mailbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """`queue` is the zone's for the priority (`priority.py`).
-
-    `created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0 means at once.
+    """`created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0 means at once.
 
     `created` is what ages count from: the acceptance, or the release that the client asked for with
     FUTURERELEASE (RFC 4865), which `next_attempt` names too until then.
@@ -50,7 +48,7 @@ class Delivery:
     not understand.
     """
 
-    queue: str
+    queue: QueueName
     message_id: MessageId
     recipient: Mailbox
     created: float
@@ -70,11 +68,11 @@ class Delivery:
 
     @property
     def zone(self) -> str:
-        return zone_of(self.queue)
+        return self.queue.zone
 
     @property
     def priority(self) -> Priority:
-        return priority_of(self.queue)
+        return self.queue.priority
 
     @property
     def domain(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 
 
 class Notify(enum.IntFlag):

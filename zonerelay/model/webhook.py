@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from zonerelay.model.address import Mailbox
 
-_WEBHOOK = "webhook/"
 GAP = "gap"
 """In the place of a message: the event says which others were lost."""
 
@@ -20,19 +19,6 @@ class About(NamedTuple):
     source: str
     step: int
     events: int
-
-
-def webhook_zone(name: str) -> str:
-    """A name that no configuration can give."""
-    return f"{_WEBHOOK}{name}"
-
-
-def is_webhook_zone(zone: str) -> bool:
-    return zone.startswith(_WEBHOOK)
-
-
-def webhook_of(zone: str) -> str:
-    return zone.removeprefix(_WEBHOOK)
 
 
 def recipient_of(about: About) -> Mailbox:

@@ -17,9 +17,10 @@ import enum
 
 import msgspec
 
+from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.message_id import is_message_id
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.queue_name import Priority, QueueName, parse_queue, queue_of
 from zonerelay.operations.errors import ControlError, InvalidError, Kind
 from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.metrics.families import Family
@@ -263,8 +264,7 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     new_why: str = ""
 
     @property
-    def queue(self) -> str:
-        """As stores name it."""
+    def queue(self) -> QueueName:
         return queue_of(self.zone, Priority(self.priority or Priority.NORMAL))
 
 
@@ -656,7 +656,7 @@ def problem_of(error: ControlError) -> Problem:
 def cursor_of(row: DeliveryRow) -> str:
     """Return the place behind this row, for the next page of a list."""
     return (
-        base64.urlsafe_b64encode(_encoder.encode((row.queue, row.message_id, row.recipient)))
+        base64.urlsafe_b64encode(_encoder.encode((row.queue.text, row.message_id, row.recipient)))
         .decode()
         .rstrip("=")
     )
@@ -671,4 +671,4 @@ def place_of(cursor: str) -> DeliveryKey:
         raise InvalidError("this is no cursor of a page", pointer="/cursor") from None
     if not is_message_id(message_id):
         raise InvalidError("this is no cursor of a page", pointer="/cursor")
-    return msgspec.convert((queue, message_id, recipient), DeliveryKey)
+    return DeliveryKey(parse_queue(queue), MessageId(message_id), Mailbox(recipient))

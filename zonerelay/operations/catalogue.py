@@ -12,7 +12,7 @@ import msgspec
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import is_outbox
-from zonerelay.model.priority import queues_of
+from zonerelay.model.queue_name import queues_of
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import InvalidError
 from zonerelay.operations.operation import (

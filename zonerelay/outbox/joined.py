@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone, is_outbox
+from zonerelay.model.outbox import is_outbox
+from zonerelay.model.queue_name import MAILBOXES, Kind, QueueName
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.common.write.batches import ChangeOne
@@ -44,7 +45,7 @@ class JoinedStore:
         # A table that cannot be asked has a figure of its own, and hides none of the spool's.
         self.is_counted = spool.is_counted
         self.last_message_id = spool.last_message_id
-        self.zones = spool.zones
+        self.queues = spool.queues
         self.begin = spool.begin
         self.kept_keys, self.keep_keys = spool.kept_keys, spool.keep_keys
         self.left_over = spool.left_over
@@ -56,18 +57,18 @@ class JoinedStore:
     # --- handing out
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        if is_mailbox_zone(zone):
-            return self._outbox.claim(zone, limit, skip_domains)
+        if queue.kind is Kind.MAILBOX:
+            return self._outbox.claim(queue, limit, skip_domains)
         # Half for each while both have enough.
-        found = self._outbox.claim(zone, max(limit // 2, 1), skip_domains)
+        found = self._outbox.claim(queue, max(limit // 2, 1), skip_domains)
         if len(found) < limit:
             room = limit - len(found)
-            claim = self._spool.claim(zone, room, now=now, skip_domains=skip_domains)
+            claim = self._spool.claim(queue, room, now=now, skip_domains=skip_domains)
             found = await self._beside(found, claim)
         if len(found) < limit:
-            found += self._outbox.claim(zone, limit - len(found), skip_domains)
+            found += self._outbox.claim(queue, limit - len(found), skip_domains)
         return found
 
     async def _beside(self, rows: list[Delivery], claim: Awaitable[list[Delivery]]) -> list[Delivery]:
@@ -86,17 +87,17 @@ class JoinedStore:
         return [*kept.values(), *found]
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         """Claims from the spool alone. Half of every `claim` is the outbox's, so its rows do not wait."""
-        if is_mailbox_zone(zone):
+        if queue.kind is Kind.MAILBOX:
             return []
-        return await self._spool.claim_new(zone, limit, since=since, skip_domains=skip_domains)
+        return await self._spool.claim_new(queue, limit, since=since, skip_domains=skip_domains)
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        found = self._outbox.claim_domain(zone, domain, limit)
-        if len(found) < limit and not is_mailbox_zone(zone):
-            claim = self._spool.claim_domain(zone, domain, limit - len(found), now=now)
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        found = self._outbox.claim_domain(queue, domain, limit)
+        if len(found) < limit and queue.kind is not Kind.MAILBOX:
+            claim = self._spool.claim_domain(queue, domain, limit - len(found), now=now)
             found = await self._beside(found, claim)
         return found
 
@@ -110,12 +111,12 @@ class JoinedStore:
             keys = [key for key in keys if not is_outbox(key.message_id)]
         self._spool.release(keys)
 
-    async def next_due(self, zone: str) -> float | None:
-        return None if is_mailbox_zone(zone) else await self._spool.next_due(zone)
+    async def next_due(self, queue: QueueName) -> float | None:
+        return None if queue.kind is Kind.MAILBOX else await self._spool.next_due(queue)
 
-    def has_ready(self, zone: str) -> bool:
-        return self._outbox.claims.has_fresh(zone) or (
-            not is_mailbox_zone(zone) and self._spool.has_ready(zone)
+    def has_ready(self, queue: QueueName) -> bool:
+        return self._outbox.claims.has_fresh(queue) or (
+            queue.kind is not Kind.MAILBOX and self._spool.has_ready(queue)
         )
 
     # --- settling
@@ -159,31 +160,31 @@ class JoinedStore:
         return {**found, **await read_each(self.read_message, rows)}
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         row = after if after is not None and is_outbox(after.message_id) else None
-        if row is None and (zone is None or not is_mailbox_zone(zone)):
-            async for delivery in self._spool.scan(zone, wanted=wanted, after=after):
+        if row is None and (queue is None or queue.kind is not Kind.MAILBOX):
+            async for delivery in self._spool.scan(queue, wanted=wanted, after=after):
                 yield delivery
         if self._outbox.keeper.usable:
-            async for delivery in self._outbox.reader.scan(zone):
+            async for delivery in self._outbox.reader.scan(queue):
                 if wanted(delivery.recipient) and (row is None or delivery.key[1:] > row[1:]):
                     yield delivery
 
-    def counts(self) -> dict[str, QueueCounts]:
+    def counts(self) -> dict[QueueName, QueueCounts]:
         both = self._spool.counts()
-        for zone, rows in (self._outbox.counts() if self._counts_rows else {}).items():
-            mail = both.get(zone, QueueCounts())
-            both[zone] = QueueCounts(
+        for queue, rows in (self._outbox.counts() if self._counts_rows else {}).items():
+            mail = both.get(queue, QueueCounts())
+            both[queue] = QueueCounts(
                 mail.ready + rows.ready, mail.deferred + rows.deferred, mail.held + rows.held
             )
         return both
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
-        theirs = self._outbox.reader.oldest(zone)
-        if zone == MAILBOXES:
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
+        theirs = self._outbox.reader.oldest(queue)
+        if queue == MAILBOXES:
             return theirs
-        ours = await self._spool.oldest(zone, now=now)
+        ours = await self._spool.oldest(queue, now=now)
         return min((each for each in (ours, theirs) if each is not None), default=None)
 
     # --- operators, and the end

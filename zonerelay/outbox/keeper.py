@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.settings import OutboxSettings
 from zonerelay.model.clock import Clock
+from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.database.tables import Names, has_priority
@@ -42,7 +43,7 @@ class OutboxSurroundings:
     redact: Redactor
     events: Events
     known_zones: Callable[[], Collection[str]]
-    on_news: Callable[[str], None]
+    on_news: Callable[[QueueName], None]
     on_lost: Lost
 
 

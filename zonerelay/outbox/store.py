@@ -19,6 +19,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import message_id_of, row_of
+from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.claims import OutboxClaims
@@ -88,11 +89,11 @@ class OutboxStore:
 
     # --- handing out
 
-    def claim(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
-        return self._hand_out(self.claims.take(zone, limit, skip))
+    def claim(self, queue: QueueName, limit: int, skip: Collection[str]) -> list[Delivery]:
+        return self._hand_out(self.claims.take(queue, limit, skip))
 
-    def claim_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
-        return self._hand_out(self.claims.take_domain(zone, domain, limit))
+    def claim_domain(self, queue: QueueName, domain: str, limit: int) -> list[Delivery]:
+        return self._hand_out(self.claims.take_domain(queue, domain, limit))
 
     def _hand_out(self, found: Sequence[Delivery]) -> list[Delivery]:
         handed = []

@@ -12,12 +12,13 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome
+from zonerelay.model.queue_name import QueueName
 from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.store.contract import Submit
 
-NotifyZone = Callable[[str], None]
-"""`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
+NotifyQueue = Callable[[QueueName], None]
+"""`notify(queue)`: there may be something to claim. Cheap, synchronous, never raises."""
 
 
 Told = tuple[Delivery, Outcome, float | None, bool]

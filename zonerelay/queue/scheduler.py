@@ -21,9 +21,8 @@ from functools import partial
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
-from zonerelay.model.priority import Priority, priority_of, queues_of, zone_of
-from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.model.outbox import MAILBOXES
+from zonerelay.model.queue_name import Kind, QueueName, queue_of, queues_of
 from zonerelay.queue.destination.destinations import DestinationStatus
 from zonerelay.queue.destination.rates import Rates
 from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
@@ -82,10 +81,9 @@ class Scheduler:
 
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
-        for queue in sorted(await self._store.zones()):
-            if is_webhook_zone(queue):
-                continue
-            self.zone(zone_of(queue)).claims.know(priority_of(queue))
+        for queue in sorted(await self._store.queues()):
+            if queue.is_mail:
+                self.zone(queue.zone).claims.know(queue.priority)
         self._running = True
         for zone in self._zones.values():
             zone.claims.wake()
@@ -138,7 +136,7 @@ class Scheduler:
             for priority in old.claims.priorities:
                 new.claims.know(priority)
             self._retire(old)
-        self.wake(settings.name)
+        self.wake(queue_of(settings.name))
 
     def go_by_orders(self) -> None:
         """Other orders of operators are in force: zones whose mail they keep, or kept, begin anew."""
@@ -185,32 +183,29 @@ class Scheduler:
 
     def _wake_successor(self, zone: Zone) -> None:
         if zone.settings.name in self._zones:
-            self.wake(zone.settings.name)
+            self.wake(queue_of(zone.settings.name))
 
     def _all_zones(self) -> tuple[Zone, ...]:
         return (*self._zones.values(), *self._retired)
 
     # Reasons to wake
 
-    def notify(self, queue: str, due: float = 0.0) -> None:
-        """There may be something to claim in a zone's queue: now, or when the clock reaches `due`, if new
+    def notify(self, queue: QueueName, due: float = 0.0) -> None:
+        """There may be something to claim in a queue: now, or when the clock reaches `due`, if new
         mail is held back by its sender until then (RFC 4865). Cheap; never raises.
         """
         if self._running:
-            # Normal mail's queue has the name of its zone.
-            zone = self._zones.get(queue)
-            priority = Priority.NORMAL if zone is not None else priority_of(queue)
-            zone = zone or self.zone(zone_of(queue))
+            claims = self.zone(queue.zone).claims
             if due:
-                zone.claims.postponed(due, priority)
+                claims.postponed(due, queue.priority)
             else:
-                zone.claims.notify(priority)
+                claims.notify(queue.priority)
 
-    def wake(self, queue: str) -> None:
-        """Deliveries of the zone have changed, or other workers may have left new ones of this priority."""
+    def wake(self, queue: QueueName) -> None:
+        """Deliveries of the zone have changed, or other workers may have left new ones in this queue."""
         if self._running:
-            claims = self.zone(zone_of(queue)).claims
-            claims.know(priority_of(queue))
+            claims = self.zone(queue.zone).claims
+            claims.know(queue.priority)
             claims.wake()
 
     def granted(self, name: str) -> None:
@@ -223,11 +218,11 @@ class Scheduler:
         for zone in self._all_zones():
             zone.pump()
 
-    def postponed(self, queue: str, when: float) -> None:
+    def postponed(self, queue: QueueName, when: float) -> None:
         """A deferral is durable; the earliest of its deliveries is due at `when`."""
         # A mailbox is looked at again by the outbox, which may have dismissed it.
-        if self._running and not is_mailbox_zone(queue):
-            self.zone(zone_of(queue)).claims.postponed(when, priority_of(queue))
+        if self._running and queue.kind is not Kind.MAILBOX:
+            self.zone(queue.zone).claims.postponed(when, queue.priority)
 
     # For operators
 
@@ -274,13 +269,17 @@ class Scheduler:
 
     def problems(self) -> tuple[str, ...]:
         """For people: mail that waits for a zone which the configuration does not name."""
-        stored = {zone_of(queue) for queue, counts in self._store.counts().items() if counts.total}
+        stored = {
+            queue.zone
+            for queue, counts in self._store.counts().items()
+            if counts.total and queue.kind is Kind.MAIL
+        }
         return tuple(
             f"zone {zone} is not configured, and {self._stored(zone)} deliveries wait in it: none is lost,"
             f' and none is sent. Put [[zone]] name = "{zone}" back and reload, or return them to their'
             f" senders with zonerelay queue bounce --zone {zone}"
             for zone in sorted(stored)
-            if not (is_mailbox_zone(zone) or is_webhook_zone(zone)) and not self.zone(zone).is_served
+            if not self.zone(zone).is_served
         )
 
     def snapshot(self) -> tuple[ZoneStatus, ...]:
@@ -301,7 +300,7 @@ class Scheduler:
 
     def active_count(self, zone: str) -> int:
         """Deliveries of the zone that are being attempted; of all mailboxes' zones under their label."""
-        names = filter(is_mailbox_zone, self._zones) if zone == MAILBOXES else self._zones.keys() & {zone}
+        names = self._zones.keys() & (self._provided if zone == MAILBOXES else {zone})
         return sum(len(self._zones[name].plan.active_keys()) for name in names)
 
     def active_keys(self) -> set[DeliveryKey]:
@@ -319,7 +318,7 @@ class Scheduler:
 
     def _adopt(self, name: str) -> Zone:
         settings = self._provided.get(name) or self._implied(name)
-        if settings is None and not is_mailbox_zone(name):  # which has no mail before it is provided
+        if settings is None:
             self._tell_missing(name)
         zone = self._zones[name] = self._make(
             settings or ZoneSettings(name=name), is_served=settings is not None
@@ -344,7 +343,7 @@ class Scheduler:
         if limits is not None:
             rates.lessor = partial(limits.turns, settings.name)
         zone = Zone(settings, self._parts, rates, window=self._window, is_served=is_served)
-        zone.plan.withdraw([key for key in self._withdrawn if zone_of(key.queue) == settings.name])
+        zone.plan.withdraw([key for key in self._withdrawn if key.queue.zone == settings.name])
         return zone
 
 
@@ -355,5 +354,5 @@ def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:
 def _by_zone(keys: Collection[DeliveryKey]) -> dict[str, list[DeliveryKey]]:
     zones: dict[str, list[DeliveryKey]] = defaultdict(list)
     for key in keys:
-        zones[zone_of(key.queue)].append(key)
+        zones[key.queue.zone].append(key)
     return zones

@@ -30,6 +30,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
+from zonerelay.model.queue_name import QueueName
 
 CHUNK_SIZE = 64 * 1024
 SHARED = "the queue is shared: others may have mail in it"
@@ -113,8 +114,8 @@ class Submit:
 Change = Finish | Postpone | Submit
 
 
-News = Callable[[str], None]
-"""`on_news(zone)`: the zone may hold something to claim that this relay was not told of: others share the
+News = Callable[[QueueName], None]
+"""`on_news(queue)`: the queue may hold something to claim that this relay was not told of: others share the
 store and have left it, or a repair has found it. Must not raise."""
 
 Lost = Callable[[Collection[DeliveryKey]], None]
@@ -225,7 +226,7 @@ class QueueStore(Protocol):
 
     async def claim(
         self,
-        zone: str,
+        queue: QueueName,
         limit: int,
         *,
         now: float,
@@ -240,7 +241,7 @@ class QueueStore(Protocol):
         """
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         """Up to `limit` unclaimed fresh deliveries of messages from `since` on, oldest message first.
 
@@ -248,7 +249,7 @@ class QueueStore(Protocol):
         before is left where it is. Fewer than `limit` means that there are no more.
         """
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
         """Like `claim`, from the deliveries of one domain that `claim` passed over.
 
         They were due then. When the clock was set back meanwhile they are handed out all the same, or
@@ -281,13 +282,13 @@ class QueueStore(Protocol):
         body: the wait for a peer's reply, or a standstill, may have outlasted the lease.
         """
 
-    async def next_due(self, zone: str) -> float | None:
+    async def next_due(self, queue: QueueName) -> float | None:
         """Unix time of the earliest unclaimed deferred delivery of the zone, `None` if there is none.
 
         Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
         """
 
-    def has_ready(self, zone: str) -> bool:
+    def has_ready(self, queue: QueueName) -> bool:
         """True when `claim` could return a delivery that is not deferred. Cheap, may be wrongly true.
 
         Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
@@ -311,21 +312,23 @@ class QueueStore(Protocol):
         Too little room for new mail is no reason: what waits for this to succeed is what makes room.
         """
 
-    def counts(self) -> dict[str, QueueCounts]:
-        """Per zone, from memory; claimed ones are counted where their durable state puts them."""
+    def counts(self) -> dict[QueueName, QueueCounts]:
+        """Per queue of mail, from memory; claimed ones are counted where their durable state puts them."""
 
     def is_counted(self) -> bool:
         """False while what the spool held at the start is still being counted: `counts` are too low then."""
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         """`created` (Unix seconds) of the zone's first delivery, `None` when there is none.
 
         Deliveries whose `created` is after `now` are passed over: their senders hold them back. When there
         are thousands of them in front, a store may give up and answer `None`.
         """
 
-    async def zones(self) -> set[str]:
-        """Names of zones that hold deliveries, so that none is orphaned when the configuration drops it."""
+    async def queues(self) -> set[QueueName]:
+        """Queues that hold deliveries, those of webhooks too: none is orphaned when the configuration drops
+        it.
+        """
 
     async def left_over(self) -> str:
         """What is stored, in words, when no zone has a delivery; empty when that is nothing at all, and the
@@ -408,11 +411,12 @@ class QueueOperations(Protocol):
     """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
 
     def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        """Every delivery, zone by zone in MSGID order, claimed ones included. Those whose recipients are not
-        `wanted` may be left out: where recipients are in the keys that saves reading most of a queue. `after`
-        is the key of a delivery, of `zone` if that is given: those up to it are left out, and it may be gone.
+        """Every delivery of mail, queue by queue in MSGID order, claimed ones included, or those of `queue`.
+        Those whose recipients are not `wanted` may be left out: where recipients are in the keys that saves
+        reading most of a queue. `after` is the key of a delivery, of `queue` if that is given: those up to it
+        are left out, and it may be gone.
 
         Private stores show one moment; shared ones a page at a time, each as it is then, and nothing that
         comes in behind the last delivery that was there at the start.
@@ -447,8 +451,10 @@ class QueueView(Protocol):
     """The verbs with which a backup or an export reads a queue: those of `Store`."""
 
     def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]: ...
+
+    async def queues(self) -> set[QueueName]: ...
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]: ...
 

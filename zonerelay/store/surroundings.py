@@ -14,12 +14,13 @@ from typing import Protocol
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Lost, News, StoreError, StoreOpenError
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 
 
-def no_news(zone: str) -> None:
+def no_news(queue: QueueName) -> None:
     """The store is private: no other relay leaves mail in it."""
 
 

@@ -35,9 +35,10 @@ class Survey:
 async def survey(store: QueueView, matcher: Matcher, now: float) -> Survey:
     """Raises StoreError."""
     found = set[int]()
-    async for delivery in store.scan(wanted=matcher.recipient):
-        if matcher.matches(delivery, delivery.state(now)):
-            found.add(int(delivery.message_id, 16))
+    for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
+        async for delivery in store.scan(queue, wanted=matcher.recipient):
+            if matcher.matches(delivery, delivery.state(now)):
+                found.add(int(delivery.message_id, 16))
     ids = sorted(found)
     meant = Survey()
     for start in range(0, len(ids), _PAGE):

@@ -25,6 +25,7 @@ import msgspec
 from zonerelay import __version__, durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
+from zonerelay.model.queue_name import QueueName, parse_queue
 from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
@@ -45,12 +46,19 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: tuple[Delivery, ...]
 
 
+class _LooseSheet(Sheet, frozen=True, kw_only=True):
+    """As it is written, with the text of each delivery's queue."""
+
+    deliveries: tuple[dict[str, object], ...]  # type: ignore[assignment]
+
+
 class _Format(msgspec.Struct, frozen=True):
     format: int
 
 
 def encode(stored: Stored) -> bytes:
-    sheet = Sheet(format=FORMAT, message=stored.message, deliveries=stored.deliveries)
+    deliveries = [msgspec.to_builtins(each) | {"queue": each.queue.text} for each in stored.deliveries]
+    sheet = _LooseSheet(format=FORMAT, message=stored.message, deliveries=tuple(deliveries))
     return msgspec.json.format(msgspec.json.encode(sheet), indent=2) + b"\n"
 
 
@@ -60,11 +68,24 @@ def decode(name: str, raw: bytes) -> Sheet:
         version = msgspec.json.decode(raw, type=_Format).format
         if version != FORMAT:
             raise ValueError(f"has format {version}, and this release reads {FORMAT}: take a newer release")
-        sheet = msgspec.json.decode(raw, type=Sheet)
+        loose = msgspec.json.decode(raw, type=_LooseSheet)
+        named = [each | {"queue": _queue(str(each.get("queue")))} for each in loose.deliveries]
+        sheet = Sheet(
+            format=version,
+            zonerelay=loose.zonerelay,
+            message=loose.message,
+            deliveries=msgspec.convert(named, tuple[Delivery, ...]),
+        )
     except msgspec.MsgspecError as error:
         raise ValueError(f"is not a sheet of zonerelay: {error}") from error
     _check(name, sheet)
     return sheet
+
+
+def _queue(text: str) -> QueueName:
+    if not _QUEUE.fullmatch(text):
+        raise ValueError(f"has a delivery in zone {text!r}, which cannot be one's name")
+    return parse_queue(text)
 
 
 def _check(name: str, sheet: Sheet) -> None:
@@ -77,8 +98,6 @@ def _check(name: str, sheet: Sheet) -> None:
     for delivery in sheet.deliveries:
         if delivery.recipient not in recipients:
             raise ValueError(f"has a delivery to {delivery.recipient!r}, which its envelope does not name")
-        if not _QUEUE.fullmatch(delivery.queue):
-            raise ValueError(f"has a delivery in zone {delivery.queue!r}, which cannot be one's name")
     try:
         if reverse_path(f"<{envelope.sender}>")[1] or any(forward_path(f"<{one}>")[1] for one in recipients):
             raise ValueError("has an address that is none")

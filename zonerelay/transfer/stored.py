@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
+from zonerelay.model.queue_name import queue_of
 
-NO_QUEUE = ""
+NO_QUEUE = queue_of("")
 """The queue of a delivery that the routes of this relay are to choose."""
 
 

@@ -31,7 +31,8 @@ from zonerelay.config.settings import WebhookSettings
 from zonerelay.config.wording import masked
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.webhook import GAP, About, about_of, webhook_zone
+from zonerelay.model.queue_name import webhook_queue
+from zonerelay.model.webhook import GAP, About, about_of
 from zonerelay.store.contract import (
     Change,
     ClaimLostError,
@@ -201,10 +202,10 @@ class WebhookCourier:
                 self._has_news = self._has_news or not self._posts
 
     async def _take(self) -> None:
-        zone = webhook_zone(self.name)
+        queue = webhook_queue(self.name)
         while self._has_news:
             self._has_news = False
-            found = await self._store.claim(zone, PAGE, now=self._clock.now())
+            found = await self._store.claim(queue, PAGE, now=self._clock.now())
             for delivery in found:
                 self._add(Item(about_of(delivery.recipient), delivery.created, delivery))
             self._has_news = self._has_news or len(found) == PAGE

@@ -28,14 +28,12 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.queue_name import webhook_queue
 from zonerelay.model.webhook import (
     GAP,
     About,
     about_of,
-    is_webhook_zone,
     recipient_of,
-    webhook_of,
-    webhook_zone,
 )
 from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Submit
@@ -139,10 +137,12 @@ class Webhooks:
         )
 
     async def _forget_others(self) -> None:
-        for zone in filter(is_webhook_zone, await self._store.zones()):
-            name, count = webhook_of(zone), 0
+        for queue in await self._store.queues():
+            if queue.is_mail:
+                continue
+            name, count = queue.zone, 0
             while name not in self._couriers:
-                found = await self._store.claim(zone, AT_ONCE, now=self._clock.now())
+                found = await self._store.claim(queue, AT_ONCE, now=self._clock.now())
                 if not found:
                     break
                 count += sum(about_of(each.recipient).events for each in found)
@@ -270,7 +270,7 @@ class Webhooks:
             origin=Origin(protocol=PROTOCOL),
         )
         delivery = Delivery(
-            queue=webhook_zone(webhook), message_id=event_id, recipient=recipient, created=now
+            queue=webhook_queue(webhook), message_id=event_id, recipient=recipient, created=now
         )
         message = Message(envelope=envelope, size=len(body), chunks=-(-len(body) // CHUNK_SIZE))
         return Submit(message, body, (delivery,))

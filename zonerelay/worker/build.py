@@ -40,7 +40,7 @@ from zonerelay.limits.shared import BookStore
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.webhook import is_webhook_zone
+from zonerelay.model.queue_name import QueueName
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError, history_redactor
@@ -177,25 +177,25 @@ async def _assemble(
     zones = Zones(settings.zone, settings.route)
     worker: Worker | None = None
 
-    def notify(queue: str, due: float = 0.0) -> None:
+    def notify(name: QueueName, due: float = 0.0) -> None:
         if worker is not None:  # else the start takes it up
-            scheduler.notify(queue, due)
+            scheduler.notify(name, due)
 
-    def on_news(queue: str) -> None:
+    def on_news(name: QueueName) -> None:
         """Others have left mail behind: some to be sent now, some that was deferred."""
         if worker is None:
             return
-        if is_webhook_zone(queue):
-            telling.on_news()
+        if name.is_mail:
+            scheduler.wake(name)
         else:
-            scheduler.wake(queue)
+            telling.on_news()
 
     def on_lost(keys: Collection[DeliveryKey]) -> None:
         """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
         if worker is None:
             return
         ids.renumber(number_of(settings, identity.index, queue.store))
-        events = {key for key in keys if is_webhook_zone(key.queue)}
+        events = {key for key in keys if not key.queue.is_mail}
         if events:
             telling.on_lost(events)
         scheduler.give_back(scheduler.withdraw(set(keys) - events))

@@ -1,6 +1,6 @@
 """The end of a worker that drains its spool: when the spool counts as empty.
 
-Promise: the spool counts as empty when its store says that no zone has a delivery left and proves that
+Promise: the spool counts as empty when its store says that no queue has a delivery left and proves that
 nothing else is stored, twice in a row: nothing waits, is being attempted, is held, or cannot be read, nothing
 is damaged, and no loss waits to be acknowledged. Else it stays for ever, and `tell` says why.
 """
@@ -22,8 +22,8 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
     empty, told = 0, ""
     while empty < 2:
         try:
-            left = "" if (zones := await store.zones()) else await store.left_over() or _trouble(store)
-            empty = 0 if zones or left else empty + 1
+            left = "" if (queues := await store.queues()) else await store.left_over() or _trouble(store)
+            empty = 0 if queues or left else empty + 1
         except StoreError:
             left, empty = told, 0
         if left != told:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Lost, News, Store
 from zonerelay.store.open import acknowledge_loss, open_store
 from zonerelay.store.spool_paths import KEYS, count_of, is_shared, node_of, spool_of, spools_beyond
@@ -45,7 +46,7 @@ async def open_queue(
     context: WorkerContext,
     *,
     zones: Callable[[], Collection[str]],
-    notify: Callable[[str], None],
+    notify: Callable[[QueueName], None],
     on_news: News,
     on_lost: Lost,
 ) -> MailQueue:

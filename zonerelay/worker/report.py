@@ -20,6 +20,7 @@ from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import FILES, REPORTS
 from zonerelay.queue.settle.bounces import PROTOCOL, own_mail
 from zonerelay.queue.settle.settler import Settler
@@ -43,7 +44,7 @@ class DailyReport:
         settler: Settler,
         ids: MessageIdSource,
         choose_zone: ChooseZone,
-        notify: Callable[[str], None],
+        notify: Callable[[QueueName], None],
     ) -> None:
         self._hostname, self._events, self._clock = context.hostname, context.events, context.clock
         self._settler, self._ids = settler, ids

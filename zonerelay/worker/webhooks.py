@@ -12,7 +12,6 @@ from zonerelay.config.settings import Settings
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.setup import hashing_redactor
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import Store
@@ -39,7 +38,7 @@ class TellsOthers:
     async def configure(self, settings: Settings) -> None:
         """Raises StoreError before anything has changed."""
         if self.webhooks is None:
-            if not settings.webhook and not any(map(is_webhook_zone, await self._store.zones())):
+            if not settings.webhook and all(queue.is_mail for queue in await self._store.queues()):
                 return
             self.webhooks = self._build(settings)
         await self.webhooks.configure(settings.webhook)

@@ -22,6 +22,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Store, Submit
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
@@ -126,7 +127,7 @@ def _message(ids: MessageIdSource, recipient: str, *, created: float, due: float
         origin=Origin(client_address="127.0.0.1", helo="client.example.org"),
     )
     delivery = Delivery(
-        queue="default",
+        queue=queue_of("default"),
         message_id=envelope.id,
         recipient=Mailbox(recipient),
         created=created,

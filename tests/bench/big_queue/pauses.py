@@ -34,6 +34,7 @@ from tests.support.ports import free_port
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
 from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.aio import closing
 
 TOGETHER = 100_000
@@ -262,7 +263,7 @@ async def make_due(path: Path, count: int, when: float) -> None:
     """Let the first `count` deferred deliveries of a spool come due in the same second."""
     async with opened(path) as store:
         keys: list[DeliveryKey] = []
-        async with closing(store.scan("default")) as deliveries:
+        async with closing(store.scan(queue_of("default"))) as deliveries:
             async for delivery in deliveries:
                 if delivery.next_attempt:
                     keys.append(delivery.key)

@@ -12,7 +12,7 @@ from zonerelay.config.units import Rate
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.telemetry.events.events import Field
 
 SHARPNESS = 40

@@ -18,7 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, QueueName, queue_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
@@ -135,7 +135,7 @@ class Node:
 
     # What the settler and the keeper tell
 
-    def _notify(self, queue: str) -> None:
+    def _notify(self, queue: QueueName) -> None:
         # The settler is built first, as in the worker.
         self.scheduler.notify(queue)
 

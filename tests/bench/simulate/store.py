@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.claims.fresh_order import FreshOrder
 from zonerelay.store.memory.store import MemoryStore
 
@@ -37,7 +38,7 @@ class IndexedStore(MemoryStore):
         super().__init__()
         self._on_finish = on_finish
         self._open: Counter[MessageId] = Counter()
-        self._zones: defaultdict[str, _Zone] = defaultdict(lambda: _Zone(self._is_fresh))
+        self._zones: defaultdict[QueueName, _Zone] = defaultdict(lambda: _Zone(self._is_fresh))
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -72,11 +73,11 @@ class IndexedStore(MemoryStore):
     # Handing out
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self.check_writable()
         found: list[Delivery] = []
-        place = self._zones[zone]
+        place = self._zones[queue]
         while len(found) < limit and (delivery := self._next(place, now)) is not None:
             if delivery.domain in skip_domains:
                 self._park(place, delivery)
@@ -89,11 +90,11 @@ class IndexedStore(MemoryStore):
         return sorted(found, key=lambda delivery: delivery.message_id)
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self.check_writable()
         found: list[Delivery] = []
-        place = self._zones[zone]
+        place = self._zones[queue]
         while len(found) < limit and (key := place.fresh.first_since(since)) is not None:
             place.fresh.pop(key)
             delivery = self._deliveries[key]
@@ -104,9 +105,9 @@ class IndexedStore(MemoryStore):
                 self._claimed.add(key)
         return sorted(found, key=lambda delivery: delivery.message_id)
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
         self.check_writable()
-        found = self._unpark(self._zones[zone], domain, limit, now)
+        found = self._unpark(self._zones[queue], domain, limit, now)
         return sorted(found, key=lambda delivery: delivery.message_id)
 
     def _next(self, place: _Zone, now: float) -> Delivery | None:
@@ -194,17 +195,17 @@ class IndexedStore(MemoryStore):
             self._enter(key, self._deliveries[key])
         self.release(list(self._claimed))
 
-    async def next_due(self, zone: str) -> float | None:
+    async def next_due(self, queue: QueueName) -> float | None:
         self.check_writable()
-        due = self._first_due(self._zones[zone].due)
+        due = self._first_due(self._zones[queue].due)
         return None if due is None else due.next_attempt
 
-    def has_ready(self, zone: str) -> bool:
-        return self._first_fresh(self._zones[zone]) is not None
+    def has_ready(self, queue: QueueName) -> bool:
+        return self._first_fresh(self._zones[queue]) is not None
 
-    def oldest_ready(self, zone: str, now: float) -> float | None:
+    def oldest_ready(self, queue: QueueName, now: float) -> float | None:
         """Since when the zone's first unclaimed delivery that is due waits."""
-        place = self._zones[zone]
+        place = self._zones[queue]
         fresh, due = self._first_fresh(place), self._first_due(place.due)
         since = [] if fresh is None else [fresh.created]
         if due is not None and due.next_attempt <= now:

@@ -32,6 +32,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.queue_name import queue_of
 from zonerelay.smtp.client.replies import make_reply, printable
 from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
@@ -140,7 +141,7 @@ def dsn(data: bytes) -> None:
     sender, recipient, orcpt, envid, said, host, subject = [printable(part) for part in parts[:7]]
     origin = _mailbox(reverse_path, sender) or Mailbox("sender@example.org")
     delivery = Delivery(
-        queue="default",
+        queue=queue_of("default"),
         message_id=ID,
         recipient=_mailbox(forward_path, recipient) or Mailbox("b@example.com"),
         created=NOW,

@@ -23,7 +23,8 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Verdict
-from zonerelay.model.webhook import About, recipient_of, webhook_zone
+from zonerelay.model.queue_name import webhook_queue
+from zonerelay.model.webhook import About, recipient_of
 from zonerelay.store.contract import ClaimLostError, Submit
 from zonerelay.store.memory.store import MemoryStore
 from zonerelay.webhook.courier import WebhookCourier
@@ -131,8 +132,8 @@ async def test_webhooks_ask_too() -> None:
     body = b'msg_1\t{"type": "message.delivered"}\r\n'
     message = make_message(body)
     recipient = recipient_of(About("source", 1, 1))
-    zone = webhook_zone("hook")
-    event = Delivery(queue=zone, message_id=message.id, recipient=recipient, created=clock.now())
+    queue = webhook_queue("hook")
+    event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
     await store.settle([Submit(message, body, (event,))])
     with Receiver() as receiver:
         courier = WebhookCourier(

@@ -15,7 +15,7 @@ import msgspec
 from zonerelay.config.units import format_duration, parse_duration
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.operations.requests import Filter
 
 MAX_TEXT = 1000

@@ -35,7 +35,7 @@ from zonerelay.config.credentials.edit import change_user
 from zonerelay.config.credentials.file import CredentialsError, User
 from zonerelay.config.rails import Rails
 from zonerelay.config.settings import Settings
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.sasl import MAX_PASSWORD, prepare_password, prepare_user
 
 SERVICE_USER = "zonerelay"

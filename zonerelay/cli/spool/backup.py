@@ -254,7 +254,7 @@ async def _restore(settings: Settings, source: Path, sheet: BackupSheet, home: P
     """A register of its own lets a restore that was cut short go on, and another one begin anew."""
     under_way = home / f"restore-{sheet.made:.0f}"
     async with opened(settings) as store:
-        if not under_way.exists() and (await store.zones() or await _left_over(settings, store)):
+        if not under_way.exists() and (await store.queues() or await _left_over(settings, store)):
             raise CliError(
                 "there is mail in the spool: a backup is restored into an empty one. To add its mail to a"
                 f" queue, import it: zonerelay spool import {source / '00.tar'}",

@@ -30,6 +30,7 @@ from zonerelay.config.settings import Settings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Repaired, Salvaged
 from zonerelay.store.contract import StoreError
 from zonerelay.store.offline import place_of_queue, repair_spool
@@ -38,7 +39,7 @@ from zonerelay.transfer import files
 from zonerelay.transfer.stored import Stored
 
 MAX_SHOWN = 50
-_QUEUE = "default"
+_ZONE = "default"
 
 
 class RepairReport(msgspec.Struct, kw_only=True):
@@ -141,7 +142,7 @@ def _sheet(salvaged: Salvaged) -> bytes:
         return msgspec.json.format(msgspec.json.encode(rest), indent=2) + b"\n"
     unknown = tuple(
         Delivery(
-            queue=_QUEUE,
+            queue=queue_of(_ZONE),
             message_id=MessageId(salvaged.message_id),
             recipient=Mailbox(recipient),
             created=message.envelope.created,

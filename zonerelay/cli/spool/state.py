@@ -96,9 +96,9 @@ async def _left_in(settings: Settings, worker: int) -> str:
     async with opened(settings, worker) as store:
         told = ["it could not be read in time"]
         try:
-            if zones := await store.zones():
+            if queues := await store.queues():
                 path = spool_of(settings.spool, worker).path
-                return f"mail waits in the zones {', '.join(sorted(zones))} of {path}"
+                return f"mail waits in the zones {', '.join(map(str, sorted(queues)))} of {path}"
             await asyncio.wait_for(until_empty(store, told.append), PROOF_TIMEOUT)
         except TimeoutError:
             return told[-1] or told[0]

@@ -23,7 +23,7 @@ from zonerelay.config.credentials import passwords
 from zonerelay.config.options import convert, forms
 from zonerelay.config.options.convert import Option
 from zonerelay.config.wording import quoted
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 
 MAX_NAME = 255
 """Octets of UTF-8 (RFC 4616 2)."""

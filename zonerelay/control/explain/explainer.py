@@ -30,7 +30,7 @@ from zonerelay.message.header.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Message
 from zonerelay.model.outbox import is_mailbox_zone
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.operations.answers import (
     AddressPlan,
     DeliveryRow,

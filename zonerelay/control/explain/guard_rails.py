@@ -14,6 +14,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import queue_of
 from zonerelay.operations.requests import Explain
 
 
@@ -44,7 +45,9 @@ class GuardPlans:
             return f"refused with {UNREADABLE.reply}"
         if not request.client and allowance.rails.networks:  # an unknown one may be in these networks
             allowance = replace(allowance, rails=replace(allowance.rails, networks=()))
-        delivery = Delivery(queue=zone, message_id=MessageId("0" * 16), recipient=recipient, created=0.0)
+        delivery = Delivery(
+            queue=queue_of(zone), message_id=MessageId("0" * 16), recipient=recipient, created=0.0
+        )
         refusal = (
             allowance.mail_refusal(request.client, self._clock.now(), request.size or 0)
             or allowance.rcpt_refusal(recipient, 0)

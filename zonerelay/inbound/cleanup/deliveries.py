@@ -16,7 +16,7 @@ from zonerelay.inbound.limits.bursts import MANY, Bursts
 from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
-from zonerelay.model.priority import queue_of
+from zonerelay.model.queue_name import queue_of
 from zonerelay.routing.zones.zones import Choice, ZoneOf, zone_notes
 
 BY_POLICY = "policy"

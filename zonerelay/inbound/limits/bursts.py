@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import QueueCounts
 
 MANY = 100
@@ -47,7 +48,7 @@ class _Sender:
 class Bursts:
     """The senders of one worker, over all listeners."""
 
-    def __init__(self, counts: Callable[[], Mapping[str, QueueCounts]], clock: Clock) -> None:
+    def __init__(self, counts: Callable[[], Mapping[QueueName, QueueCounts]], clock: Clock) -> None:
         self._counts = counts
         self._clock = clock
         self._look_at = 0.0

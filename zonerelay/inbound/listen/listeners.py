@@ -50,11 +50,10 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.reply import Reply
-from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.zones.zones import ChooseZone
-from zonerelay.store.contract import QueueCounts, QueueStore
+from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
 LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
@@ -112,7 +111,7 @@ class Listeners:
         self._shared = SharedContext(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
-            bursts=Bursts(lambda: _mail(store.counts()), clock),
+            bursts=Bursts(store.counts, clock),
             orders=orders,
             guard=self._guard,
         )
@@ -407,8 +406,3 @@ def _bounded(settings: ListenerSettings, policy: PolicyRunner | None) -> Listene
     if policy is None or WholeMessage not in policy.asked:
         return settings
     return replace(settings, max_message_size=min(settings.max_message_size, settings.policy_max_size))
-
-
-def _mail(counts: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
-    """Without the events that wait for webhooks."""
-    return {queue: each for queue, each in counts.items() if not is_webhook_zone(queue)}

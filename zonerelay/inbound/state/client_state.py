@@ -20,7 +20,7 @@ from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import Origin
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.server.xclient import XClient
 

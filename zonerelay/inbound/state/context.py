@@ -32,6 +32,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.queue_name import QueueName
 from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
@@ -44,7 +45,7 @@ HANDSHAKE = 30.0
 """Seconds for a PROXY header (as Haraka gives it) or a TLS handshake, which is two round trips."""
 
 
-NotifyQueue = Callable[[str, float], None]
+NotifyQueue = Callable[[QueueName, float], None]
 """Tells the queue that a zone has mail, not to be sent before the given Unix time; 0.0 means at once."""
 
 

@@ -15,7 +15,7 @@ from zonerelay.inbound.policy import Decision
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.smtp.server.params import MailCommand
 
 

@@ -43,7 +43,7 @@ _CONTENT = ("m.subject", "m.text_body", "m.html_body", "m.headers::text")
 _ZONE = (
     "CASE WHEN m.mailbox_id IS NULL THEN coalesce(nullif(m.zone, ''), {}) ELSE 'mailbox/' || m.mailbox_id END"
 )
-# As `model.priority.queue_of` has it.
+# As `QueueName.text` has it.
 _QUEUE = f"{_ZONE} || CASE <priority> WHEN 'high' THEN ';high' WHEN 'bulk' THEN ';bulk' ELSE '' END"
 _IS_SMALL = f"p.ok AND m.attachments IS NULL AND {_TEXTS} <= {INLINE}"
 _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import MAX_ROW, mailbox_zone, message_id_of
-from zonerelay.model.priority import zone_of
+from zonerelay.model.outbox import MAX_ROW, message_id_of
+from zonerelay.model.queue_name import QueueName, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
@@ -64,9 +64,9 @@ class OutboxClaims:
         self._events = around.events
         self._redact = around.redact
         self._clock = around.clock
-        self._pools: defaultdict[str, ZonePool] = defaultdict(ZonePool)
+        self._pools: defaultdict[QueueName, ZonePool] = defaultdict(ZonePool)
         self._window = Window()
-        self._parked: dict[str, dict[DeliveryKey, Delivery]] = {}
+        self._parked: dict[QueueName, dict[DeliveryKey, Delivery]] = {}
         self._turn_of_due = False
         self._in_doubt = False
         self._wanted = asyncio.Event()
@@ -163,7 +163,7 @@ class OutboxClaims:
         self.look()
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
-        values = (limit, self._keeper.session, list(self._window.full()), self._default, due_only)
+        values = (limit, self._keeper.session, list(map(str, self._window.full())), self._default, due_only)
         rows = await self._keeper.fetch(self._statements.claim, *values)
         self.claimed += len(rows)
         unknown = {row[3] for row in rows if row[3] is not None} - set(self._mailboxes.ids)
@@ -182,20 +182,20 @@ class OutboxClaims:
     async def _look_at_mailboxes(self) -> None:
         if ids := self._mailboxes.ids:
             await self._read_mailboxes(ids)
-            self._mailboxes.forget_idle({zone_of(queue) for queue in self._window.queues})
+            self._mailboxes.forget_idle({queue.zone for queue in self._window.queues})
 
     # --- rows coming and going
 
-    def _admitted(self, columns: Columns) -> str:
+    def _admitted(self, columns: Columns) -> QueueName | None:
         try:
             return self._admit(columns)
         except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
             self._events.trouble("outbox.claim", error)
             self._put(put_off(columns, "waits: temporary trouble in this relay"))
-            return ""
+            return None
 
-    def _admit(self, columns: Columns) -> str:
-        """Returns the queue that has something new to do, `""` when the row has been finalised."""
+    def _admit(self, columns: Columns) -> QueueName | None:
+        """Returns the queue that has something new to do, `None` when the row has been finalised."""
         try:
             mailbox = self._mailbox_of(columns)
             row = read_row(columns, self._default, mailbox)
@@ -204,10 +204,10 @@ class OutboxClaims:
         except BadRowError as error:
             self._events.row_refused(columns[0], str(error))
             self._put(refused(columns[0], columns[1], columns[4], str(error)))
-            return ""
+            return None
         if mailbox is not None and (problem := mailbox.problem()):
             self._put(put_off(columns, f"waits: {problem}"))
-            return ""
+            return None
         if (before := self.rows.get(row.message_id)) is not None:
             self._superseded(before)
         self.rows[row.message_id] = row
@@ -216,7 +216,7 @@ class OutboxClaims:
         if not deliveries:
             self.finished(row)
             self._put(row.write(self._clock.now(), self._redact))
-            return ""
+            return None
         pool = self._pools[row.queue]
         for delivery in deliveries:
             pool.put(delivery)
@@ -251,14 +251,14 @@ class OutboxClaims:
 
     # --- the pool
 
-    def queues(self) -> set[str]:
+    def queues(self) -> set[QueueName]:
         return self._window.queues
 
-    def has_fresh(self, queue: str) -> bool:
+    def has_fresh(self, queue: QueueName) -> bool:
         pool = self._pools.get(queue)
         return pool is not None and pool.has_fresh
 
-    def take(self, queue: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+    def take(self, queue: QueueName, limit: int, skip: Collection[str]) -> list[Delivery]:
         pool = self._pools.get(queue)
         if pool is None or not self._keeper.may_begin:
             return []
@@ -269,13 +269,13 @@ class OutboxClaims:
             found += self._unpark(queue, limit - len(found), lambda each: each.domain not in skip)
         return [each for each in found if self._is_ours(each.key)]
 
-    def take_domain(self, queue: str, domain: str, limit: int) -> list[Delivery]:
+    def take_domain(self, queue: QueueName, domain: str, limit: int) -> list[Delivery]:
         if queue not in self._parked or not self._keeper.may_begin:
             return []
         found = self._unpark(queue, limit, lambda each: each.domain == domain)
         return [each for each in found if self._is_ours(each.key)]
 
-    def _unpark(self, queue: str, limit: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+    def _unpark(self, queue: QueueName, limit: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
         parked = self._parked[queue]
         found = [each for each in parked.values() if wanted(each)][:limit]
         for each in found:

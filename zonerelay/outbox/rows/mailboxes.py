@@ -16,7 +16,7 @@ from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError
 from zonerelay.config.settings import CredentialSettings, TlsMode, ZoneSettings
-from zonerelay.model.outbox import mailbox_zone
+from zonerelay.model.queue_name import mailbox_zone
 from zonerelay.outbox.database.passwords import PasswordError, unseal
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.store.postgres.driver import Columns

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.outbox import MAILBOXES
+from zonerelay.model.queue_name import MAILBOXES, QueueName, queue_of
 from zonerelay.outbox.drafts import BadRowError, Content
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
 from zonerelay.outbox.rows.mailboxes import Mailbox
@@ -32,8 +32,8 @@ class OutboxReader:
         self._default = around.settings.zone
         self._max_size = around.settings.max_message_size
         self._known_zones = around.known_zones
-        self._counts: dict[str, QueueCounts] = {}
-        self._oldest: dict[str, float] = {}
+        self._counts: dict[QueueName, QueueCounts] = {}
+        self._oldest: dict[QueueName, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -83,10 +83,11 @@ class OutboxReader:
 
     # --- all of them
 
-    async def scan(self, zone: str | None) -> AsyncIterator[Delivery]:
+    async def scan(self, queue: QueueName | None) -> AsyncIterator[Delivery]:
         """Open deliveries in the order of rows; rows that are wrong have none."""
         last = -1
-        while rows := await self._keeper.fetch(self._statements.scan, last, zone, self._default):
+        name = None if queue is None else queue.text
+        while rows := await self._keeper.fetch(self._statements.scan, last, name, self._default):
             for columns in rows:
                 last = columns[0]
                 try:
@@ -96,11 +97,11 @@ class OutboxReader:
                 for delivery in row.open():
                     yield delivery
 
-    def counts(self) -> dict[str, QueueCounts]:
+    def counts(self) -> dict[QueueName, QueueCounts]:
         return self._counts
 
-    def oldest(self, zone: str) -> float | None:
-        return self._oldest.get(zone)
+    def oldest(self, queue: QueueName) -> float | None:
+        return self._oldest.get(queue)
 
     async def _count(self) -> None:
         while True:
@@ -112,10 +113,10 @@ class OutboxReader:
         """Raises StoreError."""
         rows = await self._keeper.fetch(self._statements.counts, self._default)
         # Others are whatever an application has written, and no label of a metric. They fail when claimed.
-        known = {*self._known_zones(), MAILBOXES}
+        known = {zone: queue_of(zone) for zone in self._known_zones()} | {MAILBOXES.text: MAILBOXES}
         rows = [row for row in rows if row[0] in known]
-        self._counts = {row[0]: QueueCounts(row[1], row[2], row[3]) for row in rows}
-        self._oldest = {row[0]: row[4] for row in rows if row[4] is not None}
+        self._counts = {known[row[0]]: QueueCounts(row[1], row[2], row[3]) for row in rows}
+        self._oldest = {known[row[0]]: row[4] for row in rows if row[4] is not None}
         found = await self._keeper.fetch(self._statements.figures)
         self.rows = {row[0]: row[1] for row in found}
         self.lag = max((row[3] or 0.0 for row in found), default=0.0)

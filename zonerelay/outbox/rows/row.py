@@ -22,9 +22,9 @@ import msgspec
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Origin, Recipient
-from zonerelay.model.outbox import MAX_ROW, PROTOCOL, mailbox_zone, message_id_of
+from zonerelay.model.outbox import MAX_ROW, PROTOCOL, message_id_of
 from zonerelay.model.outcome import Attempt, Outcome
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, mailbox_zone, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
 from zonerelay.outbox.drafts import BadRowError, Content, Recipients, recipients_of

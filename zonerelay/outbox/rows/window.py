@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from zonerelay.model.queue_name import QueueName
+
 BATCH = 100
 """Rows that are claimed together."""
 MOST = 2000
@@ -29,20 +31,20 @@ class Window:
     """Counts rows by their queues."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[QueueName] = Counter()
         self._total = 0
-        self._full: set[str] = set()
+        self._full: set[QueueName] = set()
         self._wants_room = False
 
-    def __contains__(self, queue: str) -> bool:
+    def __contains__(self, queue: QueueName) -> bool:
         return queue in self._counts
 
     @property
-    def queues(self) -> set[str]:
+    def queues(self) -> set[QueueName]:
         """Those with rows at hand."""
         return set(self._counts)
 
-    def full(self) -> Collection[str]:
+    def full(self) -> Collection[QueueName]:
         """Queues that are not to be claimed from, as of now."""
         share = self._share()
         self._full = {
@@ -61,11 +63,11 @@ class Window:
     def _share(self) -> int:
         return max(FEW, min(SHARE, (MOST - self._total) // 2))
 
-    def add(self, queue: str) -> None:
+    def add(self, queue: QueueName) -> None:
         self._counts[queue] += 1
         self._total += 1
 
-    def remove(self, queue: str) -> bool:
+    def remove(self, queue: QueueName) -> bool:
         """Something of the queue has left; true when it is worth looking for more."""
         left = self._counts[queue] - 1
         if left:

@@ -16,7 +16,7 @@ from operator import attrgetter
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.rates import Pace, Rates, Ticket
 from zonerelay.queue.destination.suspension import Suspension

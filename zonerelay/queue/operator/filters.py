@@ -10,7 +10,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.store.contract import everybody
 
 
@@ -60,7 +60,7 @@ class Matcher:
         """Whether a delivery matches, its sender apart, which only the message has."""
         wanted = self._wanted
         return (
-            (wanted.zone is None or delivery.zone == wanted.zone)
+            (wanted.zone is None or (delivery.queue.is_mail and delivery.zone == wanted.zone))
             and (wanted.priority is None or delivery.priority is wanted.priority)
             and (wanted.message_id is None or delivery.message_id == wanted.message_id)
             and (wanted.state is None or state is wanted.state)

@@ -32,8 +32,11 @@ from typing import NamedTuple
 import msgspec
 
 from zonerelay import durable
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName, parse_queue
 from zonerelay.process.threads import OPERATORS
 
 KEPT = 24 * 3600.0
@@ -52,7 +55,7 @@ class JournalError(Exception):
 class State(NamedTuple):
     """What acts change of a delivery, and `attempts`, by which an attempt since is seen."""
 
-    queue: str
+    queue: QueueName
     held: bool
     next_attempt: float
     attempts: int
@@ -276,6 +279,23 @@ class Journal:
         return sorted(found, key=lambda act: act.at, reverse=True)
 
 
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(list[Entry]).decode
+_State = tuple[str, bool, float, int, str]
+_decode_entries = msgspec.msgpack.Decoder(list[tuple[tuple[str, str, str], _State, _State]]).decode
+
+
+def _pack(entries: Sequence[Entry]) -> bytes:
+    # The queue is the first of each tuple.
+    return msgspec.msgpack.encode([[(part.queue.text, *part[1:]) for part in entry] for entry in entries])
+
+
+def _unpack(raw: bytes) -> list[Entry]:
+    return [
+        Entry(
+            DeliveryKey(parse_queue(key[0]), MessageId(key[1]), Mailbox(key[2])),
+            *(State(parse_queue(state[0]), *state[1:]) for state in states),
+        )
+        for key, *states in _decode_entries(raw)
+    ]
+
+
 _decode = msgspec.json.Decoder(Act).decode

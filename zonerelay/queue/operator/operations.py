@@ -33,9 +33,8 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.priority import queues_of, zone_of
+from zonerelay.model.queue_name import QueueName, queues_of
 from zonerelay.model.reply import Reply
-from zonerelay.model.webhook import is_webhook_zone
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
@@ -245,9 +244,7 @@ class Operations:
         async def reroute(deliveries: Sequence[Delivery]) -> int:
             messages = await self._messages_of(deliveries if rerouting.needs_messages else ())
             now = self._clock.now()
-            queues = {
-                each.key: rerouting.queue_of(each, messages.get(each.message_id)) for each in deliveries
-            }
+            queues = {each.key: rerouting.target(each, messages.get(each.message_id)) for each in deliveries}
             changed = await self._update(deliveries, lambda each: _moved(each, queues[each.key], now), act)
             self._wake(queues.values())
             return changed
@@ -427,7 +424,7 @@ class Operations:
             keys = [entry.key._replace(queue=queue) for entry in missing]
             await self._store.update(keys, found)
 
-    def _wake(self, queues: Iterable[str]) -> None:
+    def _wake(self, queues: Iterable[QueueName]) -> None:
         for queue in set(queues):
             self._scheduler.wake(queue)
 
@@ -487,7 +484,7 @@ class Operations:
         return len(deliveries)
 
     def _resume(self, keys: Sequence[DeliveryKey]) -> None:
-        for zone, domain in {(zone_of(key.queue), domain_of(key.recipient)) for key in keys}:
+        for zone, domain in {(key.queue.zone, domain_of(key.recipient)) for key in keys}:
             self._scheduler.resume_domain(zone, domain)
 
     # Reading
@@ -542,7 +539,7 @@ class Operations:
         if wanted.message_id is not None:
             found = await self._store.deliveries_of(wanted.message_id)
             for delivery in sorted(found, key=lambda each: each.key):
-                if (after is None or delivery.key > after) and not is_webhook_zone(delivery.queue):
+                if (after is None or delivery.key > after) and delivery.queue.is_mail:
                     yield delivery
             return
         may_match = matcher.recipient
@@ -551,21 +548,18 @@ class Operations:
         elif progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
-        queues: Sequence[str | None] = (None,) if wanted.zone is None else queues_of(wanted.zone)
+        queues: Sequence[QueueName | None] = (None,) if wanted.zone is None else queues_of(wanted.zone)
         if after is not None and after.queue in queues:
             queues = queues[queues.index(after.queue) :]
         for queue in queues:
             start = after if after is not None and queue in (None, after.queue) else None
             async with closing(self._store.scan(queue, wanted=may_match, after=start)) as deliveries:
                 async for delivery in deliveries:
-                    if not is_webhook_zone(delivery.queue):
-                        yield delivery
+                    yield delivery
 
     def _total(self, zone: str | None) -> int:
         return sum(
-            counts.total
-            for name, counts in self._store.counts().items()
-            if zone in (None, zone_of(name)) and not is_webhook_zone(name)
+            counts.total for queue, counts in self._store.counts().items() if zone in (None, queue.zone)
         )
 
     async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
@@ -620,7 +614,7 @@ def _released(delivery: Delivery, now: float) -> Delivery:
     )
 
 
-def _moved(delivery: Delivery, queue: str, now: float) -> Delivery:
+def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:
     if queue == delivery.queue:
         return delivery
     due = delivery.next_attempt if delivery.held else delivery.released_at(now)

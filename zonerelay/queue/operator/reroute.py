@@ -14,7 +14,7 @@ from zonerelay.config.settings import TlsMode
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outbox import is_outbox
-from zonerelay.model.priority import queue_of
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.routing.zones.zones import DEFAULT_ZONE, Zones
 
 _DEMAND = {TlsMode.NONE: 0, TlsMode.OPPORTUNISTIC: 1, TlsMode.REQUIRED: 2, TlsMode.VERIFY: 3, TlsMode.DANE: 3}
@@ -51,7 +51,7 @@ class Rerouting:
         left = [f"{count:,} stay where they are: {why}" for why, count in self.left.most_common()]
         return "; ".join((f"to {self.aim}", *left))
 
-    def queue_of(self, delivery: Delivery, message: Message | None) -> str:
+    def target(self, delivery: Delivery, message: Message | None) -> QueueName:
         if is_outbox(delivery.message_id):
             return self._stays(delivery, "rows of the outbox")
         if not self.needs_messages:
@@ -66,7 +66,7 @@ class Rerouting:
         choice = zone_of(delivery.recipient)
         return queue_of(choice.zone, choice.priority or message.envelope.priority)
 
-    def _stays(self, delivery: Delivery, why: str) -> str:
+    def _stays(self, delivery: Delivery, why: str) -> QueueName:
         self.left[why] += 1
         return delivery.queue
 

@@ -27,7 +27,7 @@ import heapq
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.destinations import Destination, Site, Standing
 from zonerelay.queue.destination.order import FairQueue
 from zonerelay.queue.destination.precedence import STRIDE, Precedence

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus
 from zonerelay.queue.destination.rates import Rates

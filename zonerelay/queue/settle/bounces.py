@@ -20,7 +20,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
-from zonerelay.model.priority import queue_of
+from zonerelay.model.queue_name import queue_of
 from zonerelay.queue.aio import closing
 from zonerelay.routing.zones.zones import ChooseZone, zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, QueueStore, StoreError, Submit

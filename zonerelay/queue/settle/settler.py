@@ -27,9 +27,10 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.queue_name import QueueName
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Slices, Tasks
-from zonerelay.queue.contract import NotifyZone, Teller, Told
+from zonerelay.queue.contract import NotifyQueue, Teller, Told
 from zonerelay.queue.settle.bounces import DsnMaker, ReportError
 from zonerelay.queue.settle.disposition import (
     STRANGER,
@@ -46,8 +47,8 @@ from zonerelay.routing.zones.zones import ChooseZone
 from zonerelay.store.contract import Change, Finish, Postpone, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
-Postponed = Callable[[str, float], None]
-"""`postponed(zone, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
+Postponed = Callable[[QueueName, float], None]
+"""`postponed(queue, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
 
 Paused = Callable[[Delivery, Message | None, str], float]
 
@@ -144,7 +145,7 @@ class Settler:
         zones: Sequence[ZoneSettings],
         bounce: BounceSettings,
         hostname: str,
-        notify: NotifyZone,
+        notify: NotifyQueue,
         events: Events,
         clock: Clock,
         callbacks: SettlerCallbacks = SettlerCallbacks(),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
@@ -59,7 +59,7 @@ class Claims:
         self._stopping = False
         self._busy = False
         self._wanted: asyncio.Future[None] | None = None
-        self._known = {Priority.NORMAL: zone}
+        self._known = {Priority.NORMAL: queue_of(zone)}
         """The queues that may hold something."""
         self._more = {Priority.NORMAL}
         self._new = {Priority.NORMAL}

@@ -51,7 +51,7 @@ from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
-from zonerelay.model.priority import Priority, priority_of
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import (
     LONG,
@@ -296,7 +296,7 @@ class ZonePlan:
         self._parked = {line: self._without_withdrawn(some) for line, some in self._parked.items()}
         for key in keys:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
-            priority = priority_of(key.queue)
+            priority = key.queue.priority
             if line is not None and (delivery := line.remove(key, priority)) is not None:
                 window = self._window.of(priority)
                 window.left((delivery,))

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.queue.destination.backlog import Backlog, Line
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope, Origin
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail, Rule, reason
 
 DEFAULT_ZONE = "default"

@@ -1,4 +1,4 @@
-"""Counts the deliveries of each zone by durable state, without asking the disk.
+"""Counts the deliveries of each queue by durable state, without asking the disk.
 
 After a start the counts hold the changes since then, and a walk in the background adds what the spool held.
 Until it ends the counts are too low and may be below zero: `current` shows zero instead, and `is_whole` is
@@ -8,6 +8,7 @@ false, so that callers do not take the counts for the queue.
 from __future__ import annotations
 
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.records import DeliveryStatus
 from zonerelay.store.contract import QueueCounts
 
@@ -17,28 +18,28 @@ class Counts:
 
     def __init__(self) -> None:
         self.is_whole = False
-        self._zones: dict[str, QueueCounts] = {}
+        self._zones: dict[QueueName, QueueCounts] = {}
 
-    def move(self, zone: str, old: Delivery | DeliveryStatus | None, new: Delivery | None) -> None:
+    def move(self, queue: QueueName, old: Delivery | DeliveryStatus | None, new: Delivery | None) -> None:
         """A delivery changed from `old` (None: it is new) to `new` (None: it left)."""
-        counts = self._zones.get(zone)
+        counts = self._zones.get(queue)
         if counts is None:
-            counts = self._zones[zone] = QueueCounts()
+            counts = self._zones[queue] = QueueCounts()
         if old is not None:
             counts.count(old.next_attempt, held=old.held, step=-1)
         if new is not None:
             counts.count(new.next_attempt, held=new.held)
 
-    def add(self, found: dict[str, QueueCounts]) -> None:
+    def add(self, found: dict[QueueName, QueueCounts]) -> None:
         """Add what a walk over the spool found."""
-        for zone, more in found.items():
-            counts = self._zones.setdefault(zone, QueueCounts())
+        for queue, more in found.items():
+            counts = self._zones.setdefault(queue, QueueCounts())
             counts.ready += more.ready
             counts.deferred += more.deferred
             counts.held += more.held
 
     @property
-    def moves(self) -> dict[str, QueueCounts]:
+    def moves(self) -> dict[QueueName, QueueCounts]:
         """The plain sums, which may be below zero."""
         return self._zones
 
@@ -46,8 +47,9 @@ class Counts:
     def total(self) -> int:
         return sum(max(0, counts.total) for counts in self._zones.values())
 
-    def current(self) -> dict[str, QueueCounts]:
+    def current(self) -> dict[QueueName, QueueCounts]:
         return {
             zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))
             for zone, counts in self._zones.items()
+            if zone.is_mail
         }

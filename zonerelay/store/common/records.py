@@ -23,6 +23,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message, Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
+from zonerelay.model.queue_name import Kind, QueueName, parse_queue, webhook_queue
 from zonerelay.store.contract import Kept, Once, StoreCorruptError, StoreError
 
 FORMAT_VERSION = b"1"
@@ -36,6 +37,8 @@ ONCE_UNTIL_PREFIX = b"meta once-until "
 
 MESSAGE_PREFIX = b"message "
 DELIVERY_PREFIX = b"delivery-zone "
+WEBHOOK_PREFIX = b"delivery-webhook "
+"""Right before `DELIVERY_PREFIX`, so that both are one range."""
 DEFERRED_PREFIX = b"deferred-zone "
 DOMAIN_PREFIX = b"delivery-domain "
 
@@ -169,33 +172,35 @@ _decode_status = msgspec.json.Decoder(DeliveryStatus).decode
 
 
 @functools.lru_cache(maxsize=1024)
-def zone_prefix(zone: str) -> bytes:
-    return DELIVERY_PREFIX + field(zone) + b" "
+def queue_prefix(queue: QueueName) -> bytes:
+    if queue.kind is Kind.WEBHOOK:
+        return WEBHOOK_PREFIX + field(queue.zone) + b" "
+    return DELIVERY_PREFIX + field(queue.text) + b" "
 
 
 @functools.lru_cache(maxsize=1024)
-def deferred_prefix(zone: str) -> bytes:
-    return DEFERRED_PREFIX + field(zone) + b" "
+def deferred_prefix(queue: QueueName) -> bytes:
+    return DEFERRED_PREFIX + field(queue.text) + b" "
 
 
-def domain_prefix(zone: str, domain: str) -> bytes:
-    return b"%b%b %b " % (DOMAIN_PREFIX, field(zone), field(domain))
+def domain_prefix(queue: QueueName, domain: str) -> bytes:
+    return b"%b%b %b " % (DOMAIN_PREFIX, field(queue.text), field(domain))
 
 
 def delivery_key(key: DeliveryKey) -> bytes:
-    zone, message_id, recipient = key
-    return b"%b%b %b" % (zone_prefix(zone), message_id.encode("ascii"), field(recipient))
+    queue, message_id, recipient = key
+    return b"%b%b %b" % (queue_prefix(queue), message_id.encode("ascii"), field(recipient))
 
 
 def deferred_key(key: DeliveryKey, next_attempt: float) -> bytes:
-    zone, message_id, recipient = key
+    queue, message_id, recipient = key
     due = due_field(next_attempt)
-    return b"%b%b %b %b" % (deferred_prefix(zone), due, message_id.encode("ascii"), field(recipient))
+    return b"%b%b %b %b" % (deferred_prefix(queue), due, message_id.encode("ascii"), field(recipient))
 
 
 def domain_key(key: DeliveryKey, domain: str) -> bytes:
-    zone, message_id, recipient = key
-    return b"%b%b %b" % (domain_prefix(zone, domain), message_id.encode("ascii"), field(recipient))
+    queue, message_id, recipient = key
+    return b"%b%b %b" % (domain_prefix(queue, domain), message_id.encode("ascii"), field(recipient))
 
 
 @functools.lru_cache(maxsize=16)  # thousands of recipients of one message have the same
@@ -211,12 +216,24 @@ def _shown(raw: bytes) -> str:
     return f"{head} …" if blank else text
 
 
+@functools.lru_cache(maxsize=1024)
+def queue_in(raw: bytes) -> QueueName:
+    """The queue that a field of a key names. Raises ValueError."""
+    return parse_queue(unfield(raw))
+
+
+@functools.lru_cache(maxsize=1024)
+def queue_after(word: bytes, raw: bytes) -> QueueName:
+    """The queue that the second field of a key names, behind its first. Raises ValueError."""
+    return webhook_queue(unfield(raw)) if word == WEBHOOK_PREFIX[:-1] else queue_in(raw)
+
+
 def parse_delivery_key(raw: bytes) -> DeliveryKey:
-    """Any of the three `delivery-zone`, `deferred-zone`, `delivery-domain` keys."""
+    """Any of the four keys of a delivery and its indexes."""
     try:
         parts = raw.split(b" ")
         return DeliveryKey(
-            unfield(parts[1]), MessageId(parts[-2].decode("ascii")), Mailbox(unfield(parts[-1]))
+            queue_after(parts[0], parts[1]), MessageId(parts[-2].decode("ascii")), Mailbox(unfield(parts[-1]))
         )
     except (ValueError, IndexError) as error:
         raise StoreCorruptError(f"unreadable key {_shown(raw)}") from error

@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import re
-import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import LENGTH, MessageId
+from zonerelay.model.queue_name import parse_queue
 from zonerelay.store.common.records import DeliveryRecord, delivery_of, encode_delivery, encoded
 from zonerelay.store.contract import Kept, Once, StoreCorruptError
 
@@ -124,7 +124,7 @@ def parse_key_name(name: str) -> tuple[str, Kept] | None:
 
 def encode_record(delivery: Delivery) -> bytes:
     """One delivery as it stands in both kinds of file."""
-    whose = encoded(f"delivery {delivery.message_id}", _Whose(delivery.queue, delivery.recipient))
+    whose = encoded(f"delivery {delivery.message_id}", _Whose(delivery.queue.text, delivery.recipient))
     return b"%b,%b" % (whose[:-1], encode_delivery(delivery)[1:])
 
 
@@ -165,14 +165,13 @@ def _object_at(raw: bytes, start: int) -> bytes:
 
 def _deliveries(message_id: MessageId, records: Iterable[_WholeRecord]) -> list[Delivery]:
     return [
-        delivery_of(DeliveryKey(record.zone, message_id, Mailbox(record.recipient)), record)
+        delivery_of(DeliveryKey(parse_queue(record.zone), message_id, Mailbox(record.recipient)), record)
         for record in records
     ]
 
 
 def key_of(message_id: MessageId, record: IndexRecord) -> DeliveryKey:
-    # Interned: the index holds one of these for every delivery in the queue.
-    return DeliveryKey(sys.intern(record.zone), message_id, Mailbox(record.recipient))
+    return DeliveryKey(parse_queue(record.zone), message_id, Mailbox(record.recipient))
 
 
 # --- .env

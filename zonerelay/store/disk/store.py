@@ -20,6 +20,7 @@ from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage
@@ -248,13 +249,13 @@ class DiskStore(LocalStore[ChangePlan]):
     def _read_chunks(self, message: Message) -> AsyncGenerator[bytes, None]:
         return read_chunks(self._keeper, message.id)
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         self._keeper.check_usable()
-        return self._index[zone].oldest(now)
+        return self._index[queue].oldest(now)
 
-    async def zones(self) -> set[str]:
+    async def queues(self) -> set[QueueName]:
         self._keeper.check_usable()
-        return self._index.zones()
+        return self._index.queues()
 
     async def left_over(self) -> str:
         return await self._keeper.read(left_over)
@@ -270,10 +271,10 @@ class DiskStore(LocalStore[ChangePlan]):
         return await read_each(self.read_message, ids)
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()
-        keys = self._index.sorted_keys(zone)
+        keys = self._index.sorted_keys(queue)
         if after is not None:
             keys = keys[bisect_right(keys, after) :]
         if wanted is not everybody:
@@ -287,8 +288,8 @@ class DiskStore(LocalStore[ChangePlan]):
         finally:
             self._walks.discard(walk)
 
-    def counts(self) -> dict[str, QueueCounts]:
-        return dict(self._index.counts())
+    def counts(self) -> dict[QueueName, QueueCounts]:
+        return {queue: counts for queue, counts in self._index.counts() if queue.is_mail}
 
     def is_counted(self) -> bool:
         return True  # the index was read before the store was there

@@ -22,6 +22,7 @@ from pathlib import Path
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.check import Contents, Examination, Fault
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreOpenError
@@ -108,8 +109,8 @@ class Records:
         self._total = octets
         self._octets = self._told = 0
         self._index_sum = 0
-        self._ids: dict[bytes, array[int]] = {}
-        """The message ids of the deliveries of each zone, in order."""
+        self._ids: dict[QueueName, array[int]] = {}
+        """The message ids of the deliveries of each queue, in order."""
         self._partly: tuple[array[int], array[int]] = (array("Q"), array("Q"))
         """Messages that have fewer deliveries than recipients, in order, and how many they have."""
         self._deliveries = self._messages = 0
@@ -141,7 +142,7 @@ class Records:
             named = records.parse_delivery_key(key)
             if key.startswith(records.DEFERRED_PREFIX):
                 self._note_index(key, 1)
-            elif key.startswith(records.DELIVERY_PREFIX):
+            elif key.startswith((records.DELIVERY_PREFIX, records.WEBHOOK_PREFIX)):
                 self._note_delivery(key, named, value)
             elif not key.startswith(records.DOMAIN_PREFIX):  # those are hints, and stray ones are nothing
                 self._bad(key, "no record of a spool has such a key")
@@ -153,7 +154,7 @@ class Records:
             self._bad(key, "its message id is none")
             return
         self._deliveries += 1
-        self._ids.setdefault(key.split(b" ", 2)[1], array("Q")).append(int(named.message_id, 16))
+        self._ids.setdefault(named.queue, array("Q")).append(int(named.message_id, 16))
         delivery = records.decode_record(named, value)
         if due := due_time(delivery):
             self._note_index(records.deferred_key(named, due), -1)
@@ -176,8 +177,8 @@ class Records:
                     self._add(Fault.INDEX_STRAY, key, "the delivery is due at another time", named.message_id)
             except StoreCorruptError:
                 continue  # told by the walk
-        delivery = records.DELIVERY_PREFIX
-        for key, value in self._db.rows(delivery, records.after(delivery), limit=sys.maxsize):
+        first, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
+        for key, value in self._db.rows(first, end, limit=sys.maxsize):
             try:
                 named = records.parse_delivery_key(key)
                 due = due_time(records.decode_record(named, value))

@@ -14,6 +14,7 @@ from operator import attrgetter
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.leveldb import scan
@@ -37,13 +38,13 @@ class ZoneClaims:
 
     def __init__(
         self,
-        zone: str,
+        queue: QueueName,
         keeper: SpoolKeeper,
         in_flight: InFlight,
         *,
         empty: bool,
     ) -> None:
-        self.window = ZoneWindow(zone, in_flight.is_busy, empty=empty)
+        self.window = ZoneWindow(queue, in_flight.is_busy, empty=empty)
         self._reader = keeper.reader
         self._committer = keeper.committer
         self._in_flight = in_flight
@@ -163,7 +164,7 @@ class ZoneClaims:
             raise
 
 
-class Zones(dict[str, ZoneClaims]):
+class Zones(dict[QueueName, ZoneClaims]):
     """The claims of all zones, each made when it is first asked for. Its verbs are those of `QueueStore`."""
 
     def __init__(self, keeper: SpoolKeeper, in_flight: InFlight, *, empty: bool) -> None:
@@ -172,40 +173,40 @@ class Zones(dict[str, ZoneClaims]):
         self._keeper = keeper
         self._in_flight = in_flight
 
-    def __missing__(self, name: str) -> ZoneClaims:
+    def __missing__(self, name: QueueName) -> ZoneClaims:
         zone = self[name] = ZoneClaims(name, self._keeper, self._in_flight, empty=self.empty)
         return zone
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self._keeper.check_claims()
-        take = self[zone].window.take
-        return await self[zone].claim(
+        take = self[queue].window.take
+        return await self[queue].claim(
             lambda room, found, spill: take(room, skip_domains, now, found, spill), limit, now
         )
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self._keeper.check_claims()
-        take = self[zone].window.take_new
-        return await self[zone].claim(
+        take = self[queue].window.take_new
+        return await self[queue].claim(
             lambda room, found, spill: take(room, since, skip_domains, found, spill), limit, 0.0
         )
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
         self._keeper.check_claims()
-        take = self[zone].window.take_domain
-        return await self[zone].claim(lambda room, found, _: take(domain, room, found), limit, now)
+        take = self[queue].window.take_domain
+        return await self[queue].claim(lambda room, found, _: take(domain, room, found), limit, now)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
             self[key.queue].release((key,))
 
-    async def next_due(self, zone: str) -> float | None:
+    async def next_due(self, queue: QueueName) -> float | None:
         self._keeper.check_usable()
-        return await self[zone].next_due()
+        return await self[queue].next_due()
 
-    def has_ready(self, zone: str) -> bool:
-        return self[zone].window.has_ready()
+    def has_ready(self, queue: QueueName) -> bool:
+        return self[queue].window.has_ready()

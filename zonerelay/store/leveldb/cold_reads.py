@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
@@ -63,10 +64,10 @@ class ColdReads:
         return message
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         read = self._reader.read
-        prefix = records.DELIVERY_PREFIX if zone is None else records.zone_prefix(zone)
+        prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
         view = await read(type(self._reader.opened).snapshot)
         try:
             start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"

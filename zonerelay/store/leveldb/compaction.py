@@ -88,5 +88,5 @@ def slices(first: MessageId, last: MessageId, count: int) -> list[tuple[bytes, b
     step = max(1, -(-(high - low + 1) // count))
     starts = [records.message_prefix(MessageId(f"{number:016x}")) for number in range(low, high + 1, step)]
     stops = [*starts[1:], whole(first, last)[1]]
-    others = (records.DELIVERY_PREFIX, records.DEFERRED_PREFIX, records.DOMAIN_PREFIX)
+    others = (records.DELIVERY_PREFIX, records.WEBHOOK_PREFIX, records.DEFERRED_PREFIX, records.DOMAIN_PREFIX)
     return [*zip(starts, stops, strict=True), *((prefix, records.after(prefix)) for prefix in others)]

@@ -248,7 +248,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     async def _tell_of_all(self) -> None:
         """Mail that was refused may be in the spool all the same, when only its sync failed."""
         try:
-            for zone in await self.reader.read(scan.zones):
+            for zone in await self.reader.read(scan.queues):
                 self._on_news(zone)
         except StoreError as error:
             _log.warning("could not look for mail that was refused and is in the spool: %s", error)
@@ -291,7 +291,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
     async def _count(self, view: View) -> None:
         counts = self.counts
         try:
-            start: bytes | None = records.DELIVERY_PREFIX
+            start: bytes | None = records.WEBHOOK_PREFIX
             while start is not None:
                 found, start = await self.reader.read(scan.count_page, start, view)
                 counts.add(found)

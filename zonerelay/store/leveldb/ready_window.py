@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.claims.ready_order import ReadyOrder
 from zonerelay.store.leveldb.low_water import DiskRange
@@ -42,9 +43,9 @@ Taken = dict[DeliveryKey, Delivery]
 class ZoneWindow:
     """One zone. `is_busy` says whether a delivery is claimed or being changed right now."""
 
-    def __init__(self, zone: str, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:
+    def __init__(self, queue: QueueName, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:
         """`empty`: the spool was empty when it was opened, so there is nothing to find on disk."""
-        self.zone = zone
+        self.zone = queue
         self._is_busy = is_busy
         self._start(empty=empty)
         self.epoch = 0
@@ -52,7 +53,7 @@ class ZoneWindow:
         self.oldest = b""
 
     def _start(self, *, empty: bool) -> None:
-        fresh, due = records.zone_prefix(self.zone), records.deferred_prefix(self.zone)
+        fresh, due = records.queue_prefix(self.zone), records.deferred_prefix(self.zone)
         self.fresh_range = DiskRange(fresh, None if empty else fresh)
         self.due_range = DiskRange(due, None if empty else due)
         self.new_range: DiskRange | None = None

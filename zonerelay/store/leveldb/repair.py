@@ -35,6 +35,7 @@ from zonerelay import durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.check import KEPT, Examination, Findings, Repaired, Salvage, Salvaged, Tell
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError, StoreFullError
@@ -67,7 +68,9 @@ _BATCH_SIZE = 4 * 1024 * 1024
 _PAGE = 4096
 _FAR = 1 << 56
 """No number of a write is as high."""
-_WORDS = frozenset({b"message", b"delivery-zone", b"deferred-zone", b"delivery-domain", b"meta"})
+_WORDS = frozenset(
+    {b"message", b"delivery-zone", b"delivery-webhook", b"deferred-zone", b"delivery-domain", b"meta"}
+)
 _SLACK = 64 * 1024 * 1024
 
 
@@ -371,11 +374,11 @@ class _Rebuild:
 
     def _deliveries(self) -> Iterator[Delivery]:
         """Those of all zones, in the order of their messages; a record without sense is told."""
-        zones = [self._zone(zone) for zone in sorted(scan.zones(self._source))]
+        zones = [self._zone(zone) for zone in sorted(scan.queues(self._source))]
         return heapq.merge(*zones, key=lambda each: each.message_id)
 
-    def _zone(self, zone: str) -> Iterator[Delivery]:
-        prefix = records.zone_prefix(zone)
+    def _zone(self, queue: QueueName) -> Iterator[Delivery]:
+        prefix = records.queue_prefix(queue)
         for key, value in self._source.rows(prefix, records.after(prefix), limit=sys.maxsize):
             self.named += 1
             try:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, first_at, is_message_id
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import (
     EveryNth,
@@ -204,10 +205,10 @@ def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
     return found
 
 
-def zones(db: LevelDb) -> set[str]:
-    """Zones that hold deliveries, one seek each."""
-    prefix = records.DELIVERY_PREFIX
-    keys = db.first_keys(prefix, records.after(prefix), lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
+def queues(db: LevelDb) -> set[QueueName]:
+    """Queues that hold deliveries, one seek each."""
+    start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
+    keys = db.first_keys(start, end, lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
     return {key.queue for _, key in _parsed(db, keys)}
 
 
@@ -223,14 +224,14 @@ def left_over(db: LevelDb) -> str:
 
 
 def deliveries_of(
-    db: LevelDb, message_id: MessageId, in_zones: Collection[str] | None = None
+    db: LevelDb, message_id: MessageId, in_queues: Collection[QueueName] | None = None
 ) -> list[Delivery]:
-    """`in_zones`: the only zones that hold deliveries, where that is known. To find them takes a way over all
-    that was removed in front of the first delivery of each.
+    """`in_queues`: the only queues that hold deliveries, where that is known. To find them takes a way over
+    all that was removed in front of the first delivery of each.
     """
     found: list[Delivery] = []
-    for zone in zones(db) if in_zones is None else in_zones:
-        prefix = records.zone_prefix(zone) + message_id.encode("ascii", "replace") + b" "
+    for queue in queues(db) if in_queues is None else in_queues:
+        prefix = records.queue_prefix(queue) + message_id.encode("ascii", "replace") + b" "
         start: bytes | None = prefix
         while start is not None:
             rows = list(db.rows(start, records.after(prefix), limit=PAGE_ROWS))
@@ -286,14 +287,14 @@ def _noted_last_id(db: LevelDb) -> str:
     return instead
 
 
-def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCounts], bytes | None]:
-    """Deliveries by zone and state in one page, and where the next page starts."""
-    found: dict[str, QueueCounts] = {}
+def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
+    """Deliveries by queue and state in one page, and where the next page starts."""
+    found: dict[QueueName, QueueCounts] = {}
     key, rows = b"", 0
     for key, value in db.rows(start, records.after(records.DELIVERY_PREFIX), limit=PAGE_ROWS, view=view):
         rows += 1
         try:
-            counts = found.setdefault(records.unfield(key.split(b" ", 2)[1]), QueueCounts())
+            counts = found.setdefault(records.queue_after(*key.split(b" ", 2)[:2]), QueueCounts())
             status = records.decode_status(key, value)
             counts.count(status.next_attempt, held=status.held)
         except (StoreCorruptError, ValueError) as error:

@@ -17,6 +17,7 @@ from zonerelay.config.settings import SpoolSettings, space_guard
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage
@@ -221,8 +222,8 @@ class LevelDbStore(LocalStore[WritePlan]):
     def _read_chunks(self, message: Message) -> AsyncGenerator[bytes, None]:
         return read_chunks(self._reader, message.id, message.chunks)
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
-        window = self._zones[zone].window
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
+        window = self._zones[queue].window
         start = window.oldest
         first = await self._reader.read(
             scan.oldest, start or window.fresh_range.prefix, window.fresh_range.end, now
@@ -233,21 +234,21 @@ class LevelDbStore(LocalStore[WritePlan]):
             window.oldest = first[0]
         return first[1]
 
-    async def zones(self) -> set[str]:
-        return await self._reader.read(scan.zones)
+    async def queues(self) -> set[QueueName]:
+        return await self._reader.read(scan.queues)
 
     async def left_over(self) -> str:
         return await self._reader.read(scan.left_over)
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         counts = self._keeper.counts
-        zones = [zone for zone, each in counts.moves.items() if each.total] if counts.is_whole else None
-        return await self._reader.read(scan.deliveries_of, message_id, zones)
+        queues = [each for each, some in counts.moves.items() if some.total] if counts.is_whole else None
+        return await self._reader.read(scan.deliveries_of, message_id, queues)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await self._reader.read(scan.read_messages, ids)
 
-    def counts(self) -> dict[str, QueueCounts]:
+    def counts(self) -> dict[QueueName, QueueCounts]:
         return self._keeper.counts.current()
 
     def is_counted(self) -> bool:
@@ -293,7 +294,7 @@ def _open(db: LevelDb) -> _Opened:
     db.open()
     try:
         scan.drop_hints(db)
-        return _Opened(scan.last_message_id(db), not scan.zones(db), db.snapshot())
+        return _Opened(scan.last_message_id(db), not scan.queues(db), db.snapshot())
     except StoreError as error:
         db.close()
         raise db.open_error(error) from error

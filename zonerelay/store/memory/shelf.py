@@ -147,7 +147,7 @@ class Shelf:
                 with _stepping_over(found):
                     identity = key[len(records.ONCE_PREFIX) :].decode("ascii", "replace")
                     found.kept[identity] = records.decode_kept(value)
-            elif key.startswith(records.DELIVERY_PREFIX):
+            elif key.startswith((records.DELIVERY_PREFIX, records.WEBHOOK_PREFIX)):
                 with _stepping_over(found):
                     delivery = records.decode_delivery(key, value)
                     if delivery.message_id in found.messages:

@@ -17,6 +17,7 @@ from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.body.chunks import check_own_message, split
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage
@@ -143,35 +144,35 @@ class MemoryStore:
     # --- handing out
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self.check_writable()
-        return self._claim(self._claimable(zone, now), limit, skip_domains)
+        return self._claim(self._claimable(queue, now), limit, skip_domains)
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self.check_writable()
-        fresh = self._claimable(zone, 0.0)
+        fresh = self._claimable(queue, 0.0)
         new = [each for each in fresh if each.message_id >= since and each.key not in self._passed_over]
         return self._claim(new, limit, skip_domains)
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
         self.check_writable()
         # They were due when they were passed over.
         found = [
             delivery
-            for delivery in self._claimable(zone, math.inf)
+            for delivery in self._claimable(queue, math.inf)
             if delivery.domain == domain and delivery.key in self._passed_over
         ]
         return self._claim(found, limit)
 
-    def _claimable(self, zone: str, now: float) -> list[Delivery]:
+    def _claimable(self, queue: QueueName, now: float) -> list[Delivery]:
         """Fresh ones by message, deferred ones by due time, in turns."""
         ready = [
             delivery
             for key, delivery in self._deliveries.items()
-            if key.queue == zone and key not in self._claimed and delivery.is_due(now)
+            if key.queue == queue and key not in self._claimed and delivery.is_due(now)
         ]
         fresh = sorted((d for d in ready if d.next_attempt <= 0), key=lambda d: d.key)
         due = sorted((d for d in ready if d.next_attempt > 0), key=lambda d: (d.next_attempt, d.key))
@@ -201,18 +202,18 @@ class MemoryStore:
         self._claimed.clear()
         self._passed_over.clear()
 
-    async def next_due(self, zone: str) -> float | None:
+    async def next_due(self, queue: QueueName) -> float | None:
         self.check_writable()
-        return min((when for when in self._waiting(zone) if when > 0), default=None)
+        return min((when for when in self._waiting(queue) if when > 0), default=None)
 
-    def has_ready(self, zone: str) -> bool:
-        return any(when <= 0 for when in self._waiting(zone))
+    def has_ready(self, queue: QueueName) -> bool:
+        return any(when <= 0 for when in self._waiting(queue))
 
-    def _waiting(self, zone: str) -> Iterator[float]:
+    def _waiting(self, queue: QueueName) -> Iterator[float]:
         """The times of the next attempts that `claim` could hand out."""
         unavailable = self._claimed | self._passed_over
         for key, delivery in self._deliveries.items():
-            if key.queue == zone and key not in unavailable and not delivery.held:
+            if key.queue == queue and key not in unavailable and not delivery.held:
                 yield delivery.next_attempt
 
     # --- settling
@@ -288,13 +289,13 @@ class MemoryStore:
         return await read_each(self.read_message, ids)
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         self.check_writable()
         for key, delivery in sorted(self._deliveries.items()):
             if after is not None and key <= after:
                 continue
-            if (zone is None or key.queue == zone) and wanted(key.recipient):
+            if (key.queue == queue if queue else key.queue.is_mail) and wanted(key.recipient):
                 yield delivery
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
@@ -302,7 +303,7 @@ class MemoryStore:
         found = [delivery for key, delivery in self._deliveries.items() if key.message_id == message_id]
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
-    def counts(self) -> dict[str, QueueCounts]:
+    def counts(self) -> dict[QueueName, QueueCounts]:
         counts = Counts()
         for delivery in self._deliveries.values():
             counts.move(delivery.queue, None, delivery)
@@ -311,13 +312,13 @@ class MemoryStore:
     def is_counted(self) -> bool:
         return True
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         self.check_writable()
-        released = (key for key, d in self._deliveries.items() if key.queue == zone and d.created <= now)
+        released = (key for key, d in self._deliveries.items() if key.queue == queue and d.created <= now)
         first = min(released, default=None)
         return None if first is None else self._deliveries[first].created
 
-    async def zones(self) -> set[str]:
+    async def queues(self) -> set[QueueName]:
         self.check_writable()
         return {key.queue for key in self._deliveries}
 

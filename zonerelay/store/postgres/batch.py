@@ -17,6 +17,7 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.records import DeliveryStatus
 from zonerelay.store.common.write.batches import ChangeOne, changed
@@ -26,6 +27,7 @@ from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import ClashError, Columns, Fetch, Link, SickError
 from zonerelay.store.postgres.rows import (
     RowKey,
+    column_of,
     delivery_key,
     delivery_of,
     identity,
@@ -90,7 +92,7 @@ class Submission:
     encoded: dict[DeliveryKey, bytes] = field(default_factory=dict)
     mine: dict[DeliveryKey, Delivery] = field(default_factory=dict)
     pooled: list[Delivery] = field(default_factory=list)
-    news: set[str] = field(default_factory=set)
+    news: set[QueueName] = field(default_factory=set)
     simple: bool = False
     done: dict[DeliveryKey, DeliveryStatus] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
@@ -192,8 +194,8 @@ class TransactionWriter:
         await self._finish(fetch, live, target)
         await self._postpone(fetch, live, session)
         await self._add(fetch, live, session)
-        if news := sorted({zone for job in live for zone in job.news}):
-            await fetch(sql.TELL, target.channel, [f"{session} {word(zone)}" for zone in news])
+        if news := sorted({queue for job in live for queue in job.news}):
+            await fetch(sql.TELL, target.channel, [f"{session} {column_of(queue)}" for queue in news])
 
     async def _store_uploads(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         if uploads := [part for job in jobs for part in job.uploads]:
@@ -347,7 +349,7 @@ async def _rewrite(fetch: Fetch, found: Changed, session: int) -> None:
             [state.held for state in states],
             [records.encode_delivery(state) for state in states],
             [session if key in found.kept else None for key in keys],
-            [word(state.queue) for state in states],
+            [column_of(state.queue) for state in states],
         )
 
 

@@ -25,13 +25,22 @@ from typing import Any, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.claims.pool import NEVER, Claims, ZonePool
 from zonerelay.store.contract import ClaimLostError, Lost, StoreCorruptError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Columns
 from zonerelay.store.postgres.keeper import PostgresKeeper
-from zonerelay.store.postgres.rows import delivery_key, delivery_of, key_columns, number, word, words
+from zonerelay.store.postgres.rows import (
+    column_of,
+    delivery_key,
+    delivery_of,
+    key_columns,
+    number,
+    word,
+    words,
+)
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -53,43 +62,43 @@ class PostgresClaims:
         self.exclusive = asyncio.Lock()
         self._keeper = keeper
         self._on_lost = on_lost
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[QueueName, asyncio.Lock] = {}
         self._tasks = Tasks()
         self._unreadable: set[DeliveryKey] = set()
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        pool = self.claims.zone(zone)
+        pool = self.claims.zone(queue)
 
         async def fill(room: int) -> int:
             if not pool.more and pool.due > now:
                 return 0
-            return await self.finish(self._fill(zone, room, skip_domains, now))
+            return await self.finish(self._fill(queue, room, skip_domains, now))
 
-        async with self._claiming(zone) as found:
-            await self._collect(zone, limit, found, fill, lambda room: pool.take(room, skip_domains, now))
+        async with self._claiming(queue) as found:
+            await self._collect(queue, limit, found, fill, lambda room: pool.take(room, skip_domains, now))
             if len(found) < limit and pool.parked:
-                found.extend(await self._unpark(zone, limit - len(found), skip_domains))
+                found.extend(await self._unpark(queue, limit - len(found), skip_domains))
         return self._still_handed_out(found)
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        pool = self.claims.zone(zone)
+        pool = self.claims.zone(queue)
 
         async def fill(room: int) -> int:
-            return await self.finish(self._fill_new(zone, room, since, skip_domains)) if pool.more else 0
+            return await self.finish(self._fill_new(queue, room, since, skip_domains)) if pool.more else 0
 
-        async with self._claiming(zone) as found:
+        async with self._claiming(queue) as found:
             await self._collect(
-                zone, limit, found, fill, lambda room: pool.take_new(room, since, skip_domains)
+                queue, limit, found, fill, lambda room: pool.take_new(room, since, skip_domains)
             )
         return self._still_handed_out(found)
 
     async def _collect(
         self,
-        zone: str,
+        queue: QueueName,
         limit: int,
         found: list[Delivery],
         fill: Callable[[int], Awaitable[int]],
@@ -102,14 +111,14 @@ class PostgresClaims:
             self.claims.hand_out(some)
             found += some
             if passed:
-                await self.finish(self._park(zone, passed))
+                await self.finish(self._park(queue, passed))
             elif not came:
                 return
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
         del now  # they were due when they were passed over
-        async with self._alone(zone):
-            found = await self._taken(self._take_parked(zone, word(domain), limit))
+        async with self._alone(queue):
+            found = await self._taken(self._take_parked(queue, word(domain), limit))
         return self._still_handed_out(found)
 
     def _still_handed_out(self, found: Sequence[Delivery]) -> list[Delivery]:
@@ -125,15 +134,15 @@ class PostgresClaims:
         for key in keys:
             self.claims.release(key)
 
-    def has_ready(self, zone: str) -> bool:
-        pool = self.claims.zone(zone)
+    def has_ready(self, queue: QueueName) -> bool:
+        pool = self.claims.zone(queue)
         return pool.more or pool.has_fresh
 
-    async def next_due(self, zone: str) -> float | None:
-        pool = self.claims.zone(zone)
-        async with self._alone(zone):
+    async def next_due(self, queue: QueueName) -> float | None:
+        pool = self.claims.zone(queue)
+        async with self._alone(queue):
             if pool.due == 0.0:
-                await self.finish(self._look_for_due(zone, pool))
+                await self.finish(self._look_for_due(queue, pool))
         first = min(pool.due, pool.next_due())
         return None if first == NEVER else first
 
@@ -177,20 +186,20 @@ class PostgresClaims:
                 await self._keeper.ask(sql.GIVE_BACK, *key_columns(stray), session)
 
     @contextlib.asynccontextmanager
-    async def _alone(self, zone: str) -> AsyncIterator[None]:
+    async def _alone(self, queue: QueueName) -> AsyncIterator[None]:
         """Waits until nothing is under way, not even for a caller that has left. Raises StoreError."""
         self._keeper.check_usable()
         if not self._keeper.holds_lease:
             raise ClaimLostError("the lease on this relay's claims was not renewed in time")
-        async with self._locks.setdefault(zone, asyncio.Lock()):
+        async with self._locks.setdefault(queue, asyncio.Lock()):
             await self._tasks.wait()
             yield
 
     @contextlib.asynccontextmanager
-    async def _claiming(self, zone: str) -> AsyncIterator[list[Delivery]]:
+    async def _claiming(self, queue: QueueName) -> AsyncIterator[list[Delivery]]:
         """Collects deliveries, and gives them back when the block fails."""
         found: list[Delivery] = []
-        async with self._alone(zone):
+        async with self._alone(queue):
             try:
                 yield found
             except BaseException:
@@ -199,10 +208,10 @@ class PostgresClaims:
 
     # --- asking the database
 
-    async def _fill(self, zone: str, limit: int, skip: Collection[str], now: float) -> int:
+    async def _fill(self, queue: QueueName, limit: int, skip: Collection[str], now: float) -> int:
         """Claims the oldest fresh and the earliest due rows into the pool. Returns how many there were."""
-        pool = self.claims.zone(zone)
-        values = (word(zone), self._keeper.session, limit, words(skip))
+        pool = self.claims.zone(queue)
+        values = (column_of(queue), self._keeper.session, limit, words(skip))
         count = 0
         only_parked = True
         while pool.more and only_parked:  # behind what was parked there may be older mail than in the pool
@@ -219,16 +228,16 @@ class PostgresClaims:
                     pool.due = NEVER
                     rows = await self._keeper.ask(sql.CLAIM_DUE, *values, now)
                     count += self._keep(pool, rows)
-                    pool.due = min(pool.due, await self._first_due(zone))
+                    pool.due = min(pool.due, await self._first_due(queue))
         return count
 
-    async def _fill_new(self, zone: str, limit: int, since: MessageId, skip: Collection[str]) -> int:
+    async def _fill_new(self, queue: QueueName, limit: int, since: MessageId, skip: Collection[str]) -> int:
         """Claims the oldest fresh rows of messages from `since` on. Returns how many there were."""
         async with self.exclusive:
             rows = await self._keeper.ask(
-                sql.CLAIM_NEW, word(zone), self._keeper.session, limit, words(skip), number(since)
+                sql.CLAIM_NEW, column_of(queue), self._keeper.session, limit, words(skip), number(since)
             )
-            return self._keep(self.claims.zone(zone), rows)
+            return self._keep(self.claims.zone(queue), rows)
 
     def _keep(self, pool: ZonePool, rows: Sequence[Columns]) -> int:
         pool.parked = pool.parked or any(row[6] for row in rows)
@@ -246,18 +255,18 @@ class PostgresClaims:
                 self._unreadable.add(delivery_key(row))
                 _log.error("%s", error)
 
-    async def _look_for_due(self, zone: str, pool: ZonePool) -> None:
+    async def _look_for_due(self, queue: QueueName, pool: ZonePool) -> None:
         with _doubting(pool):
             pool.due = NEVER
-            pool.due = min(pool.due, await self._first_due(zone))
+            pool.due = min(pool.due, await self._first_due(queue))
 
-    async def _first_due(self, zone: str) -> float:
-        rows = await self._keeper.ask(sql.NEXT_DUE, word(zone))
+    async def _first_due(self, queue: QueueName) -> float:
+        rows = await self._keeper.ask(sql.NEXT_DUE, column_of(queue))
         return float(rows[0][0]) if rows else NEVER
 
-    async def _park(self, zone: str, passed: Sequence[Delivery]) -> None:
+    async def _park(self, queue: QueueName, passed: Sequence[Delivery]) -> None:
         """Gives deliveries of full destinations back to the database, where `claim_domain` finds them."""
-        pool = self.claims.zone(zone)
+        pool = self.claims.zone(queue)
         async with self.exclusive:
             try:
                 columns = key_columns([delivery.key for delivery in passed])
@@ -268,12 +277,12 @@ class PostgresClaims:
                 raise
         pool.parked = True
 
-    async def _unpark(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+    async def _unpark(self, queue: QueueName, limit: int, skip: Collection[str]) -> list[Delivery]:
         """Claims parked deliveries of domains that are no longer skipped, unless asked for by domain."""
-        pool = self.claims.zone(zone)
+        pool = self.claims.zone(queue)
         pool.parked = False
         try:
-            domains = [row[0] for row in await self._keeper.ask(sql.PARKED_DOMAINS, word(zone))]
+            domains = [row[0] for row in await self._keeper.ask(sql.PARKED_DOMAINS, column_of(queue))]
         except BaseException:
             pool.parked = True
             raise
@@ -283,15 +292,17 @@ class PostgresClaims:
         try:
             for domain in domains:
                 if domain not in skipped and len(found) < limit:
-                    found += await self._taken(self._take_parked(zone, domain, limit - len(found)))
+                    found += await self._taken(self._take_parked(queue, domain, limit - len(found)))
         except BaseException:
             self.release([delivery.key for delivery in found])
             raise
         return found
 
-    async def _take_parked(self, zone: str, domain: str, limit: int) -> list[Delivery]:
+    async def _take_parked(self, queue: QueueName, domain: str, limit: int) -> list[Delivery]:
         async with self.exclusive:
-            rows = await self._keeper.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain)
+            rows = await self._keeper.ask(
+                sql.CLAIM_PARKED, column_of(queue), self._keeper.session, limit, domain
+            )
             found = [d for d in self._read(rows) if not self.claims.regain(d)]
             self.claims.hand_out(found)
         return found

@@ -12,6 +12,7 @@ import contextlib
 import logging
 
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.records import DeliveryStatus
@@ -19,7 +20,7 @@ from zonerelay.store.contract import QueueCounts, StoreError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Fetch, Link
 from zonerelay.store.postgres.keeper import PostgresKeeper
-from zonerelay.store.postgres.rows import unword
+from zonerelay.store.postgres.rows import queue_in
 
 RECOUNT = 60.0
 
@@ -37,12 +38,12 @@ class QueueCounter:
         self._counting: asyncio.Task[None] | None = None
         self._link: Link | None = None
 
-    def move(self, zone: str, old: Delivery | DeliveryStatus | None, new: Delivery | None) -> None:
-        self._counts.move(zone, old, new)
+    def move(self, queue: QueueName, old: Delivery | DeliveryStatus | None, new: Delivery | None) -> None:
+        self._counts.move(queue, old, new)
         if self._since is not None:
-            self._since.move(zone, old, new)
+            self._since.move(queue, old, new)
 
-    def current(self) -> dict[str, QueueCounts]:
+    def current(self) -> dict[QueueName, QueueCounts]:
         return {zone: counts for zone, counts in self._counts.current().items() if counts.total}
 
     def is_counted(self) -> bool:
@@ -69,7 +70,7 @@ class QueueCounter:
         try:
             async with stack:
                 found = {
-                    unword(zone): QueueCounts(ready, deferred, held)
+                    queue_in(zone): QueueCounts(ready, deferred, held)
                     for zone, ready, deferred, held in await fetch(sql.COUNTS, timeout=600.0)
                 }
         except StoreError as error:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.queue_mark import QueueMark, StrangeStoreError
@@ -25,7 +26,7 @@ from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.batch import Submission, Target, TransactionWriter
 from zonerelay.store.postgres.driver import Access, Link
-from zonerelay.store.postgres.rows import unword
+from zonerelay.store.postgres.rows import queue_in
 from zonerelay.store.postgres.schema import check_rights, check_schema, migrate
 from zonerelay.store.postgres.session import DatabaseSession
 from zonerelay.store.surroundings import Surroundings
@@ -57,7 +58,7 @@ class PostgresHooks:
     failed: Callable[[StoreError], None]
     resync: Callable[[bool], Awaitable[None]]
     reconcile: Callable[[], Awaitable[None]]
-    on_news: Callable[[str], None]
+    on_news: Callable[[QueueName], None]
     all_zones: Callable[[], None]
 
 
@@ -225,7 +226,7 @@ class PostgresKeeper(DatabaseSession):
         if told:
             await control.fetch(sql.TELL, self.channel, told)
         for zone in zones:
-            self.hooks.on_news(unword(zone))
+            self.hooks.on_news(queue_in(zone))
         if dead:
             # No relay waits for what the dead ones had deferred, either.
             self.hooks.all_zones()
@@ -242,7 +243,7 @@ class PostgresKeeper(DatabaseSession):
         if session == str(self.session) or self._closed:
             return
         if zone:
-            self.hooks.on_news(unword(zone))
+            self.hooks.on_news(queue_in(zone))
         else:
             self.hooks.all_zones()
 

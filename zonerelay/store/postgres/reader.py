@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import (
     Kept,
@@ -19,7 +20,7 @@ from zonerelay.store.contract import (
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import Columns, Fetch, Link
 from zonerelay.store.postgres.keeper import PostgresKeeper
-from zonerelay.store.postgres.rows import delivery_of, identity, number, row_key, unword, word, words
+from zonerelay.store.postgres.rows import column_of, delivery_of, identity, number, queue_in, row_key
 
 PAGE_ROWS = 500
 CHUNKS_AT_ONCE = 4
@@ -70,16 +71,16 @@ class PostgresReader:
         raise StoreCorruptError(f"message {message_id}: chunks are missing from number {first}")
 
     async def walk(
-        self, fetch: Fetch, zone: str | None, wanted: Wanted, after: DeliveryKey | None = None
+        self, fetch: Fetch, queue: QueueName | None, wanted: Wanted, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         """The queue, page by page, in a transaction that sees one moment."""
-        place: tuple[object, ...] = ("" if zone is None else word(zone), -1, "")
+        place: tuple[object, ...] = ("" if queue is None else column_of(queue), -1, "")
         if after is not None:
             place = row_key(after)
-        statement = sql.SCAN if zone is None else sql.SCAN_ZONE
+        statement = sql.SCAN if queue is None else sql.SCAN_ZONE
         while rows := await fetch(statement, *place, PAGE_ROWS):
             for delivery in map(delivery_of, rows):
-                if wanted(delivery.recipient):
+                if (queue or delivery.queue.is_mail) and wanted(delivery.recipient):
                     yield delivery
             place = tuple(rows[-1])[:3]
 
@@ -88,14 +89,14 @@ class PostgresReader:
             key = number(message_id)
         except MessageNotFoundError:
             return []
-        rows = await self._fetch(sql.OF_MESSAGE, words(await self.zones()), key)
+        rows = await self._fetch(sql.OF_MESSAGE, list(map(column_of, await self.queues())), key)
         return sorted(map(delivery_of, rows), key=lambda delivery: (delivery.recipient, delivery.queue))
 
-    async def zones(self) -> set[str]:
-        return {unword(row[0]) for row in await self._fetch(sql.ZONES)}
+    async def queues(self) -> set[QueueName]:
+        return {queue_in(row[0]) for row in await self._fetch(sql.ZONES)}
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
-        rows = await self._fetch(sql.OLDEST, word(zone), now)
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
+        rows = await self._fetch(sql.OLDEST, column_of(queue), now)
         return float(rows[0][0]) if rows else None
 
 
@@ -107,21 +108,21 @@ class QueueReader(PostgresReader):
         self._keeper = keeper
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
         """Yields the queue as one snapshot shows it."""
         self._keeper.check_usable()
         link = await Link.open(self._keeper.access, reads=True)
         try:
             async with link.transaction(one_moment=True) as fetch:
-                async for delivery in self.walk(fetch, zone, wanted, after):
+                async for delivery in self.walk(fetch, queue, wanted, after):
                     yield delivery
         finally:
             await link.close()
 
-    async def forget(self, messages: Mapping[int, set[str]]) -> None:
+    async def forget(self, messages: Mapping[int, set[QueueName]]) -> None:
         """Removes messages that may have been stored although their clients heard a refusal."""
         if messages:
-            zones = sorted({word(zone) for some in messages.values() for zone in some})
+            zones = sorted({column_of(queue) for some in messages.values() for queue in some})
             async with self._keeper.links.use() as link:
                 await link.fetch(sql.FORGET_MESSAGES, list(messages), zones)

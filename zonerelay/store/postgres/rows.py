@@ -9,6 +9,7 @@ from typing import NamedTuple
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import MessageNotFoundError
 from zonerelay.store.postgres.driver import Columns
@@ -52,13 +53,21 @@ def unword(text: str) -> str:
     return records.unfield(text.encode("ascii"))
 
 
+def column_of(queue: QueueName) -> str:
+    return records.field(queue.text).decode("ascii")
+
+
+def queue_in(column: str) -> QueueName:
+    return records.queue_in(column.encode("ascii"))
+
+
 def row_key(key: DeliveryKey) -> RowKey:
-    return RowKey(word(key.queue), number(key.message_id), word(key.recipient))
+    return RowKey(column_of(key.queue), number(key.message_id), word(key.recipient))
 
 
 def delivery_key(row: Columns) -> DeliveryKey:
     """Returns the key of a row that begins with its primary key."""
-    return DeliveryKey(unword(row[0]), identity(row[1]), Mailbox(unword(row[2])))
+    return DeliveryKey(queue_in(row[0]), identity(row[1]), Mailbox(unword(row[2])))
 
 
 def delivery_of(row: Columns) -> Delivery:

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
@@ -46,7 +47,7 @@ from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.postgres.counts import QueueCounter
 from zonerelay.store.postgres.keeper import PostgresHooks, PostgresKeeper
 from zonerelay.store.postgres.reader import QueueReader
-from zonerelay.store.postgres.rows import identity, number, unword
+from zonerelay.store.postgres.rows import identity, number, queue_in
 from zonerelay.store.surroundings import Surroundings
 
 HOT_MESSAGES = 4096
@@ -74,7 +75,7 @@ class PostgresStore(BatchedUpdate):
         self._bodies = BodyCache()
         self._in_flight: dict[Submission, None] = {}
         self._uploading: set[int] = set()
-        self._doubtful: dict[int, set[str]] = {}
+        self._doubtful: dict[int, set[QueueName]] = {}
         self._forget_at = 0.0
         self._forgetting: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -89,7 +90,7 @@ class PostgresStore(BatchedUpdate):
         self.claim_domain, self.release = claims.claim_domain, claims.release
         self.next_due, self.has_ready = claims.next_due, claims.has_ready
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
-        self.oldest, self.zones = reader.oldest, reader.zones
+        self.oldest, self.queues = reader.oldest, reader.queues
         self.kept_keys = reader.kept_keys
         self.counts, self.is_counted = counter.current, counter.is_counted
         self.check_writable = keeper.check_usable
@@ -153,8 +154,8 @@ class PostgresStore(BatchedUpdate):
         """Whether the write itself claims it, so that handing it out needs no statement."""
         return delivery.is_due(0.0) and self._claims.zone(delivery.queue).has_room
 
-    def _to_share(self, new: MessageRows) -> set[str]:
-        """Returns zones with more than this relay keeps at hand: other relays may have room."""
+    def _to_share(self, new: MessageRows) -> set[QueueName]:
+        """Returns queues with more than this relay keeps at hand: other relays may have room."""
         return {each.queue for each in new.deliveries if each.key not in new.claimed and each.is_due(0.0)}
 
     # --- settling
@@ -324,20 +325,20 @@ class PostgresStore(BatchedUpdate):
         if given_up := [number for (number,) in uploads if not self._has_upload(number)]:
             await self._keeper.ask(sql.DROP_UPLOADS, given_up, self._keeper.session)
         for (zone,) in await self._keeper.ask(sql.BUSY, self._now()):
-            self._news_of(unword(zone))
+            self._news_of(queue_in(zone))
 
-    def _news_of(self, zone: str) -> None:
+    def _news_of(self, queue: QueueName) -> None:
         """Tells of mail that other nodes have left: the claims hear of it first, then the scheduler."""
-        self._claims.zone(zone).doubt()
-        self._on_news(zone)
+        self._claims.zone(queue).doubt()
+        self._on_news(queue)
 
     def _news_of_all(self) -> None:
         self._asking = asyncio.get_running_loop().create_task(self._tell_all())
 
     async def _tell_all(self) -> None:
         with contextlib.suppress(StoreError):  # once the database is back, all zones hear of it
-            for zone in await self._reader.zones():
-                self._news_of(zone)
+            for queue in await self._reader.queues():
+                self._news_of(queue)
 
     # --- operators
 

@@ -14,6 +14,7 @@ from zonerelay.config.settings import PostgresSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreCorruptError, StoreOpenError, Wanted, everybody
 from zonerelay.store.postgres.check import HAS_TABLES, STEP_TIMEOUT
@@ -33,7 +34,7 @@ class PostgresView(PostgresReader):
         super().__init__(self._one_by_one)
         self._inner = fetch
         self._lock = asyncio.Lock()
-        self._zones: set[str] | None = None
+        self._queues: set[QueueName] | None = None
 
     async def _one_by_one(
         self, statement: str, *values: object, timeout: float | None = STEP_TIMEOUT
@@ -41,15 +42,15 @@ class PostgresView(PostgresReader):
         async with self._lock:
             return await self._inner(statement, *values, timeout=timeout)
 
-    async def zones(self) -> set[str]:
-        if self._zones is None:
-            self._zones = await super().zones()
-        return self._zones
+    async def queues(self) -> set[QueueName]:
+        if self._queues is None:
+            self._queues = await super().queues()
+        return self._queues
 
     def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        return self.walk(self._one_by_one, zone, wanted, after)
+        return self.walk(self._one_by_one, queue, wanted, after)
 
     async def read_message(self, message_id: MessageId) -> Message:
         return (await self.message(message_id))[0]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.contract import QueueCounts
@@ -35,8 +36,8 @@ class ClaimBook:
         self._bodies = BodyCache()
         self.last_id: MessageId | None = None
         # Zones of which the last claim has left nothing, and nothing was heard since.
-        self.quiet: set[str] = set()
-        self._counts: dict[str, QueueCounts] = {}
+        self.quiet: set[QueueName] = set()
+        self._counts: dict[QueueName, QueueCounts] = {}
 
     # --- claims
 
@@ -109,10 +110,10 @@ class ClaimBook:
     def note_id(self, message_id: MessageId) -> None:
         self.last_id = max(self.last_id or message_id, message_id)
 
-    def counts(self) -> dict[str, QueueCounts]:
-        return {zone: replace(counts) for zone, counts in self._counts.items()}
+    def counts(self) -> dict[QueueName, QueueCounts]:
+        return {queue: replace(counts) for queue, counts in self._counts.items() if queue.is_mail}
 
-    def zones(self) -> list[str]:
+    def queues(self) -> list[QueueName]:
         return list(self._counts)
 
     def take_counts(self, reply: Reply) -> None:
@@ -121,16 +122,16 @@ class ClaimBook:
         for at in range(0, len(answer), 4):
             zone, *numbers = answer[at : at + 4]
             assert isinstance(zone, bytes)
-            name = records.unfield(zone)
+            name = records.queue_in(zone)
             self.quiet.discard(name)
             self._counts[name] = QueueCounts(
                 *(int(number) for number in numbers if isinstance(number, bytes))
             )
 
     def take_all_counts(self, reply: list[Reply]) -> None:
-        counts: dict[str, QueueCounts] = {name: QueueCounts() for name in self._counts}
+        counts: dict[QueueName, QueueCounts] = {name: QueueCounts() for name in self._counts}
         for name, number in pairs(reply):
-            zone = counts.setdefault(records.unfield(name[2:]), QueueCounts())
+            zone = counts.setdefault(records.queue_in(name[2:]), QueueCounts())
             setattr(zone, _KINDS[name[:1]], int(number))
         self._counts = counts
 

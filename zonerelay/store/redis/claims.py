@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.claims import index_claims
 from zonerelay.store.common.write.replies import then
@@ -36,7 +37,7 @@ class RedisClaims:
         self._keeper = keeper
         self._clock = clock
         self._book = book
-        self._turns: dict[str, int] = {}
+        self._turns: dict[QueueName, int] = {}
         # What the claims that go on have found so far; what is given back meanwhile leaves them.
         self._finding: list[dict[DeliveryKey, Delivery]] = []
         # An answer was lost that may have brought claims, or a release did not arrive.
@@ -46,53 +47,53 @@ class RedisClaims:
         """Rows of `claims` that stay there."""
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        self._book.quiet.add(zone)  # unless something is heard from here on
-        command = self._command(zone, repr(now).encode("ascii"), b"", skip_domains)
-        found = await self._claim_all(zone, limit, command)
+        self._book.quiet.add(queue)  # unless something is heard from here on
+        command = self._command(queue, repr(now).encode("ascii"), b"", skip_domains)
+        found = await self._claim_all(queue, limit, command)
         if len(found) >= limit:
-            self._book.quiet.discard(zone)
+            self._book.quiet.discard(queue)
         return found
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        command = self._command(zone, b"0", since.encode("ascii"), skip_domains)
-        return await self._claim_all(zone, limit, command)
+        command = self._command(queue, b"0", since.encode("ascii"), skip_domains)
+        return await self._claim_all(queue, limit, command)
 
     def _command(
-        self, zone: str, due: bytes, since: bytes, skip_domains: Collection[str]
+        self, queue: QueueName, due: bytes, since: bytes, skip_domains: Collection[str]
     ) -> Callable[[int], tuple[Argument, ...]]:
         skip = [records.field(domain) for domain in skip_domains]
-        queue = rows.zone_field(zone)
+        name = rows.zone_field(queue)
 
         def command(left: int) -> tuple[Argument, ...]:
-            return ("claim", queue, left, CLAIM_BUDGET, due, self._turns.get(zone, 0), since, *skip)
+            return ("claim", name, left, CLAIM_BUDGET, due, self._turns.get(queue, 0), since, *skip)
 
         return command
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
         del now  # they were due when they were passed over
 
         def command(left: int) -> tuple[Argument, ...]:
-            return ("claim_domain", rows.zone_field(zone), records.field(domain), min(left, CLAIM_BUDGET))
+            return ("claim_domain", rows.zone_field(queue), records.field(domain), min(left, CLAIM_BUDGET))
 
-        return await self._claim_all(zone, limit, command)
+        return await self._claim_all(queue, limit, command)
 
     async def _claim_all(
-        self, zone: str, limit: int, command: Callable[[int], tuple[Argument, ...]]
+        self, queue: QueueName, limit: int, command: Callable[[int], tuple[Argument, ...]]
     ) -> list[Delivery]:
         self._keeper.lease.check()
         found: dict[DeliveryKey, Delivery] = {}
         self._finding.append(found)
         try:
             while len(found) < limit:
-                is_last, _ = await self._claim_once(zone, command(limit - len(found)), found)
+                is_last, _ = await self._claim_once(queue, command(limit - len(found)), found)
                 if is_last:
                     break
         except BaseException:
-            self._book.quiet.discard(zone)
+            self._book.quiet.discard(queue)
             self.release(list(found))
             raise
         finally:
@@ -100,7 +101,7 @@ class RedisClaims:
         return sorted(found.values(), key=lambda delivery: delivery.key)
 
     def _claim_once(
-        self, zone: str, command: tuple[Argument, ...], found: dict[DeliveryKey, Delivery]
+        self, queue: QueueName, command: tuple[Argument, ...], found: dict[DeliveryKey, Delivery]
     ) -> asyncio.Future[tuple[bool, list[Delivery]]]:
         name, *arguments = command
         assert isinstance(name, str)
@@ -113,8 +114,8 @@ class RedisClaims:
                 raise StoreError("the lease on this relay's claims has ended")
             _, is_last, turn, pairs = answer
             if name == "claim" and isinstance(turn, int):
-                self._turns[zone] = turn
-            some = self._note_claims(rows.zone_field(zone), token, as_list(pairs))
+                self._turns[queue] = turn
+            some = self._note_claims(rows.zone_field(queue), token, as_list(pairs))
             found.update((delivery.key, delivery) for delivery in some)
             return bool(is_last), some
 
@@ -157,8 +158,8 @@ class RedisClaims:
         except StoreError as error:
             self._doubt(error)
 
-    def has_ready(self, zone: str) -> bool:
-        return zone not in self._book.quiet
+    def has_ready(self, queue: QueueName) -> bool:
+        return queue not in self._book.quiet
 
     async def go_round(self) -> None:
         """Raises StoreError."""

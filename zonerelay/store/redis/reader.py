@@ -16,6 +16,7 @@ from typing import Protocol
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
@@ -175,9 +176,9 @@ class RedisReader:
         return await read_each(self.read_message, ids)
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        names = sorted(await self.zones()) if zone is None else [zone]
+        names = sorted(each for each in await self.queues() if each.is_mail) if queue is None else [queue]
         starts: dict[bytes, bytes] = {}
         if after is not None:
             names = [name for name in names if name >= after.queue]
@@ -209,16 +210,16 @@ class RedisReader:
 
     # --- zones
 
-    async def zones(self) -> set[str]:
+    async def queues(self) -> set[QueueName]:
         found = as_list(await self._keeper.call("HGETALL", self._prefix + b"counts"))
-        return {records.unfield(field[2:]) for field, number in pairs(found) if int(number) > 0}
+        return {records.queue_in(field[2:]) for field, number in pairs(found) if int(number) > 0}
 
-    async def next_due(self, zone: str) -> float | None:
-        key = b"%bretry:%b" % (self._prefix, rows.zone_field(zone))
+    async def next_due(self, queue: QueueName) -> float | None:
+        key = b"%bretry:%b" % (self._prefix, rows.zone_field(queue))
         found = as_list(await self._keeper.call("ZRANGE", key, 0, 0, "WITHSCORES"))
         return float(found[1]) if len(found) > 1 and isinstance(found[1], bytes) else None
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         when = repr(now).encode("ascii")
-        found = await self._keeper.run("oldest", rows.zone_field(zone), when, OLDEST_LOOKS)
+        found = await self._keeper.run("oldest", rows.zone_field(queue), when, OLDEST_LOOKS)
         return float(found) if isinstance(found, bytes) else None

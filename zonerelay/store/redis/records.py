@@ -7,6 +7,7 @@ from typing import NamedTuple
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreCorruptError
 
@@ -27,9 +28,9 @@ class Address(NamedTuple):
         return b"%b %b" % (self.zone, self.recipient)
 
 
-def zone_field(zone: str) -> bytes:
-    """Encodes a zone as part of a key, in which colons separate fields."""
-    return records.field(zone).replace(b":", b"%3A")
+def zone_field(queue: QueueName) -> bytes:
+    """Encodes a queue as part of a key, in which colons separate fields."""
+    return records.field(queue.text).replace(b":", b"%3A")
 
 
 def address(key: DeliveryKey) -> Address:
@@ -72,6 +73,6 @@ def parse_claim(member: bytes) -> DeliveryKey:
     try:
         zone, message_id, recipient = member.split(b" ")
         text = message_id.decode("ascii")
-        return DeliveryKey(records.unfield(zone), MessageId(text), Mailbox(records.unfield(recipient)))
+        return DeliveryKey(records.queue_in(zone), MessageId(text), Mailbox(records.unfield(recipient)))
     except ValueError as error:
         raise StoreCorruptError(f"unreadable claim {member[:200]!r}") from error

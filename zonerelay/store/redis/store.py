@@ -91,7 +91,7 @@ class RedisStore(BatchedUpdate):
         self.has_ready = claims.has_ready
         self.read_message, self.read_body = reader.read_message, reader.read_body
         self.read_messages, self.check_claim = reader.read_messages, reader.check_claim
-        self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
+        self.next_due, self.oldest, self.queues = reader.next_due, reader.oldest, reader.queues
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.kept_keys = reader.kept_keys
         self.counts = book.counts
@@ -311,11 +311,11 @@ class RedisStore(BatchedUpdate):
         """Settles doubtful messages and lost claims after each connection."""
         await self._take_back()
         await self._claims.reconcile()
-        for zone in self._book.zones():
-            self._on_news(zone)
+        for queue in self._book.queues():
+            self._on_news(queue)
 
     def _heard(self, zone: bytes) -> None:
-        name = records.unfield(zone)
+        name = records.queue_in(zone)
         self._book.quiet.discard(name)
         self._on_news(name)
 

@@ -23,6 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import News, StoreCorruptError
 from zonerelay.store.s3.client import ConflictError, MissingError
 from zonerelay.store.s3.nodes import LeaseLostError, Nodes
@@ -116,11 +117,11 @@ class Walks:
             for message_id, version in found
             if message_id not in self._mine.ids
         ]
-        zones: set[str] = set()
+        queues: set[QueueName] = set()
         for some in await asyncio.gather(*taken):
-            zones |= some
-        for zone in zones:
-            self._on_news(zone)
+            queues |= some
+        for queue in queues:
+            self._on_news(queue)
 
     async def _bounded(self, work: Coroutine[object, object, T]) -> T:
         """Bounds the reads: a message that is taken over is whole in memory for a moment."""
@@ -136,7 +137,7 @@ class Walks:
             _log.error("left for the operator: %s", error)
             return None
 
-    async def _decide(self, message_id: MessageId, version: Version, *, shares: bool) -> set[str]:
+    async def _decide(self, message_id: MessageId, version: Version, *, shares: bool) -> set[QueueName]:
         """Takes a message over, or leaves it. Returns the zones of its deliveries when it is this relay's
         now.
         """
@@ -165,7 +166,7 @@ class Walks:
         names = sorted([*(lease.session for lease in self._nodes.company()), self._nodes.session])
         return names[zlib.crc32(message_id.encode("ascii")) % len(names)] == self._nodes.session
 
-    async def _adopt(self, message_id: MessageId, version: Version) -> set[str]:
+    async def _adopt(self, message_id: MessageId, version: Version) -> set[QueueName]:
         session, epoch = self._nodes.session, self._mine.epoch
         try:
             if version.tail is None:
@@ -179,7 +180,7 @@ class Walks:
             return set()  # others were faster
         return self._take_in(message_id, taken) if epoch == self._mine.epoch else set()
 
-    def _take_in(self, message_id: MessageId, version: Version) -> set[str]:
+    def _take_in(self, message_id: MessageId, version: Version) -> set[QueueName]:
         try:
             zones = self._mine.take_in(message_id, version)
         except StoreCorruptError as error:

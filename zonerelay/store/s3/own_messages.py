@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.pool import Claims
@@ -144,7 +145,7 @@ class OwnMessages:
             # Lost, found again, and still being attempted here: that attempt counts.
             zone.claim_again(key)
 
-    def take_in(self, message_id: MessageId, version: Version) -> set[str]:
+    def take_in(self, message_id: MessageId, version: Version) -> set[QueueName]:
         """Takes in a message that is this relay's now, and returns its zones. Raises StoreCorruptError."""
         stored = self.use(message_id)
         try:

@@ -23,6 +23,7 @@ from typing import Protocol
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.queue_name import QueueName, parse_queue
 from zonerelay.store.common.body.chunks import split
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
@@ -157,11 +158,11 @@ class S3Reader:
         return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def scan(
-        self, zone: str | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncGenerator[Delivery, None]:
         self._keeper.check_usable()
-        keys = [*self._mine.index.sorted_keys(zone)]
-        foreign = await self._foreign_keys(zone)
+        keys = [*self._mine.index.sorted_keys(queue)]
+        foreign = await self._foreign_keys(queue)
         if foreign:
             keys = sorted({*keys, *foreign})
         if after is not None:
@@ -176,13 +177,13 @@ class S3Reader:
                 if delivery is not None:
                     yield delivery
 
-    async def _foreign_keys(self, zone: str | None) -> list[DeliveryKey]:
+    async def _foreign_keys(self, queue: QueueName | None) -> list[DeliveryKey]:
         found: list[DeliveryKey] = []
         async for page in self._objects.bucket.pages(self._objects.keys.queue):
             ids = [self._objects.keys.message_of(listed.key) for listed in page]
             others = [each for each in ids if each is not None and each not in self._mine.ids]
             for state in (await self._states(others)).values():
-                found += [key for key in state if zone is None or key.queue == zone]
+                found += [key for key in state if (key.queue == queue if queue else key.queue.is_mail)]
         return found
 
     async def _states(self, ids: Iterable[MessageId]) -> dict[MessageId, dict[DeliveryKey, Delivery]]:
@@ -216,28 +217,28 @@ class S3Reader:
         """Deliveries of this relay that have not been tried yet."""
         return sum(zone.counts.ready for zone in self._mine.index.values())
 
-    def counts(self) -> dict[str, QueueCounts]:
+    def counts(self) -> dict[QueueName, QueueCounts]:
         found = dict(self._mine.index.counts())
         for lease in self._nodes.company():
             for name, (ready, deferred, held) in lease.counts.items():
-                counts = found.setdefault(name, QueueCounts())
+                counts = found.setdefault(parse_queue(name), QueueCounts())
                 counts.ready += ready
                 counts.deferred += deferred
                 counts.held += held
-        return found
+        return {queue: counts for queue, counts in found.items() if queue.is_mail}
 
-    async def zones(self) -> set[str]:
+    async def queues(self) -> set[QueueName]:
         self._keeper.check_usable()
-        return self.known_zones()
+        return self.known_queues()
 
-    def known_zones(self) -> set[str]:
-        others = {name for lease in self._nodes.company() for name in lease.counts}
-        return self._mine.index.zones() | others
+    def known_queues(self) -> set[QueueName]:
+        others = {parse_queue(name) for lease in self._nodes.company() for name in lease.counts}
+        return self._mine.index.queues() | others
 
-    async def oldest(self, zone: str, *, now: float) -> float | None:
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         self._keeper.check_usable()
-        mine = self._mine.index[zone].oldest(now)
-        others = [lease.oldest[zone] for lease in self._nodes.company() if zone in lease.oldest]
+        mine = self._mine.index[queue].oldest(now)
+        others = [lease.oldest[queue.text] for lease in self._nodes.company() if queue.text in lease.oldest]
         return min((when for when in (mine, *others) if when is not None and when <= now), default=None)
 
     def lease(self, offers: int, now: float) -> LeaseRecord:
@@ -248,8 +249,8 @@ class S3Reader:
         return LeaseRecord(
             offers=offers,
             last_id=self._mine.last_id or "",
-            counts={name: (c.ready, c.deferred, c.held) for name, c in named.items()},
-            oldest={name: when for name, when in oldest.items() if when is not None},
+            counts={name.text: (c.ready, c.deferred, c.held) for name, c in named.items()},
+            oldest={name.text: when for name, when in oldest.items() if when is not None},
         )
 
     def heard_ids(self) -> None:

@@ -19,7 +19,6 @@ which is only written when no relay of an older version is alive.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -239,7 +238,7 @@ def rows(deliveries: Iterable[Delivery]) -> tuple[DeliveryRow, ...]:
     """Raises StoreError."""
     return tuple(
         DeliveryRow(
-            records.field(d.queue).decode("ascii"),
+            records.field(d.queue.text).decode("ascii"),
             records.field(d.recipient).decode("ascii"),
             msgspec.Raw(records.encode_delivery(d)),
         )
@@ -248,8 +247,9 @@ def rows(deliveries: Iterable[Delivery]) -> tuple[DeliveryRow, ...]:
 
 
 def key_of(message_id: str, row: DeliveryRow | Step) -> DeliveryKey:
-    zone, recipient = (records.unfield(part.encode("ascii")) for part in (row.zone, row.recipient))
-    return DeliveryKey(sys.intern(zone), MessageId(message_id), Mailbox(recipient))  # one of each zone
+    queue = records.queue_in(row.zone.encode("ascii"))
+    recipient = records.unfield(row.recipient.encode("ascii"))
+    return DeliveryKey(queue, MessageId(message_id), Mailbox(recipient))
 
 
 def deliveries_of(message_id: MessageId, found: Iterable[DeliveryRow]) -> dict[DeliveryKey, Delivery]:

@@ -96,7 +96,7 @@ class S3Store:
         self.deliveries_of, self.kept_keys = reader.deliveries_of, reader.kept_keys
         self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe
         self.problems = keeper.problems
-        self.counts, self.zones, self.oldest = reader.counts, reader.zones, reader.oldest
+        self.counts, self.queues, self.oldest = reader.counts, reader.queues, reader.oldest
 
     # --- start and end
 
@@ -182,8 +182,8 @@ class S3Store:
         """Settles doubtful messages, now that the service is there again."""
         await self._refusals.settle()
         await self._writer.clean()
-        for zone in self._reader.known_zones():
-            self._on_news(zone)
+        for queue in self._reader.known_queues():
+            self._on_news(queue)
 
     async def _lease_lost(self) -> None:
         """Begins anew. A walk finds the mail that other relays have not taken yet."""
@@ -222,10 +222,10 @@ class S3Store:
             self._writer.finish_left()
         if now >= self._next_round:
             self._next_round = now + index_claims.RECONCILE
-            for zone in self._reader.known_zones():
-                due = await self.next_due(zone)
-                if self.has_ready(zone) or (due is not None and due <= self._clock.now()):
-                    self._on_news(zone)
+            for queue in self._reader.known_queues():
+                due = await self.next_due(queue)
+                if self.has_ready(queue) or (due is not None and due <= self._clock.now()):
+                    self._on_news(queue)
 
     async def _heard(self, ids: Sequence[MessageId]) -> bool:
         """Looks at mail that another relay announces. Returns false when it is left to other relays. Raises

@@ -257,7 +257,7 @@ class ObjectWriter:
         known = self._mine.claims.handed.get(key)
         return Step(
             key.message_id,
-            records.field(key.queue).decode("ascii"),
+            records.field(key.queue.text).decode("ascii"),
             spelled.recipient_field(key),
             known.attempts if known is not None else 0,
             spelled.GONE if new is None else msgspec.Raw(records.encode_delivery(new)),

@@ -33,7 +33,7 @@ from zonerelay.config.options.options import (
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.tables.entries import check_known
 from zonerelay.config.wording import in_words, quoted
-from zonerelay.model.priority import Priority
+from zonerelay.model.queue_name import Priority
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 OPEN_RELAY_WORDS = "I understand that anybody may relay"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.claims.ready_order import ReadyOrder
 from zonerelay.store.contract import QueueCounts
 
@@ -218,10 +219,10 @@ class ZoneIndex:
         return entry.next_attempt if entry is not None and entry.is_placed else None
 
 
-class Index(dict[str, ZoneIndex]):
+class Index(dict[QueueName, ZoneIndex]):
     """Zones by name, made when they are first asked for."""
 
-    def __missing__(self, name: str) -> ZoneIndex:
+    def __missing__(self, name: QueueName) -> ZoneIndex:
         zone = self[name] = ZoneIndex()
         return zone
 
@@ -233,15 +234,18 @@ class Index(dict[str, ZoneIndex]):
         else:
             zone.put(key, delivery.created, delivery.next_attempt, held=delivery.held)
 
-    def sorted_keys(self, zone: str | None) -> list[DeliveryKey]:
-        """Zone by zone, in the order of messages."""
-        names: Iterable[str] = sorted(self) if zone is None else [zone]
+    def sorted_keys(self, queue: QueueName | None) -> list[DeliveryKey]:
+        """Queue by queue, in the order of messages; without `queue` those of mail."""
+        names: Iterable[QueueName] = (
+            sorted(each for each in self if each.is_mail) if queue is None else [queue]
+        )
         return [key for name in names if name in self for key in sorted(self[name].entries)]
 
-    def zones(self) -> set[str]:
+    def queues(self) -> set[QueueName]:
         return {name for name, zone in self.items() if zone.entries}
 
-    def counts(self) -> Iterator[tuple[str, QueueCounts]]:
+    def counts(self) -> Iterator[tuple[QueueName, QueueCounts]]:
+        """Yield the counts of each queue, those of webhooks too."""
         for name, zone in self.items():
             counts = zone.counts
             yield name, QueueCounts(counts.ready, counts.deferred, counts.held)

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.claims.index import Index, ZoneIndex
 
 RECONCILE = 30.0
@@ -58,23 +59,23 @@ class IndexClaims(Generic[H]):
         """These are the caller's from here on."""
 
     async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        return await self._claim(zone, limit, now, lambda index, room: index.take(room, skip_domains, now))
+        return await self._claim(queue, limit, now, lambda index, room: index.take(room, skip_domains, now))
 
     async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         # What is fresh is due at any time.
         return await self._claim(
-            zone, limit, 0.0, lambda index, room: index.take_new(room, since, skip_domains)
+            queue, limit, 0.0, lambda index, room: index.take_new(room, since, skip_domains)
         )
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        return await self._claim(zone, limit, now, lambda index, room: index.take_domain(domain, room, now))
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        return await self._claim(queue, limit, now, lambda index, room: index.take_domain(domain, room, now))
 
     async def _claim(
-        self, zone: str, limit: int, now: float, take: Callable[[ZoneIndex, int], list[DeliveryKey]]
+        self, queue: QueueName, limit: int, now: float, take: Callable[[ZoneIndex, int], list[DeliveryKey]]
     ) -> list[Delivery]:
         """Up to `limit`, in message order; after an error nothing is claimed."""
         self._check_usable()
@@ -82,8 +83,8 @@ class IndexClaims(Generic[H]):
         held: dict[MessageId, H] = {}
         found: list[Delivery] = []
         try:
-            while len(found) < limit and (keys := take(self._index()[zone], limit - len(found))):
-                taken |= {key: self._index()[zone].claim_of(key) for key in keys}
+            while len(found) < limit and (keys := take(self._index()[queue], limit - len(found))):
+                taken |= {key: self._index()[queue].claim_of(key) for key in keys}
                 held |= await self._hold({key.message_id for key in keys} - held.keys())
                 found = self._due(taken, held, now)
         except BaseException:
@@ -124,9 +125,9 @@ class IndexClaims(Generic[H]):
         for key in keys:
             self._index()[key.queue].release(key)
 
-    async def next_due(self, zone: str) -> float | None:
+    async def next_due(self, queue: QueueName) -> float | None:
         self._check_usable()
-        return self._index()[zone].next_due()
+        return self._index()[queue].next_due()
 
-    def has_ready(self, zone: str) -> bool:
-        return self._index()[zone].has_ready()
+    def has_ready(self, queue: QueueName) -> bool:
+        return self._index()[queue].has_ready()

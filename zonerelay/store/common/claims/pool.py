@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.claims.ready_order import ReadyOrder
 from zonerelay.store.contract import ClaimLostError
 
@@ -105,7 +106,7 @@ class Claims:
     """Everything that this relay's session holds, by zone, and what it has lost but still attempts."""
 
     def __init__(self) -> None:
-        self.zones: dict[str, ZonePool] = {}
+        self.zones: dict[QueueName, ZonePool] = {}
         self.handed: dict[DeliveryKey, Delivery] = {}
         # Deliveries whose outcome is being written, and those that an operator is changing.
         self.settling: set[DeliveryKey] = set()
@@ -117,7 +118,7 @@ class Claims:
         self._lost_messages: dict[MessageId, int] = {}
         self._messages: dict[MessageId, int] = {}
 
-    def zone(self, name: str) -> ZonePool:
+    def zone(self, name: QueueName) -> ZonePool:
         found = self.zones.get(name)
         if found is None:
             found = self.zones[name] = ZonePool()

@@ -24,7 +24,7 @@ _FAR = 1 << 24
 """Writes between two records of one log are fewer. A body may hold octets that look like a record."""
 
 _IDENTITY = re.compile(
-    rb"(?:message |delivery-zone [!-~]+ |deferred-zone [!-~]+ [0-9.]+ |meta open )([0-9a-f]{16})"
+    rb"(?:message |delivery-(?:zone|webhook) [!-~]+ |deferred-zone [!-~]+ [0-9.]+ |meta open )([0-9a-f]{16})"
 )
 
 

@@ -1,0 +1,78 @@
+"""The queues that deliveries wait in, and their names.
+
+A zone has a queue for each priority, so every store has urgent mail apart, oldest first. A mailbox of the
+outbox and a webhook have one queue each. The names of zones and webhooks have neither `;` nor `/` in them.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import NamedTuple
+
+
+class Priority(enum.StrEnum):
+    HIGH = "high"
+    NORMAL = "normal"
+    BULK = "bulk"
+
+
+class Kind(enum.StrEnum):
+    MAIL = "mail"
+    MAILBOX = "mailbox"
+    WEBHOOK = "webhook"
+
+
+class QueueName(NamedTuple):
+    """`text` is the name as stores, exports and people have it; names order as their texts do. `zone` is the
+    name of the zone that serves the queue, and of the webhook whose events it holds.
+    """
+
+    text: str
+    kind: Kind
+    zone: str
+    priority: Priority
+
+    @property
+    def is_mail(self) -> bool:
+        return self.kind is not Kind.WEBHOOK
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_queue(text: str) -> QueueName:
+    """Read the text of a name. A newer release's priority, which this one does not know, is normal."""
+    zone, _, named = text.partition(";")
+    priority = _PRIORITIES.get(named, Priority.NORMAL)
+    word, slash, name = zone.partition("/")
+    kind = _KINDS.get(word, Kind.MAIL) if slash else Kind.MAIL
+    return QueueName(text, kind, name if kind is Kind.WEBHOOK else zone, priority)
+
+
+@functools.lru_cache(maxsize=1024)
+def queue_of(zone: str, priority: Priority = Priority.NORMAL) -> QueueName:
+    """Return the queue of a zone for mail of this priority."""
+    return parse_queue(zone if priority is Priority.NORMAL else f"{zone};{priority.value}")
+
+
+def queues_of(zone: str) -> tuple[QueueName, ...]:
+    """Return the queues that a zone may have, the most urgent first."""
+    return tuple(queue_of(zone, each) for each in Priority)
+
+
+def webhook_queue(webhook: str) -> QueueName:
+    return parse_queue(f"{Kind.WEBHOOK}/{webhook}")
+
+
+def mailbox_zone(mailbox: int) -> str:
+    """Return the name of the zone that serves a mailbox, by the number of its row."""
+    return f"{Kind.MAILBOX}/{mailbox}"
+
+
+MAILBOXES = QueueName(Kind.MAILBOX.value, Kind.MAILBOX, Kind.MAILBOX.value, Priority.NORMAL)
+"""All mailboxes together, in counts."""
+
+_PRIORITIES = {each.value: each for each in Priority}
+_KINDS = {each.value: each for each in (Kind.MAILBOX, Kind.WEBHOOK)}
