@@ -147,7 +147,7 @@ async def main(engines: list[str], sessions: list[int], seconds: float, *, store
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engines", default=",".join(PLACES))
+    parser.add_argument("--engines", default=",".join(name for name in PLACES if name != "sqlite"))
     parser.add_argument("--sessions", default="1,8,64")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--no-stores", action="store_true")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
+import importlib.util
 import shutil
 import uuid
 from pathlib import Path
+from types import ModuleType
 
 from tests.support.postgres import PostgresServer, shared_postgres
 from tests.support.redis_server import RedisServer, shared_server
@@ -227,6 +230,38 @@ class BucketOfObjects(Place):
                 self.server.ask("PUT", f"/{BUCKET}/{key}", data)
 
 
+class SqlitePlace(Place):
+    """The worked example of the documentation."""
+
+    name = "sqlite"
+
+    def engine(self) -> Engine:
+        engine: Engine = example().SqliteEngine(self.directory / "keys.db", SystemClock(), lease=LEASE)
+        return engine
+
+    def save(self) -> object:
+        return {path.name: path.read_bytes() for path in self.directory.glob("keys.db*")}
+
+    def restore(self, saved: object) -> None:
+        for path in self.directory.glob("keys.db*"):
+            path.unlink()
+        if saved:
+            assert isinstance(saved, dict)
+            for name, content in saved.items():
+                (self.directory / name).write_bytes(content)
+
+
+@functools.cache
+def example() -> ModuleType:
+    path = Path(__file__).parents[3] / "docs" / "examples" / "sqlite_engine.py"
+    spec = importlib.util.spec_from_file_location("sqlite_engine", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def index_in(directory: Path) -> Path:
     """Each process has its own."""
     return directory / "index" / uuid.uuid4().hex
@@ -234,5 +269,8 @@ def index_in(directory: Path) -> Path:
 
 PLACES: dict[str, type[Place]] = {
     place.name: place
-    for place in (MemoryPlace, LevelDbPlace, PostgresPlace, RedisPlace, DirectoryOfObjects, BucketOfObjects)
+    for place in (
+        *(MemoryPlace, LevelDbPlace, PostgresPlace, RedisPlace),
+        *(DirectoryOfObjects, BucketOfObjects, SqlitePlace),
+    )
 }
