@@ -63,7 +63,7 @@ class Setting:
 
     @property
     def message(self) -> Message:
-        return make_message(self.bodies.body)
+        return replace(make_message(self.bodies.body), plain_lines=True)
 
     async def render(self, zone: ZoneSettings, message: Message | None = None) -> Rendered:
         return await self.renderer.render(zone, message or self.message)
@@ -94,8 +94,8 @@ async def test_a_zone_without_rules_changes_nothing(
     zone: ZoneSettings, keys: SigningKeys | None, srs: Srs | None, changes: bool
 ) -> None:
     setting = Setting(keys=keys, srs=srs)
-    assert setting.renderer.changes(zone) is changes
-    assert setting.renderer.changes(zone) is changes
+    assert setting.renderer.changes(zone, setting.message) is changes
+    assert setting.renderer.changes(zone, setting.message) is changes
     if not changes:
         message = setting.message
         assert (await setting.render(zone, message)).message is message

@@ -10,23 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.conversion.encoding import MAX_LINE, Plan, SevenBit, Survey
-from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields
+from zonerelay.message.conversion.encoding import Encoder, Plan, Survey
+from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields, folded
+from zonerelay.smtp.server.line_ends import MAX_LINE
 
 READ = email.policy.default.clone(refold_source="none")
 EIGHT = email.policy.SMTPUTF8.clone(cte_type="8bit")
 
 
-def surveyed(octets: bytes, cut: int = 7) -> Plan:
-    survey = Survey()
+def surveyed(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> Plan:
+    survey = Survey(seven_bit=seven_bit)
     for at in range(0, len(octets), cut):
         survey.feed(octets[at : at + cut])
     survey.finish()
     return survey.plan
 
 
-def converted(octets: bytes, cut: int = 7) -> bytes:
-    writer = SevenBit(surveyed(octets, cut))
+def converted(octets: bytes, cut: int = 7, *, seven_bit: bool = True) -> bytes:
+    writer = Encoder(surveyed(octets, cut, seven_bit=seven_bit))
     pieces = [writer.feed(octets[at : at + cut]) for at in range(0, len(octets), cut)]
     return b"".join(pieces) + writer.finish()
 
@@ -81,7 +82,7 @@ def test_a_body_says_the_same(name: str, cut: int) -> None:
     assert max(map(len, after.split(b"\r\n"))) <= MAX_LINE
     assert after == converted(before, 1_000_000)
     assert said(after) == said(before)
-    assert surveyed(before).needed == (name not in ("ASCII", "an empty body"))
+    assert any(part.encoding for part in surveyed(before).parts) == (name not in ("ASCII", "an empty body"))
 
 
 def test_what_needs_nothing_keeps_every_octet() -> None:
@@ -182,6 +183,43 @@ def test_a_name_of_a_file_is_a_parameter_in_octets() -> None:
 
 def test_text_in_an_unknown_charset_keeps_its_octets() -> None:
     assert ascii_fields(b"Subject: caf\xe9\r\n") == b"Subject: =?unknown-8bit?b?Y2Fm6Q==?=\r\n"
+
+
+LONG_FIELDS = [
+    b"References: " + b" ".join(b"<%d@x.example>" % number for number in range(200)),
+    b"References: " + b"".join(b"<%d@x.example>" % number for number in range(200)),
+    b"Subject: " + "ü ".encode() * 2000 + b"x",
+    b"X-List:" + b"\tword" * 500,
+]
+
+
+@pytest.mark.parametrize("field", LONG_FIELDS)
+def test_a_long_field_is_folded_and_says_the_same(field: bytes) -> None:
+    block = b"A: b\r\n" + field + b"\r\nC: d\r\n"
+    after = folded(block)
+    assert max(map(len, after.split(b"\r\n"))) <= MAX_LINE
+    unfolded = after.replace(b"\r\n ", b" ").replace(b"\r\n\t", b"\t")
+    assert unfolded.replace(b"> <", b"><") == block.replace(b"> <", b"><")
+    assert folded(after) == after
+
+
+def test_a_word_that_is_too_long_stays() -> None:
+    block = b"X: " + b"x" * 2000 + b" y\r\n"
+    assert folded(block) == b"X:\r\n " + b"x" * 2000 + b" y\r\n"
+
+
+def test_only_what_is_too_long_is_encoded_where_eight_bits_are_taken() -> None:
+    short = "Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n\r\nGrüße\r\n"
+    long = "Content-Type: text/html; charset=utf-8\r\n\r\n" + "Grüße " * 400 + "\r\n"
+    octets = message(
+        f"--b\r\n{short}--b\r\n{long}--b--\r\n".encode(), "Content-Type: multipart/mixed; boundary=b\r\n"
+    )
+    after = converted(octets, seven_bit=False)
+    assert short.encode() in after
+    assert max(map(len, after.split(b"\r\n"))) <= MAX_LINE
+    assert said(after) == said(octets)
+    plain = message(TEXT)
+    assert not surveyed(plain, seven_bit=False).needed
 
 
 @settings(max_examples=200, deadline=None)

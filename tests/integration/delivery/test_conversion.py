@@ -144,3 +144,36 @@ async def test_readers_are_closed_whatever_happens(
     [outcome] = await start_courier(bodies).deliver(make_batch(declared(LONG), route_to(sink.port)))
     assert outcome.verdict is F
     assert bodies.open_now == 0
+
+
+@pytest.mark.parametrize("manners", [Manners(), Manners(chunking=True)])
+async def test_lines_that_are_too_long_go_to_no_host(
+    start_sink: StartSink, start_courier: StartCourier, manners: Manners
+) -> None:
+    ids = " ".join(f"<{number}@example.org>" for number in range(100))
+    octets = TEXT.replace(b"Subject", f"References: {ids}\r\nSubject".encode()) + b"x" * 5000 + b"\r\n"
+    sink = await start_sink(manners)
+    message = declared(octets)
+    [outcome] = await start_courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port)))
+    assert outcome.verdict is D
+    got = sink.messages[0]
+    assert max(map(len, got.body.split(b"\r\n"))) <= 998
+    assert f"SIZE={len(got.body)}" in got.parameters or not manners.size
+    read = email.message_from_bytes(got.body, policy=email.policy.default)
+    assert read["References"].split() == ids.split()
+    assert read.get_payload(decode=True) == octets.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("change", ["stranger", "signed", "never", "report"])
+async def test_long_lines_of_others_stay(
+    start_sink: StartSink, start_courier: StartCourier, change: str
+) -> None:
+    octets = (SIGNED if change == "signed" else TEXT) + b"x" * 5000 + b"\r\n"
+    sink = await start_sink()
+    message = declared(octets, sender="" if change == "report" else "j@example.org")
+    origin = replace(message.envelope.origin, stranger=change == "stranger")
+    message = replace(message, envelope=replace(message.envelope, origin=origin))
+    zone = replace(ZONE, convert=Convert.NEVER) if change == "never" else ZONE
+    [outcome] = await start_courier(Bodies(octets)).deliver(make_batch(message, route_to(sink.port), zone))
+    assert outcome.verdict is D
+    assert sink.messages[0].body == octets

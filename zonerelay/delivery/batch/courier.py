@@ -183,7 +183,7 @@ class SmtpCourier:
 
     async def _carry(self, state: BatchState) -> None:
         batch = state.batch
-        if self._renderer.changes(batch.zone):
+        if self._renderer.changes(batch.zone, batch.message):
             state.send(await self._renderer.render(batch.zone, batch.message))
         await state.body.open()
         if batch.zone.credentials or batch.zone.next_hop_share:

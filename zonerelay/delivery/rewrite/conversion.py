@@ -1,4 +1,6 @@
-"""Reads a stored message as it is in seven bits (`message/conversion`), for hosts that take no other."""
+"""Reads a stored message as it is after a conversion (`message/conversion`): in seven bits for hosts that
+take no other, and without lines that some hosts refuse.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody
-from zonerelay.message.conversion.encoding import Plan, SevenBit, Survey
+from zonerelay.message.conversion.encoding import Encoder, Plan, Survey
 from zonerelay.message.conversion.fields import NotConvertibleError
 from zonerelay.model.envelope import Body, Message
 from zonerelay.model.message_id import MessageId
@@ -15,16 +17,17 @@ from zonerelay.model.message_id import MessageId
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How a message is written in seven bits, and the octets that it has then."""
+    """How a message is written, and the octets that it has then."""
 
     plan: Plan
     size: int
 
     def of(self, message: Message) -> Message:
+        message = replace(message, size=self.size, plain_lines=False, body_hash="")
+        if not self.plan.seven_bit:
+            return message
         envelope = replace(message.envelope, body=Body.SEVEN_BIT, smtputf8=False)
-        return replace(
-            message, envelope=envelope, size=self.size, eight_bit=False, plain_lines=False, body_hash=""
-        )
+        return replace(message, envelope=envelope, eight_bit=False)
 
     def reader(self, read_body: ReadBody) -> ReadBody:
         def read(message_id: MessageId) -> AsyncIterator[bytes]:
@@ -33,12 +36,18 @@ class Conversion:
         return read
 
 
-async def conversion_of(message_id: MessageId, read_body: ReadBody, *, signed_too: bool) -> Conversion:
-    """Reads the message twice. Raises NotConvertibleError and StoreError."""
-    survey = Survey()
+async def conversion_of(
+    message_id: MessageId, read_body: ReadBody, *, seven_bit: bool, signed_too: bool
+) -> Conversion | None:
+    """Reads the message once, or twice where it has to be converted; returns `None` where it has not. Raises
+    NotConvertibleError and StoreError.
+    """
+    survey = Survey(seven_bit=seven_bit)
     async for piece in read_body(message_id):
         survey.feed(piece)
     survey.finish()
+    if not survey.plan.needed:
+        return None
     if survey.signed and not signed_too:
         raise NotConvertibleError("its author has signed it")
     size = 0
@@ -49,8 +58,8 @@ async def conversion_of(message_id: MessageId, read_body: ReadBody, *, signed_to
 
 
 async def _converted(plan: Plan, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yields the message in seven bits. No piece is empty."""
-    writer = SevenBit(plan)
+    """Yields the message as it is written. No piece is empty."""
+    writer = Encoder(plan)
     try:
         while piece := await anext(pieces, b""):
             if written := writer.feed(piece):

@@ -14,6 +14,8 @@ Policies:
 - A body without a stored hash (our own reports, mail from before there were keys) is read once more.
 - For hosts without 8BITMIME or SMTPUTF8 a message is converted first (`rewrite/conversion.py`), then changed
   and signed. A signature of its author would break, so the zone decides about such mail (`convert`).
+- So are lines over 998 octets for every host, because some refuse or break them, which also breaks our
+  signature. Mail of a stranger is not: it is for others to repair.
 
 Raises StoreError when the store does, and RenderError with the deferral's reply. The caller makes a deferral
 of any other exception.
@@ -152,8 +154,11 @@ class Renderer:
         self._kept.clear()
         self._kept_octets = 0
 
-    def changes(self, zone: ZoneSettings) -> bool:
-        """False when the zone's mail is sent as it is stored."""
+    def changes(self, zone: ZoneSettings, message: Message) -> bool:
+        """False when the message is sent as it is stored."""
+        return self._changes_all(zone) or _may_need_repair(zone, message)
+
+    def _changes_all(self, zone: ZoneSettings) -> bool:
         known = self._plans.get(zone.name)
         if known is None or known[0] is not zone:
             known = self._plans[zone.name] = (zone, self._plan(zone))
@@ -161,7 +166,7 @@ class Renderer:
 
     async def render(self, zone: ZoneSettings, message: Message) -> Rendered:
         """Returns the zone's rendition of the message. Raises StoreError and RenderError."""
-        if not self.changes(zone):
+        if not self.changes(zone, message):
             return Rendered(message, self._read_body)
         return await self._of_plan(zone, message, seven_bit=False)
 
@@ -171,7 +176,7 @@ class Renderer:
         """
         if zone.convert is Convert.NEVER:
             return None
-        self.changes(zone)
+        self._changes_all(zone)
         try:
             return await self._of_plan(zone, message, seven_bit=True)
         except NotConvertibleError as error:
@@ -247,10 +252,7 @@ class Renderer:
         done = self._rendering[key] = asyncio.get_running_loop().create_future()
         pieces = None
         try:
-            conversion = None
-            if key[2]:
-                always = plan.zone.convert is Convert.ALWAYS
-                conversion = await conversion_of(message.id, self._read_body, signed_too=always)
+            conversion = await self._conversion(plan.zone, message, seven_bit=key[2])
             pieces = StoredPieces(self._reader(conversion)(message.id))
             rendition = await self._rendition(plan, message, pieces, conversion)
             if not pieces.intact:
@@ -265,6 +267,21 @@ class Renderer:
         if self._is_current(plan) and key not in self._kept:
             self._keep(key, rendition)
         return self._rendered(message, rendition, pieces if pieces.intact else None)
+
+    async def _conversion(
+        self, zone: ZoneSettings, message: Message, *, seven_bit: bool
+    ) -> Conversion | None:
+        """Raises StoreError, and NotConvertibleError where seven bits are needed."""
+        if not (seven_bit or _may_need_repair(zone, message)):
+            return None
+        always = zone.convert is Convert.ALWAYS
+        try:
+            return await conversion_of(message.id, self._read_body, seven_bit=seven_bit, signed_too=always)
+        except NotConvertibleError as error:
+            if seven_bit:
+                raise
+            self._events.sent_unchanged(message.id, zone.name, f"long lines: {error}")
+            return None
 
     async def _rendition(
         self, plan: _Plan, message: Message, pieces: StoredPieces, conversion: Conversion | None
@@ -337,6 +354,14 @@ class Renderer:
             self._complained.add(why)
             self._events.dkim_missing(zone, why)
         raise RenderError(Reply(451, "3.5", f"the zone {zone} requires a DKIM signature: {why}"))
+
+
+def _may_need_repair(zone: ZoneSettings, message: Message) -> bool:
+    """True when lines of the message may be too long, and it is not a stranger's, nor a report of ours."""
+    if message.plain_lines or zone.convert is Convert.NEVER:
+        return False
+    envelope = message.envelope
+    return envelope.sender != NULL_SENDER and not envelope.origin.stranger
 
 
 def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -1,11 +1,12 @@
-"""Writes a message in seven bits, piece by piece, whatever its size.
+"""Writes a message so that SMTP carries it, piece by piece, whatever its size: with lines that are not too
+long, and in seven bits where that is wanted.
 
-A `Survey` reads the message once and finds out which parts have octets beyond ASCII, or lines that SMTP
-cannot carry; its `Plan` tells a `SevenBit` what to encode. Both walk over the parts by their boundaries (RFC
-2046 5.1), into messages within messages.
+A `Survey` reads the message once and finds out which parts have lines that are too long or, for seven bits,
+octets beyond ASCII; its `Plan` tells an `Encoder` what to encode. Both walk over the parts by their
+boundaries (RFC 2046 5.1), into messages within messages.
 
 - Texts become quoted-printable, other parts base64. A part that needs nothing keeps every octet.
-- Header sections of every part and inner message are written in ASCII (`fields`).
+- Header sections of every part and inner message are folded, and written in ASCII for seven bits (`fields`).
 - A message without MIME fields gets them: UTF-8 if its body is that, `unknown-8bit` (RFC 1428) otherwise.
 - What a signature covers (multipart/signed, multipart/encrypted), and a part that is encoded already and has
   octets beyond ASCII all the same, is not changed: NotConvertibleError.
@@ -21,11 +22,10 @@ import email
 import re
 from dataclasses import dataclass, field
 
-from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields
+from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields, folded
+from zonerelay.smtp.server.line_ends import MAX_LINE
 
 CRLF = b"\r\n"
-MAX_LINE = 998
-"""Octets of a line without its CRLF (RFC 5321 4.5.3.1.6)."""
 MAX_HEADER = 1024 * 1024
 """Octets of the header section of a part. A longer one is not converted."""
 MAX_DEPTH = 64
@@ -52,11 +52,15 @@ class PartNeeds:
 class Plan:
     """The needs of each part that has no parts itself, in their order."""
 
+    seven_bit: bool
     parts: list[PartNeeds] = field(default_factory=list)
+    folds: bool = False
+    """True when a line of a header section is too long."""
 
     @property
     def needed(self) -> bool:
-        return any(part.encoding for part in self.parts)
+        """True when the message is not sent as it is. For seven bits it never is."""
+        return self.seven_bit or self.folds or any(part.encoding for part in self.parts)
 
 
 @dataclass(slots=True)
@@ -189,9 +193,9 @@ class _Walk:
 class Survey(_Walk):
     """Reads a message and makes the plan of its conversion."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, seven_bit: bool) -> None:
         super().__init__()
-        self.plan = Plan()
+        self.plan = Plan(seven_bit)
         self.signed = False
         """True when the message has a DKIM signature of its author or of another relay."""
         self._line_length = 0
@@ -200,7 +204,9 @@ class Survey(_Walk):
     def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
         if self._is_message:
             self.signed = self.signed or b"\r\ndkim-signature:" in b"\r\n" + block.lower()
-        if covered and not block.isascii():
+        if len(max(block.split(CRLF), key=len)) > MAX_LINE and not covered:
+            self.plan.folds = True
+        if covered and self.plan.seven_bit and not block.isascii():
             raise NotConvertibleError("a signature covers a header that is not ASCII")
         return b""
 
@@ -214,17 +220,16 @@ class Survey(_Walk):
         entity, has_end = self._entity, line.endswith(CRLF)
         length = self._line_length + len(line)
         self._line_length = 0 if has_end else length
-        plain = line.isascii() and length <= MAX_LINE + 2 and b"\0" not in line
+        plain = length <= MAX_LINE + (len(CRLF) if has_end else 0)
+        if self.plan.seven_bit:
+            plain = plain and line.isascii() and b"\0" not in line
         if entity is None:
-            if not plain:
-                raise NotConvertibleError("text outside of the parts is not ASCII")
+            self._unless(plain, "text outside of the parts")
             return b""
         needs = self.plan.parts[-1]
         if not plain:
-            if entity.is_covered:
-                raise NotConvertibleError("a signature covers a part that is not ASCII")
-            if entity.is_encoded:
-                raise NotConvertibleError("a part that is encoded is not ASCII")
+            self._unless(not entity.is_covered, "a part that a signature covers")
+            self._unless(not entity.is_encoded, "a part that is encoded")
             needs.encoding = True
         if needs.utf8:
             try:
@@ -233,11 +238,15 @@ class Survey(_Walk):
                 needs.utf8 = False
         return b""
 
+    def _unless(self, fits: bool, what: str) -> None:
+        if not fits:
+            raise NotConvertibleError(f"{what} is not ASCII, or has lines that are too long")
+
     def _ended(self, *, by_delimiter: bool) -> bytes:
         return b""
 
 
-class SevenBit(_Walk):
+class Encoder(_Walk):
     """Writes the message as the plan says."""
 
     def __init__(self, plan: Plan) -> None:
@@ -247,9 +256,14 @@ class SevenBit(_Walk):
         self._held = b""
 
     def _part(self, block: bytes, encoding: str, covered: bool) -> bytes:
-        if not covered and encoding in ("8bit", "binary"):
+        if self._plan.seven_bit and not covered and encoding in ("8bit", "binary"):
             block = _with_encoding(block, b"7bit")
-        return ascii_fields(block)
+        return self._fields(block, covered)
+
+    def _fields(self, block: bytes, covered: bool) -> bytes:
+        if covered:
+            return block
+        return folded(ascii_fields(block) if self._plan.seven_bit else block)
 
     def _leaf_part(self, block: bytes, has_fields: bool) -> bytes:
         assert self._entity is not None
@@ -263,9 +277,9 @@ class SevenBit(_Walk):
                 block += b"Content-Type: text/plain; charset=" + charset + CRLF
             if self._is_message and b"\r\nmime-version" not in b"\r\n" + block.lower():
                 block += b"MIME-Version: 1.0\r\n"
-        elif not (self._entity.is_encoded or self._entity.is_covered):
+        elif self._plan.seven_bit and not (self._entity.is_encoded or self._entity.is_covered):
             block = _with_encoding(block, b"7bit", only_present=True)
-        return ascii_fields(block)
+        return self._fields(block, self._entity.is_covered)
 
     def _content(self, line: bytes) -> bytes:
         if self._entity is None or not self._encoding:

@@ -13,6 +13,7 @@ import urllib.parse
 from zonerelay.message.compose.mime import encoded
 from zonerelay.message.header.folding import wrap
 from zonerelay.model.address_list import read_addresses
+from zonerelay.smtp.server.line_ends import MAX_LINE
 
 _FIELD = re.compile(rb"([!-9;-~]++)[ \t]*+:((?:[^\r]++|\r(?!\n(?![ \t])))*+(?:\r\n)?)")
 _FOLD = re.compile(rb"\r\n(?=[ \t])")
@@ -21,6 +22,7 @@ _ENCODED_WORD = re.compile(r"=\?[^\s?]++\?[bBqQ]\?[^\s?]*+\?=")
 _QUOTED_PAIR = re.compile(r"\\(.)")
 MAX_WIDTH = 78
 """Octets of a line (RFC 5322 2.1.1)."""
+FOLD_AT = 900
 _WORD_OCTETS = 42
 """Octets in one encoded word, in base64 with its frame within the 75 characters of RFC 2047 2."""
 
@@ -55,6 +57,29 @@ def ascii_fields(block: bytes) -> bytes:
             written.append(_ascii_field(match[1], match[2]))
         position = end
     return b"".join(written)
+
+
+def folded(block: bytes) -> bytes:
+    """Folds the lines that are too long (RFC 5322 2.1.1) at blanks, so that readers find the same values, and
+    between two identifiers. A longer word stays as it is.
+    """
+    lines = block.split(b"\r\n")
+    if len(max(lines, key=len)) <= MAX_LINE:
+        return block
+    written: list[bytes] = []
+    for line in lines:
+        rest = line
+        while len(rest) > MAX_LINE:
+            at = max(rest.rfind(b" ", 1, FOLD_AT), rest.rfind(b"\t", 1, FOLD_AT))
+            if at <= 0 or not rest[:at].strip():
+                at = rest.rfind(b"><", 1, FOLD_AT) + 1
+                rest = rest[:at] + b" " + rest[at:] if at else rest
+            if at <= 0:
+                break
+            written.append(rest[:at])
+            rest = rest[at:]
+        written.append(rest)
+    return b"\r\n".join(written)
 
 
 def _line_end(block: bytes, position: int) -> int:

@@ -204,9 +204,9 @@ class ZoneSettings:
     one gets DATA for a day; `zonerelay explain` says so.
     """
     convert: Convert = choice(Convert.UNSIGNED)
-    """Which mail is written in seven bits for servers without 8BITMIME or SMTPUTF8, with encoded words in the
-    header and bodies in quoted-printable or base64: messages that their author has not signed with DKIM, all
-    (that breaks such a signature), or none. Addresses beyond ASCII need SMTPUTF8 in any case.
+    """Which mail is written in seven bits for servers without 8BITMIME or SMTPUTF8, and in lines of at most
+    998 octets for all, with folded fields, encoded words and quoted-printable: messages that their author has
+    not signed with DKIM, all (that breaks such a signature), or none.
     """
 
     @property
