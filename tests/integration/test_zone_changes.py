@@ -121,6 +121,16 @@ async def test_header_rules_are_seen_by_the_next_host_and_the_spool_keeps_what_c
         assert len(original) == accepted["size"]
 
 
+async def test_lines_that_are_too_long_arrive_signed_in_a_form_that_hosts_take(tmp_path: Path) -> None:
+    long = MESSAGE.replace(b"Subject:", b"References: " + b"<a@example.org> " * 100 + b"\r\nSubject:")
+    async with staged(tmp_path, sign=True) as stage:
+        await stage.running.send("app@example.org", ["a@example.com"], long + b"x" * 5000 + b"\r\n")
+        [received] = await stage.sink.wait_for(1)
+    assert max(map(len, received.body.split(b"\r\n"))) <= 998
+    assert b"quoted-printable" in received.body
+    assert verified(received.body, PUBLISHED) == [True, True]
+
+
 LINES = b"A line of text, which is long enough to be one.\r\n"
 
 

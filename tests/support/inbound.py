@@ -106,6 +106,7 @@ class _Writer:
         headers: Fields = (),
         eight_bit: bool = False,
         plain_lines: bool = False,
+        long_lines: bool = False,
         body_hash: str = "",
         trace: tuple[str, ...] = (),
     ) -> Message:
@@ -123,6 +124,7 @@ class _Writer:
             headers=headers,
             eight_bit=eight_bit,
             plain_lines=plain_lines,
+            long_lines=long_lines,
             body_hash=body_hash,
             trace=trace,
         )

@@ -128,6 +128,14 @@ def test_a_chunk_of_nothing_is_done_once_it_is_fed() -> None:
     assert (reader.chunk_done, reader.done, reader.rest) == (True, False, b"RSET\r\n")
 
 
+@pytest.mark.parametrize("cut", [1, 500, 997, 998, 999, 1000, 1001, 5000])
+@pytest.mark.parametrize(("length", "is_long"), [(998, False), (999, True), (3000, True)])
+def test_lines_that_are_too_long_are_seen_in_any_packets(cut: int, length: int, is_long: bool) -> None:
+    whole = b"a\r\n" + b"x" * 600 + b"\r\n" + b"y" * length + b"\r\n" + b"z\r\n"
+    _, reader = read([([whole[at : at + cut] for at in range(0, len(whole), cut)], True)])
+    assert reader.has_long is is_long
+
+
 def test_nothing_certain_is_waited_for() -> None:
     reader = ChunkReader()
     reader.begin(10**20, True)

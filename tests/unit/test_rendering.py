@@ -63,7 +63,7 @@ class Setting:
 
     @property
     def message(self) -> Message:
-        return replace(make_message(self.bodies.body), plain_lines=True)
+        return make_message(self.bodies.body)
 
     async def render(self, zone: ZoneSettings, message: Message | None = None) -> Rendered:
         return await self.renderer.render(zone, message or self.message)

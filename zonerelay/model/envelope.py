@@ -94,6 +94,7 @@ class Message:
     included); `headers` are the fields in order, values unfolded and decoded for people, capped;
     `plain_lines`: the body was seen to have CRLF line ends only, no line that begins with a dot and no
     NUL, so that it can be sent as it is; false when it is not known.
+    `long_lines`: a line was seen to be longer than the 998 octets that every host takes.
     `body_hash` is the base64 SHA-256 of the body in DKIM's relaxed form (RFC 6376 3.4.4), `""` when no zone
     computed it.
     `trace` are notes made at acceptance (`"listener=… bare_lf=3"`), for `queue trace`.
@@ -104,6 +105,7 @@ class Message:
     chunks: int
     eight_bit: bool = False
     plain_lines: bool = False
+    long_lines: bool = False
     body_hash: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     trace: tuple[str, ...] = ()

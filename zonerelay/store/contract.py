@@ -178,6 +178,7 @@ class BodyFacts(TypedDict, total=False):
     headers: tuple[tuple[str, str], ...]
     eight_bit: bool
     plain_lines: bool
+    long_lines: bool
     body_hash: str
     trace: tuple[str, ...]
 

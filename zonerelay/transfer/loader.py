@@ -187,6 +187,7 @@ class Loader:
             headers=message.headers,
             eight_bit=message.eight_bit or body.eight_bit,
             plain_lines=message.plain_lines and body.reader.is_plain,
+            long_lines=body.reader.has_long,
             body_hash=message.body_hash,
             trace=message.trace,
         )
@@ -225,6 +226,7 @@ class Loader:
             headers=fields,
             eight_bit=body.eight_bit,
             plain_lines=body.reader.is_plain,
+            long_lines=body.reader.has_long,
             trace=(_note(item), *zone_notes(choices)),
         )
 

@@ -232,6 +232,7 @@ class Migration:
                     headers=message.headers,
                     eight_bit=message.eight_bit,
                     plain_lines=message.plain_lines,
+                    long_lines=message.long_lines,
                     body_hash=message.body_hash,
                     trace=message.trace,
                 )

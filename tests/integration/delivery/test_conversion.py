@@ -29,7 +29,8 @@ HELO_ONLY = Manners(esmtp=False)
 
 def declared(octets: bytes, **more: object) -> Message:
     message = make_message(octets, eight_bit=True, smtputf8=True, **more)  # type: ignore[arg-type]
-    return replace(message, headers=(("Subject", "Grüße"),))
+    long_lines = any(len(line) > 998 for line in octets.split(b"\r\n"))
+    return replace(message, headers=(("Subject", "Grüße"),), long_lines=long_lines)
 
 
 @pytest.mark.parametrize("octets", [TEXT, LONG])
@@ -164,13 +165,13 @@ async def test_lines_that_are_too_long_go_to_no_host(
     assert read.get_payload(decode=True) == octets.partition(b"\r\n\r\n")[2]
 
 
-@pytest.mark.parametrize("change", ["stranger", "signed", "never", "report"])
+@pytest.mark.parametrize("change", ["stranger", "signed", "never"])
 async def test_long_lines_of_others_stay(
     start_sink: StartSink, start_courier: StartCourier, change: str
 ) -> None:
     octets = (SIGNED if change == "signed" else TEXT) + b"x" * 5000 + b"\r\n"
     sink = await start_sink()
-    message = declared(octets, sender="" if change == "report" else "j@example.org")
+    message = declared(octets, sender="j@example.org")
     origin = replace(message.envelope.origin, stranger=change == "stranger")
     message = replace(message, envelope=replace(message.envelope, origin=origin))
     zone = replace(ZONE, convert=Convert.NEVER) if change == "never" else ZONE

@@ -23,7 +23,7 @@ class Conversion:
     size: int
 
     def of(self, message: Message) -> Message:
-        message = replace(message, size=self.size, plain_lines=False, body_hash="")
+        message = replace(message, size=self.size, plain_lines=False, long_lines=False, body_hash="")
         if not self.plan.seven_bit:
             return message
         envelope = replace(message.envelope, body=Body.SEVEN_BIT, smtputf8=False)

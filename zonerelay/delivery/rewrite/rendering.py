@@ -156,7 +156,7 @@ class Renderer:
 
     def changes(self, zone: ZoneSettings, message: Message) -> bool:
         """False when the message is sent as it is stored."""
-        return self._changes_all(zone) or _may_need_repair(zone, message)
+        return self._changes_all(zone) or _needs_repair(zone, message)
 
     def _changes_all(self, zone: ZoneSettings) -> bool:
         known = self._plans.get(zone.name)
@@ -272,7 +272,7 @@ class Renderer:
         self, zone: ZoneSettings, message: Message, *, seven_bit: bool
     ) -> Conversion | None:
         """Raises StoreError, and NotConvertibleError where seven bits are needed."""
-        if not (seven_bit or _may_need_repair(zone, message)):
+        if not (seven_bit or _needs_repair(zone, message)):
             return None
         always = zone.convert is Convert.ALWAYS
         try:
@@ -356,12 +356,9 @@ class Renderer:
         raise RenderError(Reply(451, "3.5", f"the zone {zone} requires a DKIM signature: {why}"))
 
 
-def _may_need_repair(zone: ZoneSettings, message: Message) -> bool:
-    """True when lines of the message may be too long, and it is not a stranger's, nor a report of ours."""
-    if message.plain_lines or zone.convert is Convert.NEVER:
-        return False
-    envelope = message.envelope
-    return envelope.sender != NULL_SENDER and not envelope.origin.stranger
+def _needs_repair(zone: ZoneSettings, message: Message) -> bool:
+    """True when a line of the message is too long, and it is not a stranger's."""
+    return message.long_lines and zone.convert is not Convert.NEVER and not message.envelope.origin.stranger
 
 
 def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:

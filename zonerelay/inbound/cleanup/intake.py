@@ -445,6 +445,7 @@ class Intake:
             headers=self._header.fields,
             eight_bit=self._eight_bit,
             plain_lines=self._body.is_plain,
+            long_lines=self._body.has_long,
             body_hash=self._hash.digest() if self._hash is not None else "",
             trace=self._trace(zones),
         )

@@ -42,10 +42,8 @@ class LineEnds:
 
     @property
     def is_plain(self) -> bool:
-        """So far it can be sent as it is: CRLF line ends only, no line that needs a dot in front or is too
-        long.
-        """
-        return not (self.dotted or self.has_bare or self.has_long)
+        """So far it can be sent as it is: CRLF line ends only, no line that needs a dot in front."""
+        return not (self.dotted or self.has_bare)
 
     def _clean(self, body: bytes) -> bytes:
         """CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
