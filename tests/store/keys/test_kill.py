@@ -1,7 +1,13 @@
-"""A batch is there whole or not at all after kill -9, and every acknowledged one is."""
+"""A batch is there whole or not at all after kill -9 and after a power cut, and every acknowledged one is.
+
+A power cut is made of a real file system, as in `tests/store/test_crash.py`.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -9,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.store.disks import make_image
 from tests.store.keys.places import PLACES, Place
 from tests.store.keys.worker import KEPT, SESSIONS
+from tests.support.power import needs_a_disk
 
 ROUNDS = 4
 
@@ -34,8 +42,11 @@ def write_until_killed(place: Place, seconds: float) -> list[int]:
     return [int(line) for line in said.split(b"\n")[:-1]]
 
 
-def whole_batches(place: Place) -> set[int]:
-    done = subprocess.run(command("check", place), capture_output=True, text=True, check=False, timeout=60)
+def whole_batches(place: Place, image: Path | None = None) -> set[int]:
+    environment = {**os.environ, **({"KEYS_IMAGE": str(image)} if image else {})}
+    done = subprocess.run(
+        command("check", place), capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return set(map(int, done.stdout.split()))
 
@@ -56,3 +67,37 @@ def test_acknowledged_batches_survive_kill_9(tmp_path: Path, name: str) -> None:
             judge(acknowledged, whole_batches(place))
     finally:
         place.close()
+
+
+def write_until_the_power_is_cut(place: Place, image: Path, copy: Path, seconds: float) -> list[int]:
+    """Stop the worker, keep what the disk has at that moment, and let the rest of it go."""
+    log = place.directory.with_name("said")
+    with log.open("wb") as said:
+        environment = {**os.environ, "KEYS_IMAGE": str(image)}
+        process = subprocess.Popen(command("write", place), stdout=said, env=environment)
+    try:
+        deadline = time.monotonic() + 30
+        while not log.stat().st_size and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(seconds)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.05)  # what the disk was asked to do before the cut, it may finish
+        acknowledged = [int(line) for line in log.read_bytes().split(b"\n")[:-1]]
+        shutil.copyfile(image, copy)
+    finally:
+        process.kill()
+        process.wait()
+    return acknowledged
+
+
+@needs_a_disk
+@pytest.mark.parametrize("cut", range(2))
+@pytest.mark.parametrize("name", ["leveldb", "directory", "sqlite"])
+def test_acknowledged_batches_survive_a_power_cut(tmp_path: Path, name: str, cut: int) -> None:
+    image, copy = tmp_path / "disk", tmp_path / "disk-after-cut"
+    place = PLACES[name](tmp_path / "mount")
+    place.directory.mkdir()
+    make_image(image, 96 * 1024 * 1024)
+    acknowledged = write_until_the_power_is_cut(place, image, copy, 0.2 + 0.3 * cut)
+    assert acknowledged
+    judge(acknowledged, whole_batches(place, copy))

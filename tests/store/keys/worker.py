@@ -2,6 +2,8 @@
 
     python -m tests.store.keys.worker write|check ENGINE DIRECTORY [WORD…]
 
+With KEYS_IMAGE in the environment that image is mounted at the directory first, for this process alone.
+
 Each batch has KEYS keys of one number, and removes those of an earlier one. A line `NUMBER` is written when
 the batch is durable. `check` prints the numbers that are whole, and fails when a batch is there in part.
 """
@@ -14,6 +16,7 @@ import os
 import sys
 from pathlib import Path
 
+from tests.store.disks import mount_image
 from tests.store.keys.places import PLACES
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.keys.partition import Partition, open_partition
@@ -47,6 +50,8 @@ async def check(partition: Partition) -> None:
 
 
 async def main(verb: str, name: str, directory: Path, *words: str) -> None:
+    if image := os.environ.get("KEYS_IMAGE"):
+        mount_image(directory, Path(image))
     place = PLACES[name](directory, *words)
     engine = place.engine()
     partition = await open_partition(engine, 0, token="worker", clock=SystemClock(), wait=10)
