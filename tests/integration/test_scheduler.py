@@ -22,7 +22,7 @@ from tests.support.queueing import (
 from zonerelay.config.settings import InDoubt, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.queue_name import MAILBOXES, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.selection.backlog_throttle import LEAST
 from zonerelay.queue.settle import outcome_log as journal
@@ -775,3 +775,12 @@ async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(
     relay.store.silence.set()
     await relay.until_empty()
     assert len(relay.courier.batches) == 100
+
+
+async def test_rows_of_mailboxes_do_not_count_as_mail_of_a_zone_that_is_not_configured(
+    make: Make,
+) -> None:
+    relay = make()
+    relay.store.counts = lambda: {MAILBOXES: QueueCounts(ready=3), queue_of("gone"): QueueCounts(ready=1)}  # type: ignore[method-assign]  # an outbox
+    (problem,) = relay.scheduler.problems()
+    assert problem.startswith("zone gone is not configured, and 1 deliveries wait in it")

@@ -15,7 +15,7 @@ from tests.store.builders import NOW, body_of, delivery_for, envelope_for, messa
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.outbox import message_id_of
+from zonerelay.model.message_id import row_id
 from zonerelay.model.queue_name import queue_of
 from zonerelay.outbox.joined import JoinedStore
 from zonerelay.store.contract import Finish, Store
@@ -146,7 +146,7 @@ async def test_row_that_is_given_back_while_its_claim_waits_for_the_spool_is_han
             await go_on.wait()
             return await super().claim(*args, **more)
 
-    row = delivery_for(envelope_for(message_id_of(7), "a@example.net"), "a@example.net")
+    row = delivery_for(envelope_for(row_id(7), "a@example.net"), "a@example.net")
     store = JoinedStore(Slow(), cast("OutboxStore", Rows(row)))
     first = asyncio.create_task(store.claim(queue_of("default"), 10, now=NOW))
     await asked.wait()

@@ -18,7 +18,7 @@ from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, Draft, File, compose
 from zonerelay.message.compose.mime import Base64Error, Base64Text
 from zonerelay.model.address import Mailbox
-from zonerelay.model.outbox import is_outbox, message_id_of, row_of, zone_label
+from zonerelay.model.message_id import is_row, row_id, row_of
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
@@ -156,11 +156,11 @@ def test_a_picture_that_the_html_shows_is_related_to_it() -> None:
 
 
 def test_ids_and_zones_of_the_outbox_are_told_from_others() -> None:
-    assert row_of(message_id_of(7)) == 7
-    assert is_outbox(message_id_of(7))
-    assert message_id_of(7) < message_id_of(8)
-    assert zone_label("mailbox/7") == "mailbox"
-    assert zone_label("mailboxes") == "mailboxes"
+    assert row_of(row_id(7)) == 7
+    assert is_row(row_id(7))
+    assert row_id(7) < row_id(8)
+    assert queue_of("mailbox/7").label == "mailbox"
+    assert queue_of("mailboxes").label == "mailboxes"
 
 
 # --- what becomes of a row

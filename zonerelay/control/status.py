@@ -22,8 +22,7 @@ from zonerelay.control.explain.explainer import Suspended
 from zonerelay.control.explain.sources import SourcePlans
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
-from zonerelay.model.outbox import zone_label
-from zonerelay.model.queue_name import QueueName
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.operations.answers import OrderRow, QuotaStatus, RelayStatus, ZoneStatus
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.scheduler import Scheduler
@@ -167,8 +166,8 @@ class StatusBoard:
         """Returns how many destinations of each zone are suspended now, and how many are not."""
         found: Counter[tuple[str, str]] = Counter()
         for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
-            found[zone_label(zone), "suspended"] += suspended
-            found[zone_label(zone), "usable"] += usable
+            found[queue_of(zone).label, "suspended"] += suspended
+            found[queue_of(zone).label, "usable"] += usable
         return found.items()
 
     async def status(self) -> RelayStatus:

@@ -48,6 +48,10 @@ class Recipient:
     orcpt: str = ""
 
 
+OUTBOX = "outbox"
+"""`Origin.protocol` of messages that were rows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where a message came from: for the Received header, the trace and routing, never for metrics.

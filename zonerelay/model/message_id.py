@@ -2,6 +2,8 @@
 
     019aa1f2b3c 01f 00        11 hex digits of milliseconds, 3 of sequence, 2 of worker (written together)
 
+An id that begins with `f` is the number of a row of the outbox. Those of a spool get there in the year 2515.
+
 The order of ids is the order of acceptance within one worker, so iterating a spool in key order
 delivers the oldest mail first. Ids never go backwards: when the clock steps back the last
 millisecond is kept and the sequence counts on; `last` carries that promise over a restart.
@@ -18,6 +20,8 @@ MessageId = NewType("MessageId", str)
 LENGTH = 16
 MAX_WORKERS = 256
 _SEQUENCE_BITS = 12
+_ROW = "f"
+MAX_ROW = 2**60 - 1
 
 
 class MessageIdSource:
@@ -43,6 +47,18 @@ class MessageIdSource:
 def first_at(now: float) -> MessageId:
     """No id that was handed out before this time (Unix seconds) is larger, none from then on smaller."""
     return MessageId(f"{int(now * 1000) << _SEQUENCE_BITS:014x}00")
+
+
+def row_id(row: int) -> MessageId:
+    return MessageId(f"{_ROW}{row:0{LENGTH - 1}x}")
+
+
+def is_row(message_id: MessageId) -> bool:
+    return message_id.startswith(_ROW)
+
+
+def row_of(message_id: MessageId) -> int:
+    return int(message_id[1:], 16)
 
 
 def is_message_id(text: str) -> bool:

@@ -37,6 +37,11 @@ class QueueName(NamedTuple):
     def is_mail(self) -> bool:
         return self.kind is not Kind.WEBHOOK
 
+    @property
+    def label(self) -> str:
+        """The zone for metrics, which have one for all mailboxes: those are as many as applications make."""
+        return Kind.MAILBOX.value if self.kind is Kind.MAILBOX else self.zone
+
     def __str__(self) -> str:
         return self.text
 

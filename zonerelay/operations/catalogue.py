@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import is_outbox
+from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.queue_name import queues_of
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import InvalidError
@@ -36,7 +35,7 @@ def _delivery_order(request: requests.QueueList, row: answers.DeliveryRow) -> tu
     """
     zone = request.filter.zone
     place = 0 if zone is None else queues_of(zone).index(row.queue)
-    return place, is_outbox(MessageId(row.message_id)), row.queue, row.message_id, row.recipient
+    return place, is_row(MessageId(row.message_id)), row.queue, row.message_id, row.recipient
 
 
 def _change(request: type[requests.QueueChange], text: str, **more: Any) -> Operation:

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import is_outbox
+from zonerelay.model.message_id import MessageId, is_row
 from zonerelay.model.queue_name import MAILBOXES, Kind, QueueName
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.common.reading import read_each
@@ -102,13 +101,13 @@ class JoinedStore:
         return found
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
-        theirs = [key for key in keys if is_outbox(key.message_id)]
+        theirs = [key for key in keys if is_row(key.message_id)]
         if theirs:
             for kept in self._waiting:
                 for key in theirs:
                     kept.pop(key, None)
             self._outbox.release(theirs)
-            keys = [key for key in keys if not is_outbox(key.message_id)]
+            keys = [key for key in keys if not is_row(key.message_id)]
         self._spool.release(keys)
 
     async def next_due(self, queue: QueueName) -> float | None:
@@ -125,7 +124,7 @@ class JoinedStore:
         theirs = [
             change
             for change in changes
-            if isinstance(change, Finish | Postpone) and is_outbox(change.delivery.message_id)
+            if isinstance(change, Finish | Postpone) and is_row(change.delivery.message_id)
         ]
         if not theirs:
             await self._spool.settle(changes, lazy=lazy)
@@ -133,7 +132,7 @@ class JoinedStore:
         ours = [
             change
             for change in changes
-            if isinstance(change, Submit) or not is_outbox(change.delivery.message_id)
+            if isinstance(change, Submit) or not is_row(change.delivery.message_id)
         ]
         if ours:
             # First: a report that is stored twice is better than none.
@@ -143,26 +142,26 @@ class JoinedStore:
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
-        return await (self._outbox if is_outbox(message_id) else self._spool).read_message(message_id)
+        return await (self._outbox if is_row(message_id) else self._spool).read_message(message_id)
 
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        return (self._outbox if is_outbox(message_id) else self._spool).read_body(message_id)
+        return (self._outbox if is_row(message_id) else self._spool).read_body(message_id)
 
     def check_claim(self, message_id: MessageId) -> None:
-        (self._outbox if is_outbox(message_id) else self._spool).check_claim(message_id)
+        (self._outbox if is_row(message_id) else self._spool).check_claim(message_id)
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await (self._outbox if is_outbox(message_id) else self._spool).deliveries_of(message_id)
+        return await (self._outbox if is_row(message_id) else self._spool).deliveries_of(message_id)
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        found = await self._spool.read_messages([each for each in ids if not is_outbox(each)])
-        rows = [each for each in ids if is_outbox(each)]
+        found = await self._spool.read_messages([each for each in ids if not is_row(each)])
+        rows = [each for each in ids if is_row(each)]
         return {**found, **await read_each(self.read_message, rows)}
 
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncIterator[Delivery]:
-        row = after if after is not None and is_outbox(after.message_id) else None
+        row = after if after is not None and is_row(after.message_id) else None
         if row is None and (queue is None or queue.kind is not Kind.MAILBOX):
             async for delivery in self._spool.scan(queue, wanted=wanted, after=after):
                 yield delivery
@@ -190,8 +189,8 @@ class JoinedStore:
     # --- operators, and the end
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> int:
-        theirs = [key for key in keys if is_outbox(key.message_id)]
-        ours = [key for key in keys if not is_outbox(key.message_id)] if theirs else keys
+        theirs = [key for key in keys if is_row(key.message_id)]
+        ours = [key for key in keys if not is_row(key.message_id)] if theirs else keys
         existed = await self._spool.update(ours, change) if ours else 0
         return existed + (await self._outbox.update(theirs, change) if theirs else 0)
 

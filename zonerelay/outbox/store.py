@@ -17,8 +17,7 @@ from operator import attrgetter
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import message_id_of, row_of
+from zonerelay.model.message_id import MessageId, row_id, row_of
 from zonerelay.model.queue_name import QueueName
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
@@ -169,7 +168,7 @@ class OutboxStore:
         waiter = self._waiters.pop((write.id, write.token), None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        row = self.claims.rows.get(message_id_of(write.id))
+        row = self.claims.rows.get(row_id(write.id))
         if row is not None and row.token == write.token:
             if not kept:
                 self._lose(row)

@@ -21,7 +21,6 @@ from functools import partial
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.model.outbox import MAILBOXES
 from zonerelay.model.queue_name import Kind, QueueName, queue_of, queues_of
 from zonerelay.queue.destination.destinations import DestinationStatus
 from zonerelay.queue.destination.rates import Rates
@@ -300,7 +299,7 @@ class Scheduler:
 
     def active_count(self, zone: str) -> int:
         """Deliveries of the zone that are being attempted; of all mailboxes' zones under their label."""
-        names = self._zones.keys() & (self._provided if zone == MAILBOXES else {zone})
+        names = [name for name in self._zones if queue_of(name).label == zone]
         return sum(len(self._zones[name].plan.active_keys()) for name in names)
 
     def active_keys(self) -> set[DeliveryKey]:

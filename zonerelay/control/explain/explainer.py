@@ -29,8 +29,7 @@ from zonerelay.inbound.state.zone_header import ZoneHeader
 from zonerelay.message.header.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Message
-from zonerelay.model.outbox import is_mailbox_zone
-from zonerelay.model.queue_name import Priority
+from zonerelay.model.queue_name import Kind, Priority
 from zonerelay.operations.answers import (
     AddressPlan,
     DeliveryRow,
@@ -159,7 +158,7 @@ class Explainer:
         )
         choice = Choice(row.zone, 0, row.routed or "chosen when it was accepted")
         found = await self._explained(request, choice, row.recipient, row.sender or "")
-        if row.zone not in (*self._zones.names, DEFAULT_ZONE) and not is_mailbox_zone(row.zone):
+        if row.zone not in (*self._zones.names, DEFAULT_ZONE) and row.queue.kind is Kind.MAIL:
             gone = f"the configuration has no zone {row.zone} any more: its mail waits"
             found = msgspec.structs.replace(
                 found, zone=row.zone, unroutable=gone, verdict="deferred", hosts=()
@@ -174,7 +173,7 @@ class Explainer:
         if sum(note.startswith("zone=") for note in message.trace) > 1:
             routed = routed.rpartition(": ")[0] or routed  # without its recipients (`zones.zone_notes`)
         row = msgspec.structs.replace(row, routed=routed)
-        if routed == BY_HEADER or is_mailbox_zone(row.zone):
+        if routed == BY_HEADER or row.queue.kind is Kind.MAILBOX:
             return row  # the header is not kept, and an outbox has zones of its own
         chosen = self._zones.choose(message.envelope, headers=message.headers, size=message.size)
         now = chosen(Mailbox(row.recipient))

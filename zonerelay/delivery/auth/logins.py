@@ -40,8 +40,8 @@ from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls.verify import ENCRYPTED
 from zonerelay.model.clock import Clock
-from zonerelay.model.outbox import is_mailbox_zone
 from zonerelay.model.outcome import Scope
+from zonerelay.model.queue_name import Kind, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.process.threads import LOGIN
 from zonerelay.routing.zones.address_patterns import AddressPatterns
@@ -303,7 +303,7 @@ class Logins:
     def login_states(self) -> Iterator[tuple[str, str, bool]]:
         """Yields zone, credential and whether it can log in, for accounts that have tried."""
         for account in self._accounts.values():
-            if account.is_known and not is_mailbox_zone(account.zone):
+            if account.is_known and queue_of(account.zone).kind is not Kind.MAILBOX:
                 yield account.zone, account.credential, not account.problem
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from zonerelay import durable
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
 from zonerelay.delivery.auth.accounts import digest
-from zonerelay.model.outbox import is_mailbox_zone
+from zonerelay.model.queue_name import Kind, queue_of
 from zonerelay.process.threads import FILES
 
 # The fields of stat that change with a file.
@@ -41,7 +41,7 @@ class Secrets:
 
     async def get(self, reference: str) -> str:
         """Returns the secret behind a reference. Raises SecretError."""
-        if self.of_mailbox is not None and is_mailbox_zone(reference):
+        if self.of_mailbox is not None and queue_of(reference).kind is Kind.MAILBOX:
             return self.of_mailbox(reference)
         path = secret_path(reference, self.environment)
         if path is None:

@@ -65,7 +65,7 @@ class Pool:
         self._closed = False
 
     def open_connections(self, zone: str) -> int:
-        return self._slots.open_in(zone)
+        return self._slots.open_under(zone)
 
     def open_at(self, terms: Terms) -> int:
         """Returns the number of connections to the route's hosts, without those that are being closed."""

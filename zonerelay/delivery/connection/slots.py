@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.limits.worker.allowance import ZoneAllowance
-from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
+from zonerelay.model.queue_name import queue_of
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 from zonerelay.telemetry.events.transcript import Record
 
@@ -71,9 +71,11 @@ class Slots:
         self._tell = on_release
 
     def open_in(self, zone: str) -> int:
-        if zone == MAILBOXES:
-            return sum(count for name, count in self._in_zone.items() if is_mailbox_zone(name))
         return self._in_zone[zone]
+
+    def open_under(self, label: str) -> int:
+        """Count the connections of all zones that have this label in metrics."""
+        return sum(count for name, count in self._in_zone.items() if queue_of(name).label == label)
 
     def open_at(self, site: SiteKey) -> int:
         return sum(line.open for line in self._at_site.get(site, {}).values())

@@ -18,8 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import MAX_ROW, message_id_of
+from zonerelay.model.message_id import MAX_ROW, MessageId, row_id
 from zonerelay.model.queue_name import QueueName, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper, OutboxSurroundings
@@ -134,7 +133,7 @@ class OutboxClaims:
     def _is_known(self, row: int, token: str) -> bool:
         if not 0 <= row <= MAX_ROW:
             return self._in_hand(row, token)
-        known = self.rows.get(message_id_of(row))
+        known = self.rows.get(row_id(row))
         return (known is not None and known.token == token) or self._in_hand(row, token)
 
     async def _claim_all(self) -> None:

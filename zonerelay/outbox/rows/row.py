@@ -21,8 +21,8 @@ import msgspec
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope, Origin, Recipient
-from zonerelay.model.outbox import MAX_ROW, PROTOCOL, message_id_of
+from zonerelay.model.envelope import OUTBOX, Envelope, Origin, Recipient
+from zonerelay.model.message_id import MAX_ROW, row_id
 from zonerelay.model.outcome import Attempt, Outcome
 from zonerelay.model.queue_name import Priority, mailbox_zone, queue_of
 from zonerelay.model.reply import Reply
@@ -115,7 +115,7 @@ class Row:
 
     def __post_init__(self) -> None:
         self.queue = queue_of(self.zone, self.priority)
-        self.message_id = message_id_of(self.id)
+        self.message_id = row_id(self.id)
 
     def state(self, recipient: Mailbox) -> State:
         return self.states.get(recipient) or State()
@@ -159,7 +159,7 @@ class Row:
             recipients=tuple(Recipient(address=each) for each in people.everybody),
             created=self.created,
             smtputf8=not all(each.isascii() for each in _shown(people)),
-            origin=Origin(protocol=PROTOCOL),
+            origin=Origin(protocol=OUTBOX),
         )
 
     # --- what happened

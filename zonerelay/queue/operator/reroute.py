@@ -13,7 +13,7 @@ from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.settings import TlsMode
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.model.outbox import is_outbox
+from zonerelay.model.message_id import is_row
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.routing.zones.zones import DEFAULT_ZONE, Zones
 
@@ -52,7 +52,7 @@ class Rerouting:
         return "; ".join((f"to {self.aim}", *left))
 
     def target(self, delivery: Delivery, message: Message | None) -> QueueName:
-        if is_outbox(delivery.message_id):
+        if is_row(delivery.message_id):
             return self._stays(delivery, "rows of the outbox")
         if not self.needs_messages:
             target, own = self._zones.get(self.to_zone), self._zones.get(delivery.zone)

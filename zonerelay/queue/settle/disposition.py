@@ -32,8 +32,7 @@ from zonerelay.config.settings import BounceSettings, InDoubt
 from zonerelay.message.dsn.report import DsnKind
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message, Notify
-from zonerelay.model.outbox import PROTOCOL
+from zonerelay.model.envelope import OUTBOX, Envelope, Message, Notify
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.settle.retry import RetryPolicy
@@ -165,7 +164,7 @@ class DispositionPolicy:
             not delivery.warned
             and self._is_late(delivery, now)
             and envelope.sender != NULL_SENDER
-            and envelope.origin.protocol != PROTOCOL
+            and envelope.origin.protocol != OUTBOX
             and not envelope.origin.stranger
             and _wants(delivery, Notify.DELAY)
         )
@@ -191,7 +190,7 @@ class DispositionPolicy:
             return STRANGER
         if envelope.sender == NULL_SENDER:
             return "null sender"
-        if envelope.origin.protocol == PROTOCOL:
+        if envelope.origin.protocol == OUTBOX:
             return "outbox"  # its row is the report
         if not _wants(delivery, about):
             return "notify"

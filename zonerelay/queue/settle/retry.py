@@ -52,7 +52,7 @@ from zonerelay.config.settings import (
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
-from zonerelay.model.outbox import is_outbox
+from zonerelay.model.message_id import is_row
 from zonerelay.telemetry.events.events import Events
 
 Backoff = Callable[[Envelope, int], float | None]
@@ -212,7 +212,7 @@ class OutboxRetries:
         self.shortest_lifetime = otherwise.shortest_lifetime
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
-        if not is_outbox(delivery.message_id):
+        if not is_row(delivery.message_id):
             return await self._otherwise.next_attempt(envelope, delivery, now)
         if delivery.attempts >= self._max_attempts:
             return None

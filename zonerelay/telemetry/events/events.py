@@ -237,7 +237,7 @@ class Events:
         # An operator may send mail before the release that its sender asked for.
         age = now - created if now > created else 0.0
         zone = delivery.zone
-        self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
+        self.metrics.settled(delivery.queue.label, verdict, age, in_doubt=outcome.in_doubt)
         if verdict == "delivered":
             self.metrics.last_delivered.value = int(now)
         if outcome.host:

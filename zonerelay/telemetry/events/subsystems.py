@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zonerelay.model.outbox import zone_label
+from zonerelay.model.queue_name import queue_of
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.subsystems import (
     RESULTS,
@@ -129,11 +129,11 @@ class SmarthostEvents:
 
     def declare(self, zones: Iterable[str]) -> None:
         """Shows the zones that log in, with 0."""
-        self._metrics.logins.declare((zone_label(zone), result) for zone in zones for result in RESULTS)
+        self._metrics.logins.declare((queue_of(zone).label, result) for zone in zones for result in RESULTS)
 
     def answered(self, zone: str, result: str) -> None:
         """`ok`, `refused` or `failed` (for now); `broken`: it could not even be tried."""
-        self._metrics.logins.add((zone_label(zone), result))
+        self._metrics.logins.add((queue_of(zone).label, result))
 
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
         """The relay does not try again for a while; all mail that needs the credential waits."""

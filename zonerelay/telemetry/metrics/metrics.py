@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Info, ProcessCollector, generat
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
-from zonerelay.model.outbox import zone_label
+from zonerelay.model.queue_name import queue_of
 from zonerelay.telemetry.load import LoopLag
 from zonerelay.telemetry.metrics.collectors import (
     QueueCollector,
@@ -202,12 +202,10 @@ class Metrics:
         self._octets.value += size
 
     def suspended(self, zone: str) -> None:
-        self._suspended.add((zone_label(zone),))
+        self._suspended.add((queue_of(zone).label,))
 
     def settled(self, zone: str, verdict: str, age: float, *, in_doubt: bool = False) -> None:
-        """One recipient's result; `age` is the seconds since acceptance."""
-        if "/" in zone:
-            zone = zone_label(zone)
+        """One recipient's result, by the label of its zone; `age` is the seconds since acceptance."""
         if in_doubt:
             self._deliveries.add((zone, "in_doubt"))
             if verdict == "deferred":
@@ -218,7 +216,7 @@ class Metrics:
 
     def outbound_tls(self, zone: str, level: str, result: str) -> None:
         """`level`: what was demanded in the end; `result`: ok, failed, or fallback to clear text."""
-        self._outbound_tls.add((zone_label(zone), level, result))
+        self._outbound_tls.add((queue_of(zone).label, level, result))
 
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""

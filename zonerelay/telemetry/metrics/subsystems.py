@@ -14,7 +14,7 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
+from zonerelay.model.queue_name import queue_of
 from zonerelay.telemetry.metrics.instruments import OTHER, Instruments
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
@@ -54,9 +54,8 @@ class LimitMetrics(Instruments):
         )
         numbers: Counts[tuple[str, str]] = Counts()
         for zone, figures in self._read().items():
-            label = MAILBOXES if is_mailbox_zone(zone) else zone
             for state, number in zip(("held", "used", "wanted"), figures, strict=True):
-                numbers[label, state] += number
+                numbers[queue_of(zone).label, state] += number
         for labels, number in numbers.items():
             family.add_metric(labels, number)
         yield family
