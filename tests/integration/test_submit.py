@@ -78,9 +78,11 @@ async def way(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[W
             yield Way(house, submit)
             return
         path = tmp_path / "submit.sock"
-        server = await SubmitSocket.listen(bind(path), submit)
+        server = SubmitSocket(submit)
+        await server.start(bind(path))
         yield Way(house, SubmitClient(lambda: [tmp_path / "nobody.sock", path]).submit)
         server.close()
+        await server.drain()
 
 
 async def test_a_message_is_stored_as_it_came(way: Way) -> None:
@@ -188,19 +190,21 @@ async def test_a_caller_that_leaves_after_the_last_piece_does_not_undo_the_commi
 
 
 async def test_a_listener_that_stops_gives_up_what_is_not_here_whole(way: Way) -> None:
-    begun = asyncio.Event()
+    begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"Subject: x\r\n\r\n"
         begun.set()
-        await asyncio.Event().wait()
+        await go_on.wait()
 
     calling = asyncio.ensure_future(way.submit(HERE, ZOE, pieces(), Options()))
     await begun.wait()
     await way.house.listener.submissions.drain(0.01)
     assert not way.house.store.stored
-    calling.cancel()
-    await asyncio.wait([calling])
+    go_on.set()
+    result = await calling
+    assert isinstance(result, Refused)
+    assert result.reason is Reason.SHUTDOWN
     assert (await way.refuse(ZOE, never(), Options())).reason is Reason.SHUTDOWN
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aiosmtpd.handlers import AsyncMessage, Debugging, Mailbox, Message, Proxy, Sink
-from aiosmtpd.smtp import MISSING, AuthResult, Envelope, LoginPassword, Session
+from aiosmtpd.smtp import MISSING, SMTP, AuthResult, Envelope, LoginPassword, Session
 
 __all__ = ["Mailbox", "Proxy", "Sink"]
 
@@ -67,6 +67,7 @@ class AllHooks:
         return MISSING
 
     def handle_DATA(self, server: Any, session: Session, envelope: Envelope) -> str:
+        assert isinstance(server, SMTP)
         SEEN.append(("DATA", envelope.mail_from, list(envelope.rcpt_tos), envelope.content))
         return "250 2.0.0 fine"
 

@@ -138,6 +138,8 @@ class Submissions:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            if task.cancelled():
+                return _whole(replies.SHUTTING_DOWN)
             running.abort()
             raise
 

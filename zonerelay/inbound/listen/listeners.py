@@ -189,7 +189,8 @@ class Listeners:
             self._kept.append(kept)
             await kept.listener.start()
         if submissions is not None:
-            self._socket = await SubmitSocket.listen(submissions, self.submit)
+            self._socket = SubmitSocket(self.submit)
+            await self._socket.start(submissions)
 
     async def submit(
         self, principal: Principal, envelope: SubmittedEnvelope, pieces: Pieces, options: Options
@@ -256,6 +257,8 @@ class Listeners:
     async def drain(self, timeout: float) -> None:
         """See `Listener.drain`; returns when no session is left on any of them."""
         await asyncio.gather(*(each.listener.drain(timeout) for each in self._kept), *self._farewells)
+        if self._socket is not None:
+            await self._socket.drain()
         retiring = dict(self._retiring)
         for task in retiring:
             task.cancel()

@@ -35,7 +35,7 @@ from zonerelay.model.reply import Reply
 
 PATIENCE = 600.0
 """Seconds for an answer, as RFC 5321 4.5.3.2.6 gives the end of data."""
-GREETING = 20.0
+GREETING, FAREWELL = 20.0, 1.0
 _LENGTH = 4
 _AGAIN = frozenset({Reason.SHUTDOWN, Reason.MEMORY})
 """Another worker may take what is refused for these reasons."""
@@ -75,23 +75,38 @@ def _framed(data: bytes) -> bytes:
 class SubmitSocket:
     """The worker's side."""
 
-    def __init__(self, server: asyncio.Server, path: Path) -> None:
-        self._server = server
-        self._path = path
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+        self._server: asyncio.Server | None = None
+        self._path = Path()
+        self._serving: set[asyncio.Task[None]] = set()
 
-    @classmethod
-    async def listen(cls, bound: socket.socket, submit: Submit) -> SubmitSocket:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(EOFError, OSError, msgspec.MsgspecError):
-                await _serve(reader, writer, submit)
-            writer.close()
-
-        return cls(await asyncio.start_unix_server(serve, sock=bound), Path(bound.getsockname()))
+    async def start(self, bound: socket.socket) -> None:
+        """Listen on a bound Unix socket."""
+        self._path = Path(bound.getsockname())
+        self._server = await asyncio.start_unix_server(self._accept, sock=bound)
 
     def close(self) -> None:
         """Calls that have begun go on."""
-        self._server.close()
-        self._path.unlink(missing_ok=True)
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def drain(self) -> None:
+        """Return when the answers of calls that have ended are out."""
+        if self._serving:
+            _, late = await asyncio.wait(self._serving, timeout=FAREWELL)
+            for each in late:
+                each.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(EOFError, OSError, msgspec.MsgspecError):
+            await _serve(reader, writer, self._submit)
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, submit: Submit) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, TypeVar, cast
 
-from aiosmtpd.smtp import MISSING, AuthResult, Envelope, LoginPassword, Session
+from aiosmtpd.smtp import MISSING, SMTP, AuthResult, Envelope, LoginPassword, Session
 
 from zonerelay.inbound.policy.api import (
     ACCEPT,
@@ -99,6 +99,8 @@ class Server:
         self.loop = session.loop
         self.session = session
         self.envelope = envelope
+
+    __class__ = SMTP  # type: ignore[assignment]  # isinstance asks for it
 
     def __getattr__(self, name: str) -> object:
         raise AttributeError(f"server.{name} is not there: a hook returns its reply, and the relay writes it")
