@@ -34,13 +34,13 @@ def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_only_verify_looks_at_certificates() -> None:
     policy = TlsPolicy(ManualClock(), remember_broken=60.0)
-    assert policy.context(verify=False).verify_mode is ssl.CERT_NONE
-    verifying = policy.context(verify=True)
+    assert policy.context(verify=False, small=False).verify_mode is ssl.CERT_NONE
+    verifying = policy.context(verify=True, small=False)
     assert verifying.verify_mode is ssl.CERT_REQUIRED
-    assert policy.context(verify=True) is verifying
+    assert policy.context(verify=True, small=False) is verifying
 
 
 def test_old_versions_of_tls_are_not_spoken() -> None:
     policy = TlsPolicy(ManualClock(), remember_broken=60.0)
     for verify in (False, True):
-        assert policy.context(verify=verify).minimum_version >= ssl.TLSVersion.TLSv1_2
+        assert policy.context(verify=verify, small=False).minimum_version >= ssl.TLSVersion.TLSv1_2

@@ -57,7 +57,11 @@ class Phase(StrEnum):
 
 
 class TlsTrouble(HostTrouble):
-    """The host talks, but not with the TLS that the plan demands."""
+    """The host talks, but not with the TLS that the plan demands. `unanswered`: it did not answer the first
+    message of the handshake, or closed the connection.
+    """
+
+    unanswered = False
 
 
 class TlsObserver(Protocol):
@@ -154,7 +158,7 @@ class SessionOpener:
             session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         else:
             try:
-                session = await self._open(terms, host, ip, plan, slot, login=login)
+                session = await self._open_asking_twice(terms, host, ip, plan, slot, login=login)
             except TlsTrouble as trouble:
                 if not plan.may_fall_back:
                     self._observe(zone, plan.level, "failed")
@@ -166,6 +170,23 @@ class SessionOpener:
             result = "ok" if session.security != IN_CLEAR.security else "fallback"
             self._observe(zone, plan.level, result, host=host.name, why=why)
         return session
+
+    async def _open_asking_twice(
+        self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
+    ) -> Session:
+        """Asks a host that does not answer the handshake once more with a smaller one."""
+        key = f"{host.name}:{host.port}"
+        try:
+            return await self._open(terms, host, ip, plan, slot, login=login)
+        except TlsTrouble as trouble:
+            if not trouble.unanswered or key in self._tls.small:
+                raise
+            self._tls.small.add(key)
+            try:
+                return await self._open(terms, host, ip, plan, slot, login=login)
+            except HostTrouble:
+                self._tls.small.discard(key)
+                raise trouble from None
 
     async def _open(
         self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
@@ -262,6 +283,7 @@ class _Greeter:
         """
         self.who = self.address if host.literal else f"{host.name} ({self.address})"
         self._sock = sock
+        self._host = host
         self.record: Record | None = None
         self._ehlo_name = ehlo_name
         self._settings = settings
@@ -293,7 +315,7 @@ class _Greeter:
         plan, timeout = self._plan, self._settings.greeting_timeout
         loop = asyncio.get_running_loop()
         reader = self._reader
-        context = self._tls.context(verify=plan.verify) if plan.on_connect else None
+        context = self._context() if plan.on_connect else None
         try:
             async with asyncio.timeout(timeout):
                 await loop.create_connection(
@@ -370,9 +392,13 @@ class _Greeter:
             raise self._trouble(Phase.EHLO, error) from error
         return Capabilities()
 
+    def _context(self) -> ssl.SSLContext:
+        small = f"{self._host.name}:{self._host.port}" in self._tls.small
+        return self._tls.context(verify=self._plan.verify, small=small)
+
     async def _start_tls(self) -> bool:
         """Returns false when the server declines in good order and the plan allows clear text."""
-        context = self._tls.context(verify=self._plan.verify)
+        context = self._context()
         timeout = self._settings.starttls_timeout
         try:
             self._said(b"STARTTLS")
@@ -440,7 +466,9 @@ class _Greeter:
         self._transport = cast(asyncio.Transport, self._reader.transport)
 
     def _broken_handshake(self, error: Exception) -> TlsTrouble:
-        return self._tls_trouble(f"TLS with {self.who} failed: {handshake_words(error)}")
+        trouble = self._tls_trouble(f"TLS with {self.who} failed: {handshake_words(error)}")
+        trouble.unanswered = not isinstance(error.__cause__ or error, ssl.SSLError)
+        return trouble
 
     def _tls_trouble(self, text: str) -> TlsTrouble:
         if not self._plan.may_fall_back:

@@ -26,6 +26,9 @@ class ExpiringSet:
         del self._until[key]
         return False
 
+    def discard(self, key: str) -> None:
+        self._until.pop(key, None)
+
     def add(self, key: str) -> None:
         self._until[key] = self._clock.monotonic() + self._seconds
         self._until.move_to_end(key)

@@ -17,6 +17,7 @@ from zonerelay.smtp.client.replies import printable
 ENCRYPTED = "encrypted"
 """The security of a connection without a demand on the certificate."""
 
+_TOO_WEAK = {"DH_KEY_TOO_SMALL": "its Diffie-Hellman key", "EE_KEY_TOO_SMALL": "the key of its certificate"}
 _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
 _SELF_SIGNED = 18
 _UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
@@ -56,6 +57,8 @@ def handshake_words(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, ssl.SSLCertVerificationError):
         return _verification_words(error)
+    if isinstance(error, ssl.SSLError) and (weak := _TOO_WEAK.get(error.reason)):
+        return f'{weak} is too small; tls = "opportunistic" in a zone for this host sends to it in clear text'
     if isinstance(error, ssl.SSLError) and error.reason:
         return str(error.reason).lower().replace("_", " ")
     return printable(str(error)) or type(error).__name__
