@@ -1,6 +1,7 @@
-"""Writes manual pages and the completion of shells below a directory, from the parser of the commands.
+"""Writes manual pages, the completion of shells and the reference pages, from commands and operations.
 
     PYTHONPATH=… python3 debian/manual.py ROOT
+    PYTHONPATH=… python3 debian/manual.py --reference docs/reference
 
 `zonerelay(1)` lists the commands, `zonerelay-COMMAND(1)` has one with all its verbs. shtab makes the
 completion. Neither the wheel nor the relay needs any of this.
@@ -15,17 +16,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import shtab
-
 from zonerelay import __version__
-from zonerelay.cli.arguments import build
+from zonerelay.cli.arguments import DESCRIPTION, EXIT_STATUS, GROUPS, build
+from zonerelay.operations.catalogue import OPERATIONS
+from zonerelay.operations.operation import fields_of
 
 COMPLETION = {
     "bash": "usr/share/bash-completion/completions/zonerelay",
     "zsh": "usr/share/zsh/vendor-completions/_zonerelay",
     "fish": "usr/share/fish/vendor_completions.d/zonerelay.fish",
 }
-END = r"""
+END = (
+    r"""
 .SH FILES
 .TP
 .I /etc/zonerelay/zonerelay.toml
@@ -38,8 +40,10 @@ the documentation; begin with README.md and operating.md
 .B ZONERELAY_CONFIG
 the configuration file, where \-\-config names none
 .SH EXIT STATUS
-0 done, 1 not possible or not found, 2 usage or configuration.
 """
+    + EXIT_STATUS.partition(": ")[2]
+    + "\n"
+)
 SEE = "\n.SH SEE ALSO\n.BR zonerelay (1)\n"
 
 
@@ -60,37 +64,49 @@ def children(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argpar
     """The name, the help and the parser of each command or verb."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for each in action._choices_actions:
-                yield each.dest, each.help or "", action.choices[each.dest]
+            for name, each in action.choices.items():
+                yield name, (each.description or "").rstrip("."), each
 
 
-def described(parser: argparse.ArgumentParser, heading: str) -> Iterator[str]:
-    """What a command takes: its usage, its words and its options by group."""
+def groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """What a command takes, by group: the words about the group, and each argument with its help."""
     formatter = parser._get_formatter()
-    yield f"{heading}\n"
-    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-    words = escaped(usage.removeprefix(parser.prog).strip())
-    yield f".nh\n.ad l\n.B {escaped(parser.prog)}\n{words}\n.ad b\n.hy\n"
-    if parser.description:
-        yield f".PP\n{escaped(parser.description)}\n"
     for group in parser._action_groups:
-        actions = [
-            each
+        taken = [
+            (
+                formatter._format_action_invocation(each),
+                " ".join(formatter._expand_help(each).split()) if each.help else "",
+            )
             for each in group._group_actions
             if not isinstance(each, argparse._SubParsersAction | argparse._HelpAction)
         ]
-        if actions and group.description:
-            yield f".PP\n{escaped(group.description)}\n"
-        for action in actions:
-            invocation = formatter._format_action_invocation(action)
-            words = formatter._expand_help(action) if action.help else ""
-            yield f".TP\n.B {escaped(invocation)}\n{escaped(' '.join(words.split()))}\n"
+        if taken:
+            yield group.description or "", taken
+
+
+def usage(parser: argparse.ArgumentParser) -> str:
+    return " ".join(parser.format_usage().removeprefix("usage: ").split()).removeprefix(parser.prog).strip()
+
+
+def described(parser: argparse.ArgumentParser, heading: str) -> Iterator[str]:
+    """What a command takes, for roff."""
+    yield f"{heading}\n.nh\n.ad l\n.B {escaped(parser.prog)}\n{escaped(usage(parser))}\n.ad b\n.hy\n"
+    if parser.description:
+        yield f".PP\n{escaped(parser.description)}\n"
+    for about, arguments in groups(parser):
+        if about:
+            yield f".PP\n{escaped(about)}\n"
+        for invocation, words in arguments:
+            yield f".TP\n.B {escaped(invocation)}\n{escaped(words)}\n"
 
 
 def pages(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    parts = [head("zonerelay", "an SMTP relay that never loses what it acknowledged"), ".SH SYNOPSIS\n"]
+    parts = [head("zonerelay", DESCRIPTION[0].lower() + DESCRIPTION[1:-1]), ".SH SYNOPSIS\n"]
     parts.append(".B zonerelay\n.I COMMAND\n[options]\n.SH COMMANDS\n")
+    titles = {commands[0].top: title for title, commands in GROUPS.items()}
     for name, summary, command in children(parser):
+        if name in titles:
+            parts.append(f".SS {titles[name]}\n")
         parts.append(f".TP\n.BR zonerelay\\-{escaped(name)} (1)\n{escaped(summary)}\n")
         verbs = list(children(command))
         page = [head(f"zonerelay-{name}", summary)]
@@ -100,8 +116,47 @@ def pages(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     yield "zonerelay", "".join(parts) + END
 
 
+def cell(text: str) -> str:
+    """Text for a cell of a table in Markdown."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"# Commands\n\nWritten by `debian/manual.py` from the commands. {EXIT_STATUS}\n"
+    for _, _, command in children(parser):
+        for each in [verb for _, _, verb in children(command)] or [command]:
+            yield f"\n## {each.prog}\n\n{each.description}\n\n    {each.prog} {usage(each)}\n"
+            rows = [row for _, arguments in groups(each) for row in arguments]
+            if rows:
+                yield "\n| argument | |\n|---|---|\n"
+            for invocation, words in rows:
+                yield f"| `{invocation.replace('|', chr(92) + '|')}` | {cell(words)} |\n"
+
+
+def operations_page() -> Iterator[str]:
+    yield (
+        "# Paths of the HTTP API\n\nWritten by `debian/manual.py` from `zonerelay/operations`. "
+        "[HTTP API](../api.md) says how to ask; `/v1/openapi.json` has the types. In a `GET` the fields are "
+        "parameters, in a `POST` members of the body; `filter` and `about` are objects there.\n"
+    )
+    for each in OPERATIONS:
+        if not each.path:
+            continue
+        command = f", as `zonerelay {each.command}`" if each.command else ""
+        yield f"\n## {each.method} {each.path}\n\n{each.help}{command}. Scope `{each.scope}`.\n"
+        fields = fields_of(each.request)
+        if fields:
+            yield "\n| field | |\n|---|---|\n"
+        for field in fields:
+            name = f"{field.within}.{field.name}" if field.within and each.method == "POST" else field.name
+            choices = f": {', '.join(field.choices)}" if field.choices else ""
+            yield f"| `{name}` | {cell(field.help + choices)} |\n"
+
+
 def say_what_are_files(parser: argparse.ArgumentParser) -> None:
     """Tells shtab which words name files and directories."""
+    import shtab  # noqa: PLC0415 - no page needs it
+
     for action in parser._actions:
         if action.type is Path:
             is_directory = action.metavar == "DIR"
@@ -111,6 +166,8 @@ def say_what_are_files(parser: argparse.ArgumentParser) -> None:
 
 
 def main(root: Path) -> None:
+    import shtab  # noqa: PLC0415 - no page needs it
+
     parser = build()
     folder = root / "usr/share/man/man1"
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,5 +180,14 @@ def main(root: Path) -> None:
         file.write_text(shtab.complete(parser, shell))
 
 
+def reference(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "commands.md").write_text("".join(commands_page(build())))
+    (folder / "api.md").write_text("".join(operations_page()))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--reference":
+        reference(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]))

@@ -139,7 +139,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 def _queue(relay: RelayProcess) -> Queue:
-    rows = [row for row in client_of(relay).stream(QueueList()) if isinstance(row, DeliveryRow)]
+    rows = [row for row in client_of(relay).stream(QueueList(limit=0)) if isinstance(row, DeliveryRow)]
     found = {(row.message_id, row.recipient): (row.state, row.zone, row.next_attempt) for row in rows}
     assert len(found) == len(rows) == MESSAGES * RECIPIENTS
     return found

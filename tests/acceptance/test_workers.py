@@ -199,7 +199,7 @@ def _states(relay: RelayProcess) -> list[str]:
 
 
 def _listed(relay: RelayProcess) -> list[str]:
-    rows = client_of(relay).stream(QueueList())
+    rows = client_of(relay).stream(QueueList(limit=0))
     return [row.message_id for row in rows if isinstance(row, DeliveryRow)]
 
 

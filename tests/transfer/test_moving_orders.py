@@ -78,7 +78,7 @@ async def test_suspended_mail_stays_where_it_has_moved_to(
 
 async def waits(running: RelayProcess, sink: Sink) -> None:
     """All of it waits for the order, and leaves when that is over."""
-    queue = await AT_ONCE(lambda: list(client_of(running).stream(QueueList())))
+    queue = await AT_ONCE(lambda: list(client_of(running).stream(QueueList(limit=0))))
     rows = [each for each in queue if isinstance(each, DeliveryRow)]
     assert len(sink.messages) == 0, "sent although suspended"
     assert [row.order for row in rows] == [ORDER] * MESSAGES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import CliError
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations.answers import TraceStep
-from zonerelay.operations.requests import Filter
+from zonerelay.operations.catalogue import OPERATIONS
+from zonerelay.operations.operation import fields_of
+from zonerelay.operations.requests import Acts, Drop, Filter, QueueList
 
 ID = "019aa1f2b3c01f00"
 
@@ -25,7 +28,7 @@ def test_every_filter_reaches_the_request() -> None:
         "--older-than 2h --younger-than 5d --reply full"
     )
     parsed = arguments.parse(line.split())
-    assert arguments.filter_of(parsed, ID) == Filter(
+    assert arguments.request_of(parsed, QueueList, filter={"message_id": ID}).filter == Filter(
         sender="a@b",
         recipient="*@c",
         domain="d",
@@ -39,12 +42,13 @@ def test_every_filter_reaches_the_request() -> None:
 
 
 def test_no_option_is_no_filter() -> None:
-    assert arguments.filter_of(arguments.parse(["queue", "list"])).is_everything
+    assert arguments.request_of(arguments.parse(["queue", "list"]), QueueList) == QueueList()
 
 
 def test_an_empty_sender_is_a_filter() -> None:
     """`--sender "$UNSET"` in a script must not become the whole queue."""
-    assert not arguments.filter_of(arguments.parse(["queue", "drop", "--sender", ""])).is_everything
+    parsed = arguments.parse(["queue", "drop", "--sender", ""])
+    assert not arguments.request_of(parsed, Drop).filter.is_everything
 
 
 @pytest.mark.parametrize(
@@ -56,17 +60,15 @@ def test_an_empty_sender_is_a_filter() -> None:
         ("queue list --older-than 5", "has no unit"),
         ("queue list --older-than soon", "is not a duration"),
         ("queue list --state lost", "invalid choice: 'lost'"),
-        ("queue list --limit -1", "not a number of rows"),
+        ("queue list --limit -1", "not a number from 0"),
         ("queue show 12", "not a message id"),
         ("queue drop example.com", "not a message id"),
         (
             "queue drop --all --dom=example.com",
             "unrecognized arguments",
         ),  # no guessing what a cut option meant
-        ("queue reroute --all", "one of the arguments --zone --next-hop --ask-again is required"),
         ("queue retry --all --at yesterday", "is no time: write +2h"),
         ("queue retry --all --at 2020-01-01", "has passed"),
-        ("explain", "required: ADDRESS"),
         ("explain a@b --client nowhere", "'nowhere' is not an IP address"),
         ("explain a@b --size much", "is not a size such as"),
         ("explain a@b --header X-Stream", 'write "Name: value"'),
@@ -80,6 +82,39 @@ def test_a_mistake_is_status_2_and_says_what(
         arguments.parse(line.split())
     assert caught.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_a_field_does_not_take_is_told_with_its_option() -> None:
+    parsed = arguments.parse(["acts", "--limit", "0"])
+    with pytest.raises(CliError, match=r"^--limit: Expected `int` >= 1$") as caught:
+        arguments.request_of(parsed, Acts)
+    assert caught.value.status == 2
+
+
+def test_each_command_of_an_operation_has_its_fields() -> None:
+    parser = arguments.build()
+    for operation in OPERATIONS:
+        if operation.command:
+            of, words = parser, operation.command.split()
+            for word in words:
+                verbs = next(each for each in of._actions if isinstance(each, argparse._SubParsersAction))
+                of = verbs.choices[word]
+            flags = {field.option.flag for field in fields_of(operation.request)} - {""}
+            changed = set((operation.flags or {}).values())
+            assert len(flags - of._option_string_actions.keys()) <= len(changed), words
+            assert changed <= of._option_string_actions.keys()
+
+
+def test_a_command_is_the_same_whether_all_are_built_or_it_alone() -> None:
+    for words in (["queue", "reroute", "--help"], ["user", "add", "--help"], ["explain", "--help"]):
+        texts = []
+        for built in (arguments.build(), arguments.build(words)):
+            parser = built
+            for word in words[:-1]:
+                verbs = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+                parser = verbs.choices[word]
+            texts.append(parser.format_help())
+        assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
-from zonerelay.cli import arguments
+from zonerelay.operations.requests import CHANGES
 from zonerelay.telemetry.events import events, subsystems
 from zonerelay.telemetry.logs import refusals
 from zonerelay.telemetry.metrics.metrics import Metrics
@@ -28,7 +28,7 @@ def test_every_log_event_is_explained() -> None:
 
 
 def test_every_changing_verb_and_every_filter_is_explained() -> None:
-    verbs = [verb for verb in arguments.CHANGES if f"| `{verb}" not in PAGE]
+    verbs = [verb for verb in CHANGES if f"| `{verb}" not in PAGE]
     assert verbs == []
     for command in (
         "status",

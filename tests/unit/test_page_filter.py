@@ -7,11 +7,11 @@ import shlex
 import pytest
 
 from zonerelay.admin.page.filter_text import FilterTextError, command, parse, term
-from zonerelay.cli.arguments import filter_of
 from zonerelay.cli.arguments import parse as parse_arguments
+from zonerelay.cli.arguments import request_of
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.queue_name import Priority
-from zonerelay.operations.requests import Filter
+from zonerelay.operations.requests import Filter, Hold
 
 ID = "1a214de881600000"
 
@@ -53,8 +53,9 @@ def test_what_is_typed_is_a_filter_and_a_command(text: str) -> None:
         arguments = parse_arguments(words[1:])
         assert arguments.verb == verb
         message_id = next(iter(getattr(arguments, "message_ids", [])), None)
-        assert filter_of(arguments, message_id) == wanted, words
-        assert getattr(arguments, "all", False) == (verb != "list" and wanted == Filter())
+        request = request_of(arguments, Hold, filter={} if message_id is None else {"message_id": message_id})
+        assert request.filter == wanted, words
+        assert request.everything == (verb != "list" and wanted == Filter())
 
 
 @pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))

@@ -14,55 +14,10 @@ from importlib import import_module
 
 from zonerelay import __version__
 from zonerelay.cli import arguments as grammar
-from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, CliError
-from zonerelay.operations.errors import ControlError
+from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, CliError
+from zonerelay.operations.errors import ControlError, InvalidError
 
 STANDARD_ERROR = 2
-
-COMMANDS = {
-    "acts": ("operate.acts", "acts"),
-    "undo": ("operate.acts", "undo"),
-    "status": ("operate.status", "status"),
-    "config": ("setup.config", "show"),
-    "explain": ("operate.explain", "explain"),
-    "report": ("operate.log", "report"),
-    "resolve": ("operate.read", "resolve"),
-    "tail": ("operate.tail", "tail"),
-    "transcript": ("operate.tail", "transcript"),
-    "queue": ("operate.change", "change"),
-    "queue cat": ("spool.body", "cat"),
-    "queue list": ("operate.read", "list_deliveries"),
-    "queue show": ("operate.read", "show"),
-    "queue summary": ("operate.read", "summary"),
-    "queue trace": ("operate.read", "trace"),
-    "suspend": ("operate.orders", "suspend"),
-    "resume": ("operate.orders", "resume"),
-    "log find": ("operate.log", "find"),
-    "log forget": ("operate.log", "forget_address"),
-    "log show": ("operate.log", "show"),
-    "outbox": ("operate.outbox", "outbox"),
-    "spool acknowledge": ("spool.state", "acknowledge"),
-    "spool accept-empty": ("spool.state", "accept_empty"),
-    "spool backup": ("spool.backup", "backup"),
-    "spool check": ("spool.check", "check"),
-    "spool export": ("spool.exchange", "export_to"),
-    "spool import": ("spool.exchange", "import_from"),
-    "spool is-empty": ("spool.state", "is_empty"),
-    "spool migrate": ("spool.migrate", "migrate"),
-    "spool repair": ("spool.repair", "repair"),
-    "spool restore": ("spool.backup", "restore"),
-    "webhook list": ("operate.webhook", "list_webhooks"),
-    "webhook replay": ("operate.webhook", "replay"),
-    "webhook test": ("operate.webhook", "test"),
-    "init": ("setup.init", "init"),
-    "token": ("setup.token", "token"),
-    "user": ("setup.user", "user"),
-    "cert": ("setup.certificates", "self_signed"),
-    "dkim": ("setup.dkim", "dkim"),
-}
-"""The module and the function of each command, or of one of its verbs. The function is given the parsed
-arguments and returns the exit status.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,16 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from zonerelay.sendmail import main as sendmail
 
         return sendmail(words[1:])
-    arguments = grammar.parse(argv)
+    arguments = grammar.parse(words)
     try:
-        status = _run(arguments)
+        module, _, function = arguments.run.partition(":")
+        status = int(getattr(import_module(f"zonerelay.cli.{module}"), function)(arguments))
         sys.stdout.flush()
-    except (CliError, ControlError) as error:
-        if str(error):
-            from zonerelay.cli.terminal.text import clean_lines
-
-            print(f"zonerelay: {clean_lines(str(error))}", file=sys.stderr)
-        return error.status if isinstance(error, CliError) else FAILED
+    except CliError as error:
+        _print_error(str(error))
+        return error.status
+    except ControlError as error:
+        _print_error(str(error))
+        return USAGE if isinstance(error, InvalidError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -90,25 +46,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: Namespace) -> int:
-    match arguments.command:
-        case "serve" | "worker":
-            return _run_relay(arguments)
-        case "check-config":
-            from zonerelay.cli.relay import config_path
-            from zonerelay.cli.setup.check_config import run
+def _print_error(words: str) -> None:
+    from zonerelay.cli.terminal.text import clean_lines
 
-            return run(config_path(arguments.config))
-        case "sandbox":
-            from zonerelay.sandbox.run import main as sandbox
+    if words:
+        print(f"zonerelay: {clean_lines(words)}", file=sys.stderr)
 
-            return sandbox(arguments.release_to or "")
-        case "version":
-            print(f"zonerelay {__version__}")
-            return OK
-    verb = f"{arguments.command} {getattr(arguments, 'verb', '')}"
-    module, function = COMMANDS.get(verb) or COMMANDS[arguments.command]
-    return int(getattr(import_module(f"zonerelay.cli.{module}"), function)(arguments))
+
+def serve(arguments: Namespace) -> int:
+    from zonerelay.cli.relay import config_path
+    from zonerelay.serve import serve as serve_with
+
+    _keep_standard_streams()
+    return serve_with(config_path(arguments.config))
+
+
+def worker(arguments: Namespace) -> int:
+    from zonerelay.cli.relay import config_path
+    from zonerelay.serve import run_worker
+
+    _keep_standard_streams()
+    return run_worker(config_path(arguments.config), arguments.index, drains_spool=arguments.drains_spool)
+
+
+def sandbox(arguments: Namespace) -> int:
+    from zonerelay.sandbox.run import main as run_sandbox
+
+    return run_sandbox(arguments.release_to or "")
+
+
+def version(_: Namespace) -> int:
+    print(f"zonerelay {__version__}")
+    return OK
 
 
 def _keep_standard_streams() -> None:
@@ -119,14 +88,3 @@ def _keep_standard_streams() -> None:
     for name, number in (("stdout", STANDARD_ERROR - 1), ("stderr", STANDARD_ERROR)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
-
-
-def _run_relay(arguments: Namespace) -> int:
-    from zonerelay.cli.relay import config_path
-    from zonerelay.serve import run_worker, serve
-
-    _keep_standard_streams()
-    config = config_path(arguments.config)
-    if arguments.command == "serve":
-        return serve(config)
-    return run_worker(config, arguments.index, drains_spool=arguments.drains_spool)

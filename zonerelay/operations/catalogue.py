@@ -150,6 +150,7 @@ OPERATIONS: tuple[Operation, ...] = (
         requests.Reroute,
         "Move deliveries to another zone",
         flags={"filter.zone": "--from-zone"},
+        one_of=("to_zone", "next_hop", "ask_again"),
     ),
     _change(requests.Bounce, "Bounce deliveries: fail them and send a DSN"),
     _change(requests.Drop, "Remove deliveries without a DSN"),
@@ -302,6 +303,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET",
         path="/v1/transcript",
         command="transcript",
+        one_of=("client", "domain", "message_id"),
     ),
     Operation(
         request=requests.SpoolAcknowledge,

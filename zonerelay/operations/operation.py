@@ -18,7 +18,7 @@ Scope = Literal["read", "operate", "submit"]
 
 
 class Unit(enum.Enum):
-    """How a person writes the value of an option; the field of the request has a number."""
+    """How a person writes the value of an option, where the field of the request has another form."""
 
     DURATION = "duration"
     """ "2h" is 7200.0 seconds."""
@@ -28,6 +28,14 @@ class Unit(enum.Enum):
     """ "+2h", "23:30" or an ISO 8601 time is a Unix time to come."""
     SIZE = "size"
     """ "10 MB" is a number of bytes."""
+    MESSAGE_ID = "message id"
+    """16 hexadecimal digits."""
+    IP = "ip"
+    """An IPv4 or IPv6 address."""
+    FINGERPRINT = "fingerprint"
+    """SHA-256, with or without colons, in any case."""
+    HEADER = "header"
+    """ "Name: value" is a name and a value; may be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +202,7 @@ class Operation:
     itself. `completes`: it runs to its end although the client has left. `preview`: `dry_run` counts and
     changes nothing. `audited`: the log reports each request by name; changes, suspensions and bodies have
     events of their own. `flags` are other flags for this command, by the name of the field.
+    Just one of the fields `one_of` is given.
     """
 
     request: type[msgspec.Struct]
@@ -213,6 +222,7 @@ class Operation:
     undoable: bool = False
     audited: bool = False
     flags: Mapping[str, str] | None = None
+    one_of: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

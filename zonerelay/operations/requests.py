@@ -28,7 +28,9 @@ Line = Annotated[str, msgspec.Meta(max_length=1000)]
 Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-MessageId = Annotated[Id, option("Message id, as in the log", metavar="ID", positional=True)]
+MessageId = Annotated[
+    Id, option("Message id, as in the log", metavar="ID", positional=True, unit=Unit.MESSAGE_ID)
+]
 Reason = Annotated[Line, option("Reason, for the log", "--reason", metavar="TEXT")]
 
 
@@ -148,7 +150,7 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
     `address`.
     """
 
-    message_id: Annotated[Id, option("Message of the queue", "--id", metavar="ID")]
+    message_id: Annotated[Id, option("Message of the queue", "--id", metavar="ID", unit=Unit.MESSAGE_ID)]
     address: Annotated[Line, option("One of its recipients", metavar="ADDRESS", positional=True)] = ""
 
 
@@ -313,9 +315,10 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
     sender: Annotated[Line, option("Envelope sender", "--from", metavar="ADDRESS")] = ""
     user: Annotated[Line, option("User who has logged in", "--user", metavar="NAME")] = ""
     listener: Annotated[Line, option("Listener that it came to", "--listener", metavar="ADDRESS")] = ""
-    client: Annotated[Line, option("Address of the client", "--client", metavar="IP")] = ""
+    client: Annotated[Line, option("Address of the client", "--client", metavar="IP", unit=Unit.IP)] = ""
     certificate: Annotated[
-        Line, option("Fingerprint of its certificate", "--certificate", metavar="SHA256")
+        Line,
+        option("Fingerprint of its certificate", "--certificate", metavar="SHA256", unit=Unit.FINGERPRINT),
     ] = ""
     priority: Annotated[Priority | None, option("Priority; else the listener's", "--priority")] = None
     size: Annotated[
@@ -323,7 +326,13 @@ class Explain(Request, frozen=True, kw_only=True, tag="explain"):
     ] = None
     headers: Annotated[
         tuple[tuple[str, str], ...],
-        option('Header field, "Name: value"; may be repeated', "--header", metavar="FIELD", max_length=100),
+        option(
+            'Header field, "Name: value"; may be repeated',
+            "--header",
+            metavar="FIELD",
+            unit=Unit.HEADER,
+            max_length=100,
+        ),
     ] = ()
 
 
@@ -359,7 +368,8 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
     client: Annotated[Line, option("Messages and refusals of a client", "--client", metavar="ADDRESS")] = ""
     event: Annotated[Line, option("Events of these names: deferred,bounced", "--event", metavar="NAMES")] = ""
     message_id: Annotated[
-        str, option("About one message", "--id", metavar="ID", pattern="^([0-9a-f]{16})?$")
+        str,
+        option("About one message", "--id", metavar="ID", unit=Unit.MESSAGE_ID, pattern="^([0-9a-f]{16})?$"),
     ] = ""
 
 
@@ -374,7 +384,10 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
         Line, option("Connections to a domain, MX host or next hop", "--domain", metavar="DOMAIN")
     ] = ""
     message_id: Annotated[
-        str, option("Attempts of one message", "--id", metavar="ID", pattern="^([0-9a-f]{16})?$")
+        str,
+        option(
+            "Attempts of one message", "--id", metavar="ID", unit=Unit.MESSAGE_ID, pattern="^([0-9a-f]{16})?$"
+        ),
     ] = ""
     seconds: Annotated[
         float,
@@ -383,7 +396,7 @@ class Transcript(Request, frozen=True, kw_only=True, tag="transcript"):
     octets: Annotated[
         int,
         option("End after this much text", "--size", metavar="SIZE", unit=Unit.SIZE, ge=1, le=1_000_000_000),
-    ] = 10_000_000
+    ] = 10 * 1024 * 1024
     sessions: Annotated[
         int, option("End after this many sessions", "--sessions", metavar="N", ge=1, le=10_000)
     ] = 100

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.operate.change import changed_by, tell_act
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.exits import FAILED
 from zonerelay.operations.answers import ActRow, Changed
 from zonerelay.operations.requests import Acts, Undo
 
 
 def acts(arguments: Namespace) -> int:
-    rows, end = connect(arguments).all(Acts(limit=arguments.limit), ActRow)
+    rows, end = connect(arguments).all(request_of(arguments, Acts), ActRow)
     nothing = "No operator has changed the queue in the last 24 hours."
     output.print_rows(rows, _table, nothing, as_json=arguments.json)
     return output.completeness(end)
@@ -40,21 +41,12 @@ def _cells(row: ActRow) -> tuple[str, ...]:
 
 
 def undo(arguments: Namespace) -> int:
-    if arguments.list:
-        return acts(arguments)
-    if not arguments.act:
-        raise CliError(
-            "undo which act? zonerelay acts and zonerelay suspend --list show them, and each command printed"
-            " its own",
-            USAGE,
-        )
-    request = Undo(undoes=arguments.act, reason=arguments.reason)
-    changed = changed_by(connect(arguments), request, arguments)
+    changed, status = changed_by(connect(arguments), request_of(arguments, Undo), "Undo")
     if arguments.json:
         output.print_document(changed)
     else:
         _tell(changed)
-    return FAILED if changed.busy or getattr(arguments, "incomplete", False) else OK
+    return FAILED if changed.busy else status
 
 
 def _tell(changed: Changed) -> None:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from zonerelay.cli.arguments import filter_of, given
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.control.socket.client import ControlClient
-from zonerelay.operations.answers import Changed, Count, DeliveryRow
-from zonerelay.operations.requests import CHANGES, Filter, QueueChange, QueueCount, Undo
+from zonerelay.operations.answers import Changed, Count
+from zonerelay.operations.requests import CHANGES, QueueChange, Undo
 
 SAMPLE = 5
 FINAL = ("bounce", "drop")
@@ -36,97 +37,97 @@ _DONE = {
 
 
 def change(arguments: Namespace) -> int:
-    filters = [filter_of(arguments, message_id) for message_id in arguments.message_ids]
-    in_bulk = not filters
+    kind = CHANGES[arguments.verb]
+    requests = [request_of(arguments, kind, filter={"message_id": each}) for each in arguments.message_ids]
+    in_bulk = not requests
     if in_bulk:
-        filters = [filter_of(arguments)]
-        _check_bulk(arguments, filters[0])
+        requests = [request_of(arguments, kind)]
+        _check_bulk(requests[0], asked=not arguments.yes)
     client = connect(arguments)
     if arguments.dry_run:
-        return _dry_run(client, arguments, filters)
-    if in_bulk and not arguments.yes and not _confirmed(client, arguments.verb, filters[0]):
+        return _dry_run(client, requests, as_json=arguments.json)
+    if in_bulk and not arguments.yes and not _confirmed(client, requests[0]):
         return FAILED
     results: list[Changed] = []
-    for wanted in filters:  # what one command changes is one act
-        results.append(_change(client, arguments, wanted, act=results[0].act if results else ""))
-    return _report(arguments, _total(results), named=not in_bulk)
+    status = OK
+    for request in requests:  # what one command changes is one act
+        act = results[0].act if results else ""
+        changed, complete = changed_by(client, replace(request, act=act), arguments.verb.capitalize())
+        results.append(changed)
+        status = status or complete
+    total = _total(results)
+    if arguments.json:
+        output.print_document(total)
+    else:
+        _tell(requests[0], total)
+    missing = not in_bulk and total.matched == 0
+    if missing:
+        output.chatter().print("No such message in the queue: delivered, given up, or never here.")
+    return FAILED if missing or total.busy else status
 
 
-def _check_bulk(arguments: Namespace, wanted: Filter) -> None:
-    if wanted.is_everything and not arguments.all:
+def _check_bulk(request: QueueChange, *, asked: bool) -> None:
+    if request.filter.is_everything and not request.everything:
         raise CliError(
             f"which deliveries? Give message ids or a filter such as --domain; --all is the whole queue "
-            f"(see zonerelay queue {arguments.verb} --help)",
+            f"(see zonerelay queue {request.action} --help)",
             USAGE,
         )
-    if not (arguments.yes or arguments.dry_run or _can_ask()):
+    if asked and not request.dry_run and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CliError(
             "there is no person to ask on this input: add --yes to go ahead, or --dry-run to look first",
             USAGE,
         )
 
 
-def _can_ask() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _preview(client: ControlClient, wanted: Filter) -> tuple[int, list[DeliveryRow]]:
+def _preview(client: ControlClient, request: QueueChange) -> Count:
     with output.progress("Counting") as reach:
-        request = QueueCount(filter=wanted, sample=SAMPLE)
-        found, _ = client.answered(request, Count, output.frames_seen(reach))
-    return found.matched, list(found.sample)
+        asked = replace(request, dry_run=True, sample=SAMPLE)
+        return client.answered(asked, Count, output.frames_seen(reach))[0]
 
 
-def _confirmed(client: ControlClient, verb: str, wanted: Filter) -> bool:
-    matched, sample = _preview(client, wanted)
+def _confirmed(client: ControlClient, request: QueueChange) -> bool:
+    found = _preview(client, request)
     chatter = output.chatter()
-    if not matched:
+    if not found.matched:
         chatter.print("The queue holds no such delivery.")
         raise CliError("", OK)
-    chatter.print(delivery_table(sample, now=time.time(), wide=chatter.width >= output.WIDE))
-    if matched > len(sample):
-        chatter.print(f"… and {matched - len(sample):,} more")
-    final = " This cannot be undone." if verb in FINAL else ""
-    chatter.print(f"\n{verb.capitalize()} {text.deliveries(matched)}?{final} [y/N] ", end="")
+    chatter.print(delivery_table(found.sample, now=time.time(), wide=chatter.width >= output.WIDE))
+    if found.matched > len(found.sample):
+        chatter.print(f"… and {found.matched - len(found.sample):,} more")
+    final = " This cannot be undone." if request.action in FINAL else ""
+    chatter.print(f"\n{request.action.capitalize()} {text.deliveries(found.matched)}?{final} [y/N] ", end="")
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
     chatter.print("Nothing was changed.")
     return False
 
 
-def _dry_run(client: ControlClient, arguments: Namespace, filters: list[Filter]) -> int:
-    found = [_preview(client, wanted) for wanted in filters]
-    matched = sum(count for count, _ in found)
-    if arguments.json:
-        output.print_document(Count(matched=matched))
+def _dry_run(client: ControlClient, requests: Sequence[QueueChange], *, as_json: bool) -> int:
+    found = [_preview(client, request) for request in requests]
+    rows = tuple(row for each in found for row in each.sample)
+    total = Count(matched=sum(each.matched for each in found), sample=rows)
+    if as_json:
+        output.print_document(total)
         return OK
     console = output.console()
-    rows = [row for _, sample in found for row in sample]
     if rows:
         console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
-    final = ", which could not be undone" if arguments.verb in FINAL else ""
-    console.print(f"{arguments.verb} would change {text.deliveries(matched)}{final}; nothing was changed.")
+    action = requests[0].action
+    final = ", which could not be undone" if action in FINAL else ""
+    console.print(f"{action} would change {text.deliveries(total.matched)}{final}; nothing was changed.")
     return OK
 
 
-def _change(client: ControlClient, arguments: Namespace, wanted: Filter, act: str) -> Changed:
-    request = given(arguments, CHANGES[arguments.verb], filter=wanted, everything=arguments.all, act=act)
-    return changed_by(client, request, arguments)
-
-
-def changed_by(client: ControlClient, request: QueueChange | Undo, arguments: Namespace) -> Changed:
-    """Sends a changing request and shows how far it is. `arguments.incomplete` is set when a part of the
-    relay did not answer.
-    """
-    with output.progress("Undo" if isinstance(request, Undo) else request.action.capitalize()) as reach:
+def changed_by(client: ControlClient, request: QueueChange | Undo, name: str) -> tuple[Changed, int]:
+    """Send a changing request and show its progress; also return whether every part of the relay did it."""
+    with output.progress(name) as reach:
         changed, end = client.answered(request, Changed, output.frames_seen(reach))
-    if output.completeness(end) != OK:
-        arguments.incomplete = True
-    return changed
+    return changed, output.completeness(end)
 
 
-def _total(results: list[Changed]) -> Changed:
-    return msgspec.structs.replace(
+def _total(results: Sequence[Changed]) -> Changed:
+    return replace(
         results[0],
         matched=sum(result.matched for result in results),
         changed=sum(result.changed for result in results),
@@ -136,11 +137,18 @@ def _total(results: list[Changed]) -> Changed:
     )
 
 
-def _done(arguments: Namespace, total: Changed) -> str:
-    if (at := getattr(arguments, "at", None)) is not None:
+def _tell(request: QueueChange, total: Changed) -> None:
+    if (at := getattr(request, "at", None)) is not None:
         # To the minute: the seconds of the command itself would make "+2h" an "in 1h59m".
-        return f"will be tried at {text.when(at)} ({text.until(at + 30, time.time())})"
-    return " ".join(filter(None, (_DONE[arguments.verb], total.note)))
+        done = f"will be tried at {text.when(at)} ({text.until(at + 30, time.time())})"
+    else:
+        done = " ".join(filter(None, (_DONE[request.action], total.note)))
+    output.console().print(f"{text.deliveries(total.changed)} {done}.")
+    tell_act(total)
+    if total.busy:
+        output.chatter().print(
+            f"{text.deliveries(total.busy)} being attempted at this moment and left alone: try again."
+        )
 
 
 def tell_act(changed: Changed) -> None:
@@ -149,20 +157,3 @@ def tell_act(changed: Changed) -> None:
         output.chatter().print(f"Act {changed.act} cannot be undone: {changed.no_undo}.")
     elif changed.changed:
         output.chatter().print(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
-
-
-def _report(arguments: Namespace, total: Changed, *, named: bool) -> int:
-    """Not done is a failure when something was named and is not there, or when some were on their way."""
-    if arguments.json:
-        output.print_document(total)
-    else:
-        output.console().print(f"{text.deliveries(total.changed)} {_done(arguments, total)}.")
-        tell_act(total)
-        if total.busy:
-            output.chatter().print(
-                f"{text.deliveries(total.busy)} being attempted at this moment and left alone: try again."
-            )
-    missing = named and total.matched == 0
-    if missing:
-        output.chatter().print("No such message in the queue: delivered, given up, or never here.")
-    return FAILED if missing or total.busy or getattr(arguments, "incomplete", False) else OK

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from zonerelay.cli.arguments import given
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
@@ -34,20 +34,14 @@ MAX_ROUTES = 20  # of those that were asked, in the table
 
 def explain(arguments: Namespace) -> int:
     """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
-    message_id = arguments.message_id
-    request: Explain | QueueExplain
-    if message_id:
-        request = QueueExplain(message_id=message_id, address=arguments.address)
-    else:
-        request = given(arguments, Explain, headers=tuple(arguments.header))
+    request = request_of(arguments, QueueExplain if arguments.message_id else Explain)
     from zonerelay.cli.operate.log import left_queue
 
     try:
-        with left_queue(arguments.config, message_id):
-            frames = connect(arguments).stream(request)
-            answers = [frame for frame in frames if isinstance(frame, Explanation)]
+        with left_queue(arguments.config, arguments.message_id):
+            answers, _ = connect(arguments).all(request, Explanation)
     except NotRunningError:
-        if isinstance(request, QueueExplain):
+        if not isinstance(request, Explain):
             raise
         # Apart: asking a running relay needs none of the parts that would carry mail.
         from zonerelay.cli.operate.explain_offline import offline
@@ -56,7 +50,7 @@ def explain(arguments: Namespace) -> int:
     console = output.console()
     for number, found in enumerate(answers):
         if arguments.json:
-            (output.print_line if message_id else output.print_document)(found)
+            (output.print_document if isinstance(request, Explain) else output.print_line)(found)
             continue
         if number:
             console.print()

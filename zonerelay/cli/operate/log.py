@@ -15,9 +15,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from rich.text import Text
 
-from zonerelay.cli.arguments import given
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
@@ -50,13 +51,8 @@ FORGOTTEN = "forgotten"
 def find(arguments: Namespace) -> int:
     settings = load_for_reading(arguments.config)
     now = time.time()
-    wanted = given(
-        arguments,
-        HistoryFind,
-        about=arguments.value,
-        since=0.0 if arguments.since is None else now - arguments.since,
-        until=None if arguments.until is None else now - arguments.until,
-    )
+    # A relay has a limit, a command has none.
+    wanted = msgspec.structs.replace(request_of(arguments, HistoryFind), limit=arguments.rows)
     answer = _told(lambda: history.search(settings, wanted, now))
     gaps = history.of_interest(answer, asked=arguments.since is not None)
     found, workers = answer.found, answer.workers
@@ -64,13 +60,13 @@ def find(arguments: Namespace) -> int:
         for each in (*found, *gaps):
             output.print_line(each)
     elif found:
-        asked = filter(None, [arguments.value, arguments.sender, arguments.recipient])
+        asked = filter(None, [arguments.about, arguments.sender, arguments.recipient])
         console = output.console()
         known = _told(lambda: history.pseudonyms(settings, asked))
         console.print(_table(found, known, wide=console.width >= output.WIDE))
     if answer.more:
         output.chatter().print(
-            f"The newest {arguments.limit}; there are more (--limit, or a narrower search)."
+            f"The newest {arguments.rows}; there are more (--limit, or a narrower search)."
         )
     if not found:
         _tell_nothing(settings, workers)

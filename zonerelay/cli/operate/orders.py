@@ -10,7 +10,7 @@ from typing import TypeVar
 from rich.table import Table
 from rich.text import Text
 
-from zonerelay.cli.arguments import given
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, USAGE, CliError
@@ -28,17 +28,15 @@ SELECTORS = ("zone", "destination", "domain", "sender", "user", "recipient")
 
 
 def suspend(arguments: Namespace) -> int:
-    about = _about(arguments)
     if arguments.list:
         return _list(arguments)
-    if about == Selectors():
+    request = request_of(arguments, Suspend, effect="hold" if arguments.hold else "suspend")
+    if request.about == Selectors():
         raise CliError("which mail? Give a --zone, --domain, --sender or the like, or --all", USAGE)
-    if not arguments.reason:
+    if not request.reason:
         raise CliError(
             "why? Give a --reason: other operators see it until the order is over, clients never do", USAGE
         )
-    effect = "hold" if arguments.hold else "suspend"
-    request = given(arguments, Suspend, about=about, effect=effect)
     answer, status = _ask(arguments, request, OrderGiven)
     if arguments.json:
         output.print_document(answer)
@@ -66,8 +64,7 @@ def _clock(given: OrderGiven, now: float) -> Iterator[str]:
 
 
 def resume(arguments: Namespace) -> int:
-    request = Resume(about=_about(arguments), id=arguments.order, reason=arguments.reason)
-    ended, status = _ask(arguments, request, OrdersEnded)
+    ended, status = _ask(arguments, request_of(arguments, Resume), OrdersEnded)
     if arguments.json:
         output.print_document(ended)
     elif not ended.orders:
@@ -81,14 +78,10 @@ def resume(arguments: Namespace) -> int:
 
 def _list(arguments: Namespace) -> int:
     orders, end = connect(arguments).all(Orders(), OrderRow)
-    status = output.completeness(end)
-    if arguments.json:
-        output.print_document({"orders": orders})
-    elif orders:
-        output.console().print(orders_table(orders, time.time()))
-    else:
-        output.chatter().print("No order is in force.")
-    return status
+    now = time.time()
+    nothing = "No order is in force."
+    output.print_rows(orders, lambda rows: orders_table(rows, now), nothing, as_json=arguments.json)
+    return output.completeness(end)
 
 
 def what_of(order: OrderRow) -> str:
@@ -119,11 +112,6 @@ def orders_table(orders: Sequence[OrderRow], now: float) -> Table:
         for order in orders
     ]
     return output.table(["order", "what", "by", "for", "ends", "reason"], rows, cut=("what", "reason"))
-
-
-def _about(arguments: Namespace) -> Selectors:
-    given = {name: getattr(arguments, name) for name in SELECTORS}
-    return Selectors(**given, everything=arguments.all)
 
 
 def _ask(arguments: Namespace, request: Request, answer: type[_Answer]) -> tuple[_Answer, int]:

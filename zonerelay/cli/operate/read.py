@@ -12,7 +12,7 @@ from itertools import islice
 import msgspec
 from rich.table import Table
 
-from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.operate.explain import zone_of
 from zonerelay.cli.operate.orders import order_line
 from zonerelay.cli.relay import connect, load_for_reading
@@ -43,6 +43,7 @@ class Pseudonym(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 SUMMARY_ROWS = 20
+DEFAULT_ROWS = 1000
 PAGE = 1000
 """Rows per table: the widths of a table are those of all its rows, so they have to be held."""
 
@@ -51,7 +52,7 @@ def list_deliveries(arguments: Namespace) -> int:
     limit = arguments.limit
     if limit is None:
         limit = 0 if arguments.json else DEFAULT_ROWS
-    frames = connect(arguments).stream(QueueList(filter=filter_of(arguments), limit=limit))
+    frames = connect(arguments).stream(request_of(arguments, QueueList, limit=limit))
     if arguments.json:
         return _list_json(frames)
     return _list_tables(frames, limit)
@@ -143,7 +144,7 @@ def show(arguments: Namespace) -> int:
     from zonerelay.cli.operate.log import left_queue
 
     with left_queue(arguments.config, arguments.message_id):
-        detail = connect(arguments).ask(QueueShow(message_id=arguments.message_id), MessageDetail)
+        detail = connect(arguments).ask(request_of(arguments, QueueShow), MessageDetail)
     if arguments.json:
         output.print_document(detail)
         return OK
@@ -215,7 +216,7 @@ def trace(arguments: Namespace) -> int:
     steps: list[TraceStep] = []
     missing: ControlError | None = None
     try:
-        frames = connect(arguments).stream(QueueTrace(message_id=arguments.message_id))
+        frames = connect(arguments).stream(request_of(arguments, QueueTrace))
         steps += [frame for frame in frames if isinstance(frame, TraceStep)]
     except ControlError as error:  # not in the queue, or the relay does not run: the history may know
         missing = error
@@ -232,8 +233,8 @@ def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
     with output.progress("Looking through the queue") as reach:
-        request = Resolve(pseudonym=arguments.pseudonym)
-        found, end = connect(arguments).all(request, Address, output.frames_seen(reach))
+        request, saw = request_of(arguments, Resolve), output.frames_seen(reach)
+        found, end = connect(arguments).all(request, Address, saw)
     if arguments.json:
         for address in found:
             output.print_line(address)
@@ -248,9 +249,9 @@ def resolve(arguments: Namespace) -> int:
 
 
 def summary(arguments: Namespace) -> int:
-    request = QueueSummary(by=arguments.by, filter=filter_of(arguments), exact=arguments.exact)
     with output.progress("Looking through the queue") as reach:
-        found, end = connect(arguments).answered(request, Summary, output.frames_seen(reach))
+        request, saw = request_of(arguments, QueueSummary), output.frames_seen(reach)
+        found, end = connect(arguments).answered(request, Summary, saw)
     if arguments.json:
         output.print_document(found)
         return output.completeness(end)

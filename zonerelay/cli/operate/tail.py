@@ -13,7 +13,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from zonerelay.cli.arguments import given
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, CliError
@@ -41,7 +41,7 @@ _ARROWS = {"received": "<", "sent": ">", "note": "*"}
 
 
 def tail(arguments: Namespace) -> int:
-    request = given(arguments, Tail)
+    request = request_of(arguments, Tail)
     console = output.console()
     wide = console.width >= output.WIDE
     with contextlib.suppress(KeyboardInterrupt):
@@ -76,7 +76,7 @@ def event_line(event: MailEvent, *, wide: bool) -> Text:
 
 
 def transcript(arguments: Namespace) -> int:
-    request = given(arguments, Transcript)
+    request = request_of(arguments, Transcript)
     with _opened(arguments) as (console, stream), contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments).stream(request):
             if not isinstance(frame, TranscriptLine | Missed):

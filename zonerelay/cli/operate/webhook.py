@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK
@@ -44,15 +45,14 @@ def _table(rows: Sequence[WebhookRow]) -> Table:
 
 
 def test(arguments: Namespace) -> int:
-    answer = connect(arguments).ask(WebhookTest(name=arguments.name), WebhookTested)
+    answer = connect(arguments).ask(request_of(arguments, WebhookTest), WebhookTested)
     words = f"{arguments.name}: {'taken' if answer.ok else 'not taken'}: {text.clean(answer.text)}"
     output.print_answer(answer, words, as_json=arguments.json)
     return OK if answer.ok else FAILED
 
 
 def replay(arguments: Namespace) -> int:
-    since = None if arguments.since is None else time.time() - arguments.since
-    answer = connect(arguments).ask(WebhookReplay(name=arguments.name, since=since), WebhookReplayed)
+    answer = connect(arguments).ask(request_of(arguments, WebhookReplay), WebhookReplayed)
     words = f"{arguments.name}: {text.plural(answer.queued, 'event')} on the way"
     output.print_answer(answer, words, as_json=arguments.json)
     return OK

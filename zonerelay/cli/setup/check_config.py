@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import socket
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from zonerelay.cli.relay import config_path
 from zonerelay.cli.setup.trial import try_out
 from zonerelay.cli.terminal.text import plural
 from zonerelay.config.checks import advice
@@ -36,6 +38,10 @@ from zonerelay.store.spool_paths import disk_directories
 _TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
 
 MAX_VALUES = 10  # of one condition of a route, in the summary
+
+
+def check_config(arguments: Namespace) -> int:
+    return run(config_path(arguments.config))
 
 
 def run(path: Path) -> int:

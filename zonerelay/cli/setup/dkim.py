@@ -60,10 +60,6 @@ class CheckedKey(msgspec.Struct, frozen=True):
     not_after: float
 
 
-def dkim(arguments: Namespace) -> int:
-    return new(arguments) if arguments.verb == "new" else check(arguments)
-
-
 def new(arguments: Namespace) -> int:
     domain, selector = _domain(arguments.domain), _selector(arguments.selector)
     path = arguments.out.absolute()

@@ -10,6 +10,7 @@ import codecs
 import sys
 from argparse import Namespace
 
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
@@ -19,9 +20,9 @@ from zonerelay.operations.requests import QueueCat
 
 
 def cat(arguments: Namespace) -> int:
-    if arguments.zone and not arguments.as_sent:
+    request = request_of(arguments, QueueCat)
+    if request.zone and not request.as_sent:
         raise CliError("--zone chooses what --as-sent shows: a stored body is the same in all zones", USAGE)
-    request = QueueCat(message_id=arguments.message_id, as_sent=arguments.as_sent, zone=arguments.zone or "")
     show = output.print_line if arguments.json else _Octets().show
     try:
         for frame in connect(arguments).stream(request):

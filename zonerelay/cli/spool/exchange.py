@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.cli.arguments import filter_of
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_settings
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
@@ -26,6 +26,7 @@ from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.control.acts import queue_filter
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
+from zonerelay.operations.requests import QueueCount
 from zonerelay.queue.operator.filters import Matcher
 from zonerelay.queue.orders.order import Order, OrderTable, Subject
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
@@ -53,7 +54,7 @@ def export_to(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     target: Path = arguments.path.absolute()
     now = time.time()
-    matcher = Matcher(queue_filter(filter_of(arguments)), now)
+    matcher = Matcher(queue_filter(request_of(arguments, QueueCount).filter), now)
     with stopped(settings), _translated("nothing was written"), files.writing(target) as target_files:
         done = asyncio.run(_export(settings, matcher, now, target_files, target.parent))
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 
+from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
@@ -31,7 +32,7 @@ PROOF_TIMEOUT = 10.0
 
 def acknowledge(arguments: Namespace) -> int:
     try:
-        done = connect(arguments).ask(SpoolAcknowledge(loss=arguments.loss), Acknowledged)
+        done = connect(arguments).ask(request_of(arguments, SpoolAcknowledge), Acknowledged)
     except NotRunningError:
         settings = load_settings(arguments.config)
         try:
