@@ -32,8 +32,9 @@ SOMETIMES = (
     "refused with 451 after the dot", "reply lost after the dot", "reply-lost", "repeated", "resumed",
     "session limit", "client left after the dot", "store-recovered", "store-unhealthy", "suspended",
     "order-given", "order-ended", "order-expired", "held", "take-over", "fence refused", "clock-set-back",
-    "machine suspended", "stood still at a write", "a connection held up the zone", "operator: retry",
-    "operator: undo", "a rate was used up", "workers used a limit up", "the window was full",
+    "HTTP: 202", "machine suspended", "stood still at a write", "a connection held up the zone",
+    "operator: retry", "operator: undo", "a rate was used up", "workers used a limit up",
+    "the window was full",
 )  # fmt: skip
 """Each of these has to happen in some seed of three hundred: a branch that is never met is not tested."""
 ENOUGH = 300

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import cast
 
-from tests.simulation.loop import SimLoop
+from tests.simulation.loop import ProcessDiedError, SimLoop
 from tests.simulation.network import End, Fault, Network
 from tests.simulation.parts import Node
+from zonerelay.inbound.cleanup.submit import Accepted, Options, Principal, SubmittedEnvelope
+from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Recipient
+from zonerelay.smtp.server.params import MailCommand
 
 PATIENCE = 120.0
 
@@ -98,6 +103,9 @@ class Clients:
         address = node.address
         if address is None:
             return
+        if fault is None and self._random.random() < 0.2:
+            await self._submit_by_call(node, submission)
+            return
         try:
             end, protocol = await self._network.connect(address, _Conversation, fault)
         except ConnectionRefusedError:
@@ -172,3 +180,43 @@ class Clients:
             talk.end.write(b"BDAT %d%b\r\n" % (len(piece), b" LAST" if last else b"") + piece)
             if not last and not (await talk.reply()).startswith(b"250"):
                 raise ConnectionAbortedError("the chunk was refused")
+
+    async def _submit_by_call(self, node: Node, submission: Submission) -> None:
+        """What POST /v1/messages does with a request: 202 is `Accepted`."""
+        assert node.process is not None
+        assert node.worker is not None
+        random = self._random
+        body = submission.body
+        leaves = random.random() < 0.05
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 20_000):
+                await asyncio.sleep(random.uniform(0.0, 0.01))
+                if leaves:
+                    raise ConnectionAbortedError("the client leaves")
+                submission.dot_sent = submission.dot_sent or start + 20_000 >= len(body)
+                yield body[start : start + 20_000]
+
+        result = node.worker.parts.listeners.submit(
+            Principal(protocol="HTTP", address="127.0.0.1", helo="client.test"),
+            SubmittedEnvelope(
+                MailCommand(Mailbox(submission.sender)),
+                [Recipient(address=Mailbox(each)) for each in submission.recipients],
+            ),
+            pieces(),
+            Options(idempotency_key=submission.tag if submission.keyed else ""),
+        )
+        try:
+            answer = await node.process.finish(result)
+        except (ConnectionError, ProcessDiedError) as error:
+            self.note(f"HTTP: {type(error).__name__}")
+            return
+        if isinstance(answer, Accepted):
+            self.note("HTTP: 202")
+            submission.accepted = submission.recipients
+            submission.answered = self._loop.now
+            submission.identity = answer.id
+            submission.node = node.name
+        else:
+            self.note(f"HTTP: refused with {answer.reply.code}")
+            submission.refused = not answer.reply.is_transient

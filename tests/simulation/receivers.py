@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import NamedTuple, cast
 
 from tests.bench.simulate.world import TAKEN, Site
-from tests.simulation.loop import SimLoop
-from tests.simulation.network import End
+from tests.simulation.loop import Process, SimLoop
+from tests.simulation.network import End, process_of
 from zonerelay.model.delivery import Delivery
 
 _PATH = re.compile(rb"(?:FROM|TO):\s*<([^>]*)>", re.I)
@@ -80,6 +80,10 @@ class Receivers:
 
     def of(self, site: Site) -> Quirks:
         return self.quirks.setdefault(site.name, Quirks())
+
+    def is_sending(self, process: Process) -> bool:
+        """A transaction of the process is under way."""
+        return any(process_of(each.end.other) is process for each in self.under_way.values())
 
     def note(self, what: str) -> None:
         self.sometimes[what] = self.sometimes.get(what, 0) + 1

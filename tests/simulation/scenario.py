@@ -72,6 +72,7 @@ RETRY = RetrySettings(
     schedule=(5.0, 30.0, 120.0), jitter=0.1, max_age=900.0, suspend_min=5.0, suspend_max=60.0
 )
 
+RATES = (Rate(4, 5.0), Rate(4, 5.0), Rate(1, 4.0))
 REPEATED = 60
 """Attempts of a client that has an idempotency key and no answer."""
 MOST = 300_000
@@ -145,10 +146,10 @@ def draw(seed: int) -> Plan:
         store=store,
         workers=workers,
         narrow=random.random() < 0.4,
-        rate=Rate(4, 5.0) if random.random() < 0.3 or focus == "rates" else None,
+        rate=random.choice(RATES) if random.random() < 0.3 or focus == "rates" else None,
         focus=focus,
         kinds=kinds,
-        quirks=tuple((name, _quirks(random)) for name in kinds),
+        quirks=tuple((name, _quirks(random, often_over=focus == "rates")) for name in kinds),
         messages=tuple(sorted(messages, key=lambda each: each.at)),
         faults=tuple(sorted(faults, key=lambda each: each.at)),
     )
@@ -159,7 +160,10 @@ def _moment(random: Random) -> float:
     return random.choice((1.0, 20.0, random.uniform(0, BUSY))) + random.random()
 
 
-def _quirks(random: Random) -> Quirks:
+def _quirks(random: Random, *, often_over: bool = False) -> Quirks:
+    """`often_over`: sessions take few messages, so batches need further transactions."""
+    if often_over and random.random() < 0.7:
+        return Quirks(per_session=random.choice((1, 2)), refuse_at=random.choice((b"MAIL", b"DATA")))
     if random.random() < 0.5:
         return Quirks(drop_chunk=random.random() < 0.5)
     return Quirks(
@@ -585,7 +589,11 @@ class Run:
 
     async def do_still(self, index: int, seconds: float, seed: int) -> None:
         process = self.nodes[index].process
-        if process is None:
+        for _ in range(200 if self.plan.focus == "leases" else 0):
+            if process is not None and self.receivers.is_sending(process):
+                break
+            await asyncio.sleep(0.1)
+        if process is None or not process.alive:
             return
         noted = self.ledger.inject(STANDSTILL, process.name, lasts=True)
         process.stand_still()
