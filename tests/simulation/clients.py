@@ -38,6 +38,8 @@ class Submission:
     identity: str = ""
     refused: bool = False
     """The answer was 5yz."""
+    turned_away: float | None = None
+    """When 4yz was the answer."""
     node: str = ""
     digest: str = field(init=False)
 
@@ -161,6 +163,8 @@ class Clients:
         else:
             self.note(f"refused with {reply[:3].decode()} after the dot")
             submission.refused = reply.startswith(b"5")
+            submission.turned_away = None if submission.refused else self._loop.now
+            submission.node = node.name
 
     async def _send(self, talk: _Conversation, body: bytes) -> None:
         stop = len(body) if self._random.random() < 0.95 else self._random.randrange(len(body))
@@ -220,3 +224,5 @@ class Clients:
         else:
             self.note(f"HTTP: refused with {answer.reply.code}")
             submission.refused = not answer.reply.is_transient
+            submission.turned_away = None if submission.refused else self._loop.now
+            submission.node = node.name

@@ -414,12 +414,9 @@ def taken_over_too_early(real: Any) -> Any:
     return bury
 
 
-@_mutant("several machines: a message refused in doubt stays refused", "store.s3.uploads:Refusals.came_late")
+@_mutant("several machines: a message refused in doubt stays refused", "store.s3.uploads:Refusals.note")
 def refusal_forgotten(real: Any) -> Any:
-    async def came_late(self: Any, message_id: Any, version: Any) -> bool:
-        return False
-
-    return came_late
+    return lambda self, message_id, session: None
 
 
 @_mutant("several machines: a lease counts suspended time", "store.s3.nodes:Nodes.holds_lease")

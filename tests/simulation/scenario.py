@@ -474,6 +474,8 @@ class Run:
             self.clients.submissions, self.receivers.mails, self.receivers.offers, self.receivers.refused
         )
         self.failures += self.ledger.taken_in_vain(self.clients.mails_accepted)
+        if self.plan.store == "s3":
+            self.failures += self.ledger.sent_though_refused(self.clients.submissions, self.receivers.mails)
         self.sometimes.update(self.ledger.events)
         for each in self.clients.submissions:
             ended = self.ledger.finals.get((each.identity, each.recipients[0]), ())
