@@ -9,6 +9,9 @@ RCPT, DATA, 4 KiB, QUIT. TREE is another source tree of zonerelay, this one by d
 
 And the objects per session that only the garbage collector frees: above zero a session is part of a
 reference cycle, and costs the collector's time and fresh memory for the next.
+
+Then a whole worker, with a queue in memory and a server that takes everything: opcodes of a message from its
+client to the next hop, by package, in an SMTP session of its own and by the call `submit` that HTTP makes.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ import importlib
 import importlib.util
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import FrameType
 from typing import Any
 
@@ -30,6 +36,9 @@ import uvloop
 
 TIMED = 6000
 COUNTED = 200
+WARM = 20
+SETTLED = 0.06
+"""Until outcomes are written."""
 TURNS = 4  # of the loop, until the message is stored
 HERE = Path(__file__).resolve().parents[2]
 BODY = (
@@ -251,7 +260,126 @@ async def count(path: Path4KiB) -> Counter[str]:
     return opcodes.found
 
 
-async def main() -> None:
+class Way:
+    """Instructions in zonerelay's own code, by package."""
+
+    def __init__(self, tree: Path) -> None:
+        self._root = f"{tree}/zonerelay/"
+        self.found: Counter[str] = Counter()
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not name.startswith(self._root):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self.found[name[len(self._root) :].partition("/")[0]] += 1
+        return self.trace
+
+
+class Server(asyncio.Protocol):
+    """The next hop: it takes everything. `taken` counts."""
+
+    taken = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport, self._rest, self._in_body = transport, b"", False
+        transport.write(b"220 next\r\n")
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        while True:
+            end = b"\r\n.\r\n" if self._in_body else b"\r\n"
+            line, found, rest = self._rest.partition(end)
+            if not found:
+                return
+            self._rest = rest
+            if self._in_body:
+                Server.taken += 1
+                self._in_body, reply = False, b"250 2.0.0 taken"
+            elif line.startswith(b"EHLO"):
+                reply = b"250-next\r\n250-PIPELINING\r\n250 SIZE 100000000"
+            elif line == b"DATA":
+                self._in_body, reply = True, b"354 go on"
+            else:
+                reply = b"250 2.0.0 ok"
+            self._transport.write(reply + b"\r\n")
+
+
+async def start_worker(directory: Path, port: int) -> Any:
+    from zonerelay.config.settings import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
+    from zonerelay.model.clock import SystemClock
+    from zonerelay.telemetry.logs.redact import Redactor
+
+    settings = Settings(
+        hostname="relay.example.org",
+        spool=SpoolSettings(backend=Backend.MEMORY, path=directory / "spool", min_free_space=0),
+        listener=(ListenerSettings(address="127.0.0.1:0"),),
+        zone=(ZoneSettings(next_hop=f"127.0.0.1:{port}"),),
+    )
+    settings = replace(settings, admin=replace(settings.admin, address="", socket=directory / "socket"))
+    given: dict[str, Any] = {
+        "hostname": "relay.example.org",
+        "log": Log(),
+        "redactor": Redactor(bytes(32), enabled=False),
+        "clock": SystemClock(),
+        "randomness": Random(1),
+    }
+    if importlib.util.find_spec("zonerelay.worker.build"):
+        return await importlib.import_module("zonerelay.worker.build").build(settings, **given)
+    worker = importlib.import_module("zonerelay.worker.worker").Worker(settings, **given)
+    await worker.start()
+    return worker
+
+
+async def by_smtp(worker: Any) -> None:
+    host, _, port = worker.addresses()[0].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for _, octets in COMMANDS:
+        await reader.readline()
+        writer.write(octets)
+    await reader.readline()
+    writer.write(b"QUIT\r\n")
+    await reader.read()
+    writer.close()
+
+
+async def by_submit(worker: Any) -> None:
+    from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Accepted, Principal, SubmittedEnvelope
+    from zonerelay.model.address import Mailbox
+    from zonerelay.model.envelope import Recipient
+    from zonerelay.smtp.server.params import MailCommand
+
+    envelope = SubmittedEnvelope(
+        MailCommand(sender=Mailbox("a@example.org")), [Recipient(address=Mailbox("b@example.com"))]
+    )
+    principal = Principal(protocol="HTTP", address="127.0.0.1", may_relay=True)
+    pieces = [BODY.removesuffix(b".\r\n")]
+    listeners = worker.parts.listeners if hasattr(worker, "parts") else worker._listeners
+    assert isinstance(await listeners.submit(principal, envelope, pieces, DEFAULT_OPTIONS), Accepted)
+
+
+async def count_way(tree: Path, send: Callable[[Any], Awaitable[None]]) -> Counter[str]:
+    loop, way, sent = asyncio.get_running_loop(), Way(tree), 0
+    server = await loop.create_server(Server, "127.0.0.1", 0)
+    with tempfile.TemporaryDirectory() as directory:
+        worker = await start_worker(Path(directory), server.sockets[0].getsockname()[1])
+        Server.taken = 0
+        for number in range(WARM + COUNTED):
+            if number == WARM:
+                sys.settrace(way.trace)
+            await send(worker)
+            sent += 1
+            while Server.taken < sent:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(SETTLED)
+        sys.settrace(None)
+        await worker.stop()
+    server.close()
+    return way.found
+
+
+async def main(tree: Path) -> None:
     path, times = Path4KiB(), Times()
     for _ in range(TIMED):
         await path.run(times.around)
@@ -263,6 +391,13 @@ async def main() -> None:
     total = sum(map(times.decile, opcodes))
     print(f"{'all':8} {total:7.1f} {opcodes.total() / COUNTED:8.0f}")
     print(f"objects left to the garbage collector: {left:.1f} per session")
+    ways = {"SMTP": await count_way(tree, by_smtp)}
+    if importlib.util.find_spec("zonerelay.inbound.cleanup.submit"):
+        ways["submit"] = await count_way(tree, by_submit)
+    print("\nopcodes from the client to the next hop\n" + " ".join(f"{name:>10}" for name in ("", *ways)))
+    for package, _ in ways["SMTP"].most_common():
+        print(f"{package:>10}", *(f"{found[package] / COUNTED:10.0f}" for found in ways.values()))
+    print(f"{'all':>10}", *(f"{found.total() / COUNTED:10.0f}" for found in ways.values()))
 
 
 if __name__ == "__main__":
@@ -270,4 +405,4 @@ if __name__ == "__main__":
     sys.path.insert(0, str(tree))
     gc.set_threshold(5_000, 10, 1_000_000)  # as the relay does
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+        runner.run(main(tree))
