@@ -20,11 +20,9 @@ from pathlib import Path
 
 import uvloop
 
-from zonerelay.config.changes import kept_from
 from zonerelay.config.checks import advice
-from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, load
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, kept_from, resolve_hostname
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.gc import GcTimer
 from zonerelay.process.identity import STARTED_WITH, Identity, identity_of

@@ -19,7 +19,7 @@ from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.sink import Sink
 from tests.support.toml import Table
-from zonerelay.config.tables.inbound import sendmail as of_settings
+from zonerelay.config.tables import listener as of_settings
 from zonerelay.sendmail import ALIASES, CONFIG, DATAERR, DROP, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
 
 HEADER = "From: App <app@b.example>\nSubject: x\n"

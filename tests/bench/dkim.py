@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 import uvloop
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.delivery.rewrite.signing import Signing
-from zonerelay.message.dkim.authors import author_domain
+from zonerelay.delivery.rewrite.stored_pieces import Signing
 from zonerelay.message.dkim.body import RelaxedBody
-from zonerelay.message.dkim.signature import DkimKey, sign
+from zonerelay.message.dkim.signature import DkimKey, author_domain, sign
 
 ROUNDS = 7
 PIECE = 4096

@@ -36,7 +36,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Authenticator
-from zonerelay.inbound.access.rules import AccessRules
+from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy.runner import PolicyRunner
@@ -45,8 +45,7 @@ from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.dns.hosts import Hosts
-from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.dns.resolver import Hosts, Resolver
 
 ZONES = ("default", "bulk")
 

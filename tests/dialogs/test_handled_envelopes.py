@@ -20,7 +20,7 @@ from zonerelay.config.settings import (
     ListenerSettings,
     SrsSettings,
 )
-from zonerelay.inbound.access.rules import AccessRules
+from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy.aiosmtpd_handler import HandlerPolicy

@@ -15,9 +15,8 @@ from tests.support.inbound import EventLog, House, RememberingStore, Talk, liste
 from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Login, LoginKind
-from zonerelay.inbound.limits import error_delay as errors
-from zonerelay.inbound.limits.large_bodies import FAST, LARGE
-from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
+from zonerelay.inbound.limits import connections as errors
+from zonerelay.inbound.limits.memory import FAST, LARGE, SESSION_COST, SessionMemory
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 

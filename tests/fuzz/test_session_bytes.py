@@ -18,8 +18,7 @@ from tests.support.inbound import EventLog, RememberingStore, is_well_formed, on
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
-from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.access.rules import AccessRules
+from zonerelay.inbound.access.networks import AccessRules, Client
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, Event
 from zonerelay.inbound.session.admission import Admission

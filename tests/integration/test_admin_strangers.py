@@ -22,7 +22,7 @@ from zonerelay.admin.http_server import MAX_CONNECTIONS, MAX_OPERATORS
 from zonerelay.admin.operators import MAX_OF_TOKEN, build_operators
 from zonerelay.admin.page import forms
 from zonerelay.admin.requests import visit_of
-from zonerelay.config.credentials.edit import replace_file
+from zonerelay.config.credentials.file import replace_file
 from zonerelay.config.credentials.identities import (
     Scope,
     add,
@@ -38,7 +38,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import End, MailEvent
 from zonerelay.operations.errors import UnavailableError
 from zonerelay.operations.requests import Request, Tail, Transcript
-from zonerelay.routing.zones.networks import Networks
+from zonerelay.routing.addresses import Networks
 
 FORM = "application/x-www-form-urlencoded"
 

@@ -72,8 +72,7 @@ from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
-from zonerelay.routing.dns.hosts import Hosts
-from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.dns.resolver import Hosts, Resolver
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 from zonerelay.telemetry.logs.redact import Redactor

@@ -17,7 +17,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.capture.store import open_capture
 from zonerelay.config import rails
-from zonerelay.config.credentials.edit import change_user
+from zonerelay.config.credentials.file import change_user
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     AuthSettings,

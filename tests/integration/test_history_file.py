@@ -20,8 +20,7 @@ from zonerelay.history.writer import History
 from zonerelay.inbound.access.credentials_watch import CredentialsWatch
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.operations.errors import BusyError
-from zonerelay.telemetry.logs.address_forms import Form
-from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.logs.redact import Form, Redactor
 
 DAY = 86_400.0
 REDACTOR = Redactor(b"", enabled=False)

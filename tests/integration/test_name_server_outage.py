@@ -11,8 +11,8 @@ import pytest
 from tests.support.dns import SERVFAIL, SILENCE, FakeDns, Trouble, Troubles, Zones
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.routing.dns import name_server_watch, name_servers, resolver
-from zonerelay.routing.dns.name_server_watch import FAILURES, PROBE
+from zonerelay.routing.dns import name_servers, resolver
+from zonerelay.routing.dns.name_servers import FAILURES, PROBE
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
 TRY = 0.1
@@ -24,7 +24,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "TRY_TIMEOUT", TRY)
     monkeypatch.setattr(resolver, "FAILURE_TTL", 0.0)
     monkeypatch.setattr(resolver, "MIN_TTL", 0.0)
-    monkeypatch.setattr(name_server_watch, "PROBE_PAUSE", TRY)
+    monkeypatch.setattr(name_servers, "PROBE_PAUSE", TRY)
 
 
 def zones() -> Zones:

@@ -35,9 +35,8 @@ from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.routing.dns import name_servers
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.dns.dnspython_client import ThoroughDns
-from zonerelay.routing.dns.hosts import Hosts
 from zonerelay.routing.dns.records import AAAA
-from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Resolver
+from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver
 
 ZONES: Zones = {
     "example.com": {"MX": ["20 Backup.Example.com", "10 mx.example.com"], "TTL": 300},

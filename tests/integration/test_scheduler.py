@@ -27,8 +27,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.selection.backlog_throttle import LEAST
 from zonerelay.queue.settle import outcome_log as journal
 from zonerelay.queue.zone import claims
-from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import DestinationKey, Unroutable
+from zonerelay.routing.destinations.route import Batch, DestinationKey, Unroutable
 from zonerelay.store.contract import QueueCounts, StoreCorruptError
 
 Make = Callable[..., Relay]

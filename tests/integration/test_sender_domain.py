@@ -13,8 +13,7 @@ from zonerelay.config.settings import DnsSettings
 from zonerelay.inbound.access.sender_domain import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Reply
-from zonerelay.routing.dns.hosts import Hosts
-from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.dns.resolver import Hosts, Resolver
 
 ZONES = {
     "example.com": {"MX": ["10 mx.example.com."]},

@@ -14,11 +14,10 @@ from tests.support.dns import SILENCE, FakeDns, Troubles, Zones
 from tests.support.relay import relay_with, settings
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.dns import dnspython_client, name_server_watch, name_servers, resolver
+from zonerelay.routing.dns import dnspython_client, name_servers, resolver
 from zonerelay.routing.dns.answers import DnsStatus
-from zonerelay.routing.dns.hosts import Hosts, HostsFile
-from zonerelay.routing.dns.name_server_watch import PROBE
-from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.dns.name_servers import PROBE
+from zonerelay.routing.dns.resolver import Hosts, HostsFile, Resolver
 
 ZONES: Zones = {
     "one.example": {"MX": ["10 mx.example"]},
@@ -37,7 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "TRY_TIMEOUT", TRY)
     monkeypatch.setattr(resolver, "FAILURE_TTL", 0.0)
     monkeypatch.setattr(resolver, "MIN_TTL", 0.0)
-    monkeypatch.setattr(name_server_watch, "PROBE_PAUSE", TRY)
+    monkeypatch.setattr(name_servers, "PROBE_PAUSE", TRY)
 
 
 @pytest.fixture

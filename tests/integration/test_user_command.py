@@ -265,7 +265,7 @@ def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
     adds = (
         "import sys; from pathlib import Path\n"
         "from zonerelay.config.credentials.file import User\n"
-        "from zonerelay.config.credentials.edit import change_user\n"
+        "from zonerelay.config.credentials.file import change_user\n"
         "from tests.support.credentials import user\n"
         "sys.stdin.readline()\n"
         "for n in range(60):\n"
@@ -405,7 +405,7 @@ def test_no_command_writes_guard_rails_that_the_relay_cannot_read(
     assert shell.user("add", "app", "--generate").status == 0
     assert shell.user("set", "app", "recipients_per_hour=10").status == 0
     beside = rails.file_beside(shell.file)
-    monkeypatch.setattr("zonerelay.config.credentials.edit.MAX_FILE", beside.stat().st_size)
+    monkeypatch.setattr("zonerelay.config.credentials.file.MAX_FILE", beside.stat().st_size)
     before = beside.read_bytes(), shell.file.read_bytes()
     for words in (
         ("set", "app", "recipients_per_day=100"),

@@ -22,8 +22,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.queue_name import queue_of
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import MxHost, Route
+from zonerelay.routing.destinations.route import Batch, MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
 from zonerelay.telemetry.events.events import Events, Field

@@ -22,9 +22,8 @@ from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.mx import ExaminedRoute
-from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
+from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.store.contract import Change, StoreError
 from zonerelay.store.memory.store import MemoryStore

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from zonerelay.config.settings import AccessAction, AccessSettings
-from zonerelay.inbound.access.rules import DEFERRED, REFUSED, AccessRules
+from zonerelay.inbound.access.networks import DEFERRED, REFUSED, AccessRules
 from zonerelay.model.reply import Reply
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
-from zonerelay.routing.dns.cache import AnswerCache
+from zonerelay.routing.dns.resolver import AnswerCache
 
 
 class Asked:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.support.certificates import make
-from zonerelay.delivery.tls.certificate_facts import (
+from zonerelay.delivery.tls.dane import (
     fingerprint,
     is_sequence,
     matching_name,

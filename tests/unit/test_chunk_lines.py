@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.smtp.client.chunk_lines import ChunkLines, as_chunk
+from zonerelay.smtp.client.stuffing import ChunkLines, as_chunk
 from zonerelay.smtp.server.line_ends import crlf_only
 
 BODY = st.text(alphabet="\r\n.x\x00", max_size=30).map(str.encode)

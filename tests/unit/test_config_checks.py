@@ -8,8 +8,8 @@ import pytest
 
 from zonerelay.cli.setup import check_config
 from zonerelay.config.checks import advice
-from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, load_text
+from zonerelay.config.settings import resolve_hostname
 
 WORDS = 'open_relay = "I understand that anybody may relay"'
 

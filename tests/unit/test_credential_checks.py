@@ -10,7 +10,7 @@ import pytest
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.problems import ConfigError, Report
-from zonerelay.config.tables.outbound.credential import try_credentials
+from zonerelay.config.tables.credential import try_credentials
 
 ZONE = '[[zone]]\nname = "default"\nnext_hop = "[smtp.example.net]:587"\ntls = "verify"\n'
 PLAIN = '[[credential]]\nname = "main"\nuser = "relay"\npassword = "/etc/zonerelay/main.password"\n'

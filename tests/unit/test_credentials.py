@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from tests.support.credentials import cheap_hash, file_of, user
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
-from zonerelay.config.credentials.edit import change_user
-from zonerelay.config.credentials.file import CredentialsError, User, format_line, parse, parse_line
+from zonerelay.config.credentials.file import (
+    CredentialsError,
+    User,
+    change_user,
+    format_line,
+    parse,
+    parse_line,
+)
 from zonerelay.model.queue_name import Priority
 
 HASH = cheap_hash("correct horse")

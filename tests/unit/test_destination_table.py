@@ -9,9 +9,8 @@ import pytest
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.destinations.destination_table import DestinationTable
+from zonerelay.routing.destinations.destination_table import DestinationTable, on_terms
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand
-from zonerelay.routing.destinations.terms import on_terms
 
 NOW = ManualClock().now()
 OUTLOOK = ("a.mail.protection.outlook.com", "b.mail.protection.outlook.com")

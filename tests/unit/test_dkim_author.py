@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.message.dkim.authors import author_domain
+from zonerelay.message.dkim.signature import author_domain
 
 VALUES = [
     ("an address alone", "ann@example.com", "example.com"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zonerelay.inbound.limits.error_delay import AGE, FREE, MAX_CLIENTS, MAX_DELAY, STEP, ErrorDelays
+from zonerelay.inbound.limits.connections import AGE, FREE, MAX_CLIENTS, MAX_DELAY, STEP, ErrorDelays
 
 
 def test_some_errors_are_free_then_each_waits_longer_up_to_a_limit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from zonerelay.inbound.limits.large_bodies import FAST, LargeBodies
+from zonerelay.inbound.limits.memory import FAST, LargeBodies
 
 
 class Upload:

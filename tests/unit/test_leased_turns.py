@@ -17,8 +17,7 @@ from tests.unit.test_rates import fullest
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.limits.authority.book import Book
-from zonerelay.limits.rates import interval, leased_grace, margin
-from zonerelay.limits.values import Request, TurnAsk
+from zonerelay.limits.values import Request, TurnAsk, interval, leased_grace, margin
 from zonerelay.limits.worker.turns import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 

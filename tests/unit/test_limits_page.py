@@ -12,7 +12,7 @@ from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import DestinationSettings, ZoneSettings
 from zonerelay.config.units import parse_rate
-from zonerelay.limits.rates import MARGIN_LEAST, MARGIN_PART
+from zonerelay.limits.values import MARGIN_LEAST, MARGIN_PART
 from zonerelay.queue.destination.rates import Pacer
 from zonerelay.queue.selection.turn import PATIENCE
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.header.edits import edit_header
+from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.header.headers import parse_header
 
 BLOCK = (

@@ -24,24 +24,20 @@ FOREIGN = {
     "config": "what operators write",
     "transfer/others": "files and logs of other systems",
     "telemetry/logs/redact.py": "addresses in texts of peers and libraries",
-    "delivery/tls/certificate_facts.py": "kinds of names in Python's description of a certificate",
-    "inbound/tls/errors.py": "reasons of OpenSSL, for which pyOpenSSL has no numbers",
+    "delivery/tls/dane.py": "kinds of names in Python's description of a certificate",
+    "inbound/tls/channel.py": "reasons of OpenSSL, for which pyOpenSSL has no numbers",
     "store/leveldb/engine.py": "LevelDB's errors, which plyvel hands on as text alone",
     "admin/api/problems.py": "msgspec's errors, which have no fields",
 }
 """Files and folders that parse what others write."""
 
 EXCEPTIONS = {
-    "admin/api/routes.py": "goes with the one protocol for operators (issue 36 C)",
-    "admin/submission/transaction.py": "goes with submit() (issue 36 B)",
-    "admin/submission/verbs.py": "goes with submit() (issue 36 B)",
     "cli/arguments.py": "goes with the one protocol for operators (issue 36 C)",
     "cli/setup/init.py": "goes with the one protocol for operators (issue 36 C)",
     "cli/setup/trial.py": "goes with the one protocol for operators (issue 36 C)",
     "control/explain/explainer.py": "goes with the one protocol for operators (issue 36 C)",
     "control/history.py": "goes with the one protocol for operators (issue 36 C)",
     "control/report.py": "goes with the one protocol for operators (issue 36 C)",
-    "supervisor/merge/merging.py": "goes with the one protocol for operators (issue 36 C)",
 }
 
 METHODS = {

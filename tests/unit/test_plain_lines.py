@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
-from zonerelay.smtp.server.dots import BodyReader
+from zonerelay.smtp.server.line_ends import BodyReader
 
 WIRE = st.text(alphabet="\r\n.x\x00", max_size=30).map(str.encode)
 

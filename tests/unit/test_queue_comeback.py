@@ -15,7 +15,7 @@ from tests.support.queueing import DELIVERED, NO_HOST, FlakyStore, Relay
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.outcome import Outcome
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST
-from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Batch
 
 MANY = 4_000
 PER_SECOND = 2000

@@ -24,8 +24,7 @@ from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations, QueueFilter
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import Route, Unroutable
+from zonerelay.routing.destinations.route import Batch, Route, Unroutable
 from zonerelay.store.contract import StoreError
 
 DOMAINS = [f"d{n}.example" for n in range(30)]

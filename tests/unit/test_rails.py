@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.support.credentials import file_of, user
 from zonerelay.cli.spool import home_files
 from zonerelay.config import rails
-from zonerelay.config.credentials.edit import change_user
-from zonerelay.config.credentials.file import CredentialsError
+from zonerelay.config.credentials.file import CredentialsError, change_user
 from zonerelay.config.rails import NONE, Mode, Rails, changed
 from zonerelay.config.settings import Settings, SpoolSettings
 from zonerelay.inbound.access.guard import Allowance

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zonerelay.config.units import Rate, parse_rate
-from zonerelay.limits.rates import margin
+from zonerelay.limits.values import margin
 from zonerelay.queue.destination.rates import HORIZON, Pace, Pacer, Rates, Ticket
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 

@@ -9,7 +9,7 @@ import pytest
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.routing.addresses import OwnAddresses, is_address_of_this_machine, is_private
-from zonerelay.routing.dns.hosts import parse_hosts, read_hosts
+from zonerelay.routing.dns.resolver import parse_hosts, read_hosts
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.smtp.server.paths import literal_address
 

@@ -14,8 +14,8 @@ from zonerelay.config import toml_text
 from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text, read
 from zonerelay.config.options.options import options_of
+from zonerelay.config.problems import masked, quoted
 from zonerelay.config.settings import REPEATED, TABLES
-from zonerelay.config.wording import masked, quoted
 from zonerelay.transfer.others.databases import _shown
 
 SECRET = "hunter2hunter2xyz"

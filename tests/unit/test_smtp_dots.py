@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.smtp.server.dots import BodyReader
+from zonerelay.smtp.server.line_ends import BodyReader
 
 
 def reference(wire: bytes) -> tuple[bytes, bytes] | None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.feeding import cuts
-from zonerelay.smtp.server.lines import LineFault, LineReader
+from zonerelay.smtp.server.commands import LineFault, LineReader
 
 
 def read(pieces: list[bytes], limit: int = 20) -> list[bytes | LineFault]:

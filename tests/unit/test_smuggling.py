@@ -13,7 +13,7 @@ from tests.support.feeding import cuts
 from tests.support.lenient import LENIENT, STRICT, Receiver
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
 from zonerelay.smtp.server.bdat import ChunkReader
-from zonerelay.smtp.server.dots import BodyReader
+from zonerelay.smtp.server.line_ends import BodyReader
 
 HIDDEN_DOT = re.compile(rb"^(\x00+)\.", re.MULTILINE)
 BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")

@@ -10,7 +10,7 @@ from zonerelay.cli.setup.trial import try_out
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.problems import Report
 from zonerelay.config.settings import Settings, SrsSettings
-from zonerelay.config.tables.outbound.srs import note_upgrade, srs_secrets, upgraded_at
+from zonerelay.config.tables.rewrite import note_upgrade, srs_secrets, upgraded_at
 
 SECRET = "sixteen letters."
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.inbound import listening
 from zonerelay.config.settings import ListenerSettings, SrsSettings
-from zonerelay.inbound.limits import srs_recipients
-from zonerelay.inbound.limits.srs_recipients import (
+from zonerelay.inbound.limits import auth_failures
+from zonerelay.inbound.limits.auth_failures import (
     SrsRecipients,
     TooManyGuessesError,
     WrongHashError,
@@ -48,7 +48,7 @@ def test_each_wrong_hash_waits_longer_and_the_first_two_do_not() -> None:
 
 def test_of_the_old_form_a_client_has_some_guesses_in_an_hour() -> None:
     book, clock = SrsRecipients(), ManualClock()
-    for _ in range(srs_recipients.MAX_OLD):
+    for _ in range(auth_failures.MAX_OLD):
         guess(book, OLD_WRONG, clock)
     for address in (OLD_WRONG, OLD):
         with pytest.raises(TooManyGuessesError):
@@ -56,13 +56,13 @@ def test_of_the_old_form_a_client_has_some_guesses_in_an_hour() -> None:
     assert book.reverse(SRS, OLD, "192.0.2.2", clock) == ANN
     assert book.reverse(SRS, SRS.forward(ANN, clock.now()), "192.0.2.1", clock) == ANN
     assert book.reverse(SRS, ANN, "192.0.2.1", clock) is None
-    clock.advance(srs_recipients.HOUR)
+    clock.advance(auth_failures.HOUR)
     assert book.reverse(SRS, OLD, "192.0.2.1", clock) == ANN
 
 
 def test_all_clients_together_have_few_more() -> None:
     book, clock = SrsRecipients(), ManualClock()
-    for number in range(srs_recipients.MAX_OLD_IN_ALL):
+    for number in range(auth_failures.MAX_OLD_IN_ALL):
         guess(book, OLD_WRONG, clock, f"192.0.2.{number}")
     with pytest.raises(TooManyGuessesError):
         book.reverse(SRS, OLD, "198.51.100.1", clock)
@@ -73,7 +73,7 @@ def test_where_the_old_form_is_not_read_nothing_is_answered_and_nothing_counts()
     book, clock = SrsRecipients(), ManualClock()
     srs = Srs(SrsSettings(domain=OURS), ("0123456789abcdef",))
     for address in (OLD, OLD_WRONG):
-        for _ in range(srs_recipients.MAX_OLD_IN_ALL + 1):
+        for _ in range(auth_failures.MAX_OLD_IN_ALL + 1):
             with pytest.raises(SrsError, match="old form"):
                 book.reverse(srs, address, "192.0.2.1", clock)
     assert book.reverse(SRS, OLD, "192.0.2.1", clock) == ANN
@@ -84,7 +84,7 @@ def test_what_is_known_of_a_recipient_is_known_for_an_hour() -> None:
     book.refused(ANN, Reply(550, "1.1", "no such user ann@first.example"), now)
     assert book.refusal(Mailbox("ann@FIRST.example"), now) == "550 5.1.1"
     assert book.refusal(Mailbox("bob@first.example"), now) == ""
-    assert book.refusal(ANN, now + srs_recipients.REMEMBERED) == ""
+    assert book.refusal(ANN, now + auth_failures.REMEMBERED) == ""
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_about_the_message_is_not_held_against_the_next_one(reply: Reply
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(srs_recipients, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(auth_failures, "MAX_REMEMBERED", 3)
     book = SrsRecipients()
     for number in range(5):
         book.refused(Mailbox(f"{number}@first.example"), Reply(550, "1.1", "no"), 0.0)
@@ -108,8 +108,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_client_hears_it_later_each_time_and_in_the_old_form_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(srs_recipients, "AT_ONCE", 0.8)
-    monkeypatch.setattr(srs_recipients, "MAX_OLD", 2)
+    monkeypatch.setattr(auth_failures, "AT_ONCE", 0.8)
+    monkeypatch.setattr(auth_failures, "MAX_OLD", 2)
     settings = ListenerSettings(address="127.0.0.1:0", allow_networks=())
     shared = SharedContext(srs=SRS, srs_recipients=SrsRecipients())
     async with listening(settings, shared=shared) as house, await house.connect() as talk:

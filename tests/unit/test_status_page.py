@@ -18,7 +18,7 @@ from zonerelay.config.settings import RetrySettings
 from zonerelay.model.reply import Reply
 from zonerelay.operations.answers import DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.queue.destination.destinations import Destination, Site
-from zonerelay.smtp.client.reply_class import CLASSES, class_of
+from zonerelay.smtp.client.reputation import CLASSES, class_of
 
 NOW = 1_700_000_000.0
 LONG = "mail.protection.outlook.example.com"

@@ -9,9 +9,8 @@ import pytest
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable
+from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable, by_policy
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.destinations.terms import by_policy
 from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies, StsUntold
 from zonerelay.routing.mta_sts.policy_text import HeldPolicy, StsMode, StsPolicy
 

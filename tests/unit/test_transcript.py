@@ -8,8 +8,14 @@ from ipaddress import ip_network
 import pytest
 
 from zonerelay.model.clock import ManualClock
-from zonerelay.telemetry.events.stream import Stream
-from zonerelay.telemetry.events.transcript import MAX_SHOWN, MAX_TRANSCRIPTS, Line, Transcript, Transcripts
+from zonerelay.telemetry.events.transcript import (
+    MAX_SHOWN,
+    MAX_TRANSCRIPTS,
+    Line,
+    Stream,
+    Transcript,
+    Transcripts,
+)
 
 SECRET = base64.b64encode(b"\0app\0correct horse").decode()
 

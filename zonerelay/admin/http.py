@@ -1,7 +1,7 @@
 """HTTP for monitoring and operators: its listening socket. `http_server` has the rest.
 
 The relay binds the address when it starts; one that is taken does not keep mail from moving, and its owner
-tries again (`process/retry`). It
+tries again (`process/tasks`). It
 loads aiohttp with the first connection, in a thread: aiohttp and its certificate authorities are a fifth of
 the memory of an idle relay and of its start. If loading fails, `trouble` hears of it and the address refuses
 connections from then on.
@@ -18,7 +18,7 @@ from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.settings import AdminSettings
 from zonerelay.process.sockets import NOTHING, Inherited
 from zonerelay.process.threads import STATUS
-from zonerelay.routing.zones.networks import Networks
+from zonerelay.routing.addresses import Networks
 
 if TYPE_CHECKING:
     import ssl

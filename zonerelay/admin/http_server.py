@@ -34,7 +34,7 @@ from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, Trouble, answered, dress, visit_of
 from zonerelay.admin.visit import VISIT, Visit, plain
 from zonerelay.process.threads import OPERATORS
-from zonerelay.routing.zones.networks import Networks
+from zonerelay.routing.addresses import Networks
 
 MAX_CONNECTIONS = 64
 MAX_OPERATORS = 64

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from zonerelay.admin.visit import Visit, plain
-from zonerelay.routing.zones.networks import Networks
+from zonerelay.routing.addresses import Networks
 
 Trouble = Callable[[str, BaseException], None]
 

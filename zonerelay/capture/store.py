@@ -24,7 +24,7 @@ import msgspec
 from zonerelay.capture.parts import SNIPPET, Parts, take_apart
 from zonerelay.capture.search import condition
 from zonerelay.config.settings import Settings, space_guard
-from zonerelay.process.directory_lock import locked_directory
+from zonerelay.process.files import locked_directory
 
 DIRECTORY = "captured"
 FILE = "captured.db"

@@ -13,35 +13,49 @@ from dataclasses import replace
 
 from zonerelay.config.credentials.secrets import check_secret
 from zonerelay.config.endpoints import ListenAddress, parse_listen
-from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.settings import REPEATED, TABLES, Backend, Idempotency, Settings
+from zonerelay.config.settings import REPEATED, TABLES, Backend, Idempotency, Settings, is_fully_qualified
+from zonerelay.config.tables.access import access_advice, auth_advice, check_access
 from zonerelay.config.tables.admin import admin_advice, check_admin
-from zonerelay.config.tables.inbound.access import access_advice, auth_advice, check_access
-from zonerelay.config.tables.inbound.listener import check_listeners, listener_advice
-from zonerelay.config.tables.outbound.credential import check_credentials, credential_advice, try_credentials
-from zonerelay.config.tables.outbound.delivery import check_retry, retry_advice
-from zonerelay.config.tables.outbound.destination import (
+from zonerelay.config.tables.credential import check_credentials, credential_advice, try_credentials
+from zonerelay.config.tables.delivery import check_retry, dns_advice, retry_advice
+from zonerelay.config.tables.listener import check_listeners, listener_advice
+from zonerelay.config.tables.rewrite import (
+    check_dkim,
+    check_rewrites,
+    check_srs,
+    dkim_advice,
+    rewrite_advice,
+    srs_advice,
+    try_srs,
+)
+from zonerelay.config.tables.route import check_route_zones, check_routes, route_advice
+from zonerelay.config.tables.store import (
+    check_capture,
+    check_outbox,
+    check_postgres,
+    check_redis,
+    check_s3,
+    check_spool,
+    outbox_advice,
+    postgres_advice,
+    redis_advice,
+    s3_advice,
+    spool_advice,
+)
+from zonerelay.config.tables.webhook import check_report, check_webhooks, try_webhooks, webhook_advice
+from zonerelay.config.tables.zone import (
     check_destination_zones,
     check_destinations,
+    check_sources,
+    check_zone_names,
+    check_zones,
     destination_advice,
+    source_advice,
+    zone_advice,
 )
-from zonerelay.config.tables.outbound.dkim import check_dkim, dkim_advice
-from zonerelay.config.tables.outbound.dns import dns_advice
-from zonerelay.config.tables.outbound.rewrite import check_rewrites, rewrite_advice
-from zonerelay.config.tables.outbound.route import check_route_zones, check_routes, route_advice
-from zonerelay.config.tables.outbound.source import check_sources, source_advice
-from zonerelay.config.tables.outbound.srs import check_srs, srs_advice, try_srs
-from zonerelay.config.tables.outbound.zone import check_zone_names, check_zones, zone_advice
-from zonerelay.config.tables.store.capture import check_capture
-from zonerelay.config.tables.store.outbox import check_outbox, outbox_advice
-from zonerelay.config.tables.store.postgres import check_postgres, postgres_advice
-from zonerelay.config.tables.store.redis import check_redis, redis_advice
-from zonerelay.config.tables.store.s3 import check_s3, s3_advice
-from zonerelay.config.tables.store.spool import check_spool, spool_advice
-from zonerelay.config.tables.webhook import check_report, check_webhooks, try_webhooks, webhook_advice
 
 
 def check(settings: Settings, report: Report) -> Settings:

@@ -15,7 +15,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from zonerelay.config.wording import quoted
+from zonerelay.config.problems import quoted
 
 MAX_NAME = 253  # RFC 1035 2.3.4, as text without the final dot
 DNS_PORT = 53

@@ -17,10 +17,9 @@ from zonerelay.config import checks
 from zonerelay.config.options import convert
 from zonerelay.config.options.convert import Option
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import ConfigError, KeyPath, Problem, Report, path_text
+from zonerelay.config.problems import ConfigError, KeyPath, Problem, Report, did_you_mean, path_text, quoted
 from zonerelay.config.settings import REPEATED, TABLES, Settings
 from zonerelay.config.toml_lines import line_numbers
-from zonerelay.config.wording import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -25,8 +25,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.credentials.edit import ChangeBeside, locked, refuse_too_large, replace_file
-from zonerelay.config.credentials.file import CredentialsError, User, check_name, read_text
+from zonerelay.config.credentials.file import (
+    ChangeBeside,
+    CredentialsError,
+    User,
+    check_name,
+    locked,
+    read_text,
+    refuse_too_large,
+    replace_file,
+)
 from zonerelay.config.credentials.passwords import check_hash
 from zonerelay.config.load import read_options
 from zonerelay.config.options import convert, forms
@@ -44,11 +52,10 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import ConfigError, KeyPath, Report
+from zonerelay.config.problems import ConfigError, KeyPath, Report, did_you_mean, quoted
 from zonerelay.config.settings import Network
 from zonerelay.config.toml_lines import line_numbers
 from zonerelay.config.toml_text import quote, toml_value
-from zonerelay.config.wording import did_you_mean, quoted
 
 WINDOWS = ("minute", "hour", "day")
 COUNTED = ("messages", "recipients", "octets")

@@ -8,8 +8,11 @@ refuses a key that is no field of these classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from zonerelay.config.endpoints import address_literal, is_domain, parse_listen
 from zonerelay.config.options import forms
 from zonerelay.config.options.convert import AUTO
 from zonerelay.config.options.forms import selector as read_selector
@@ -28,6 +31,7 @@ from zonerelay.config.options.options import (
     text,
     workers,
 )
+from zonerelay.config.tables.access import AccessAction, AccessSettings, AuthSettings
 from zonerelay.config.tables.admin import (
     AdminSettings,
     HistoryAddresses,
@@ -35,8 +39,20 @@ from zonerelay.config.tables.admin import (
     LogFormat,
     LogSettings,
 )
-from zonerelay.config.tables.inbound.access import AccessAction, AccessSettings, AuthSettings
-from zonerelay.config.tables.inbound.listener import (
+from zonerelay.config.tables.credential import (
+    CredentialSettings,
+    Mechanism,
+    OauthGrant,
+    passwords_that_end,
+)
+from zonerelay.config.tables.delivery import (
+    BounceSettings,
+    DeliverySettings,
+    DnsSettings,
+    RetryPolicyName,
+    RetrySettings,
+)
+from zonerelay.config.tables.listener import (
     CLEARTEXT_AUTH_WORDS,
     OPEN_RELAY_WORDS,
     BareLineEnds,
@@ -47,40 +63,50 @@ from zonerelay.config.tables.inbound.listener import (
     ListenerSettings,
     ListenerTls,
     Network,
+    SendmailSettings,
 )
-from zonerelay.config.tables.inbound.sendmail import SendmailSettings
-from zonerelay.config.tables.outbound.credential import (
-    CredentialSettings,
-    Mechanism,
-    OauthGrant,
-    passwords_that_end,
+from zonerelay.config.tables.rewrite import (
+    NOTE,
+    DkimSettings,
+    RewriteSettings,
+    RewriteWhere,
+    SrsSettings,
+    note_upgrade,
+    read_key_file,
+    srs_secrets,
+    upgraded_at,
 )
-from zonerelay.config.tables.outbound.delivery import (
-    BounceSettings,
-    DeliverySettings,
-    RetryPolicyName,
-    RetrySettings,
+from zonerelay.config.tables.route import RouteSettings
+from zonerelay.config.tables.store import (
+    LOSS_WORDS,
+    Addressing,
+    Backend,
+    CaptureSettings,
+    OutboxSettings,
+    PostgresSettings,
+    RedisSettings,
+    S3Settings,
+    SpoolSettings,
+    raised_guard,
+    space_guard,
 )
-from zonerelay.config.tables.outbound.destination import DestinationSettings, DestinationTls
-from zonerelay.config.tables.outbound.dkim import DkimSettings, read_key_file
-from zonerelay.config.tables.outbound.dns import DnsSettings
-from zonerelay.config.tables.outbound.rewrite import RewriteSettings, RewriteWhere
-from zonerelay.config.tables.outbound.route import RouteSettings
-from zonerelay.config.tables.outbound.source import SourceSettings
-from zonerelay.config.tables.outbound.srs import NOTE, SrsSettings, note_upgrade, srs_secrets, upgraded_at
-from zonerelay.config.tables.outbound.zone import Convert, DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
-from zonerelay.config.tables.store.capture import CaptureSettings
-from zonerelay.config.tables.store.outbox import OutboxSettings
-from zonerelay.config.tables.store.postgres import PostgresSettings
-from zonerelay.config.tables.store.redis import RedisSettings
-from zonerelay.config.tables.store.s3 import Addressing, S3Settings
-from zonerelay.config.tables.store.spool import LOSS_WORDS, Backend, SpoolSettings, raised_guard, space_guard
 from zonerelay.config.tables.webhook import (
     EVENTS,
     ReportSettings,
     WebhookAddresses,
     WebhookSettings,
     webhook_keys,
+)
+from zonerelay.config.tables.zone import (
+    Convert,
+    DestinationSettings,
+    DestinationTls,
+    DkimMode,
+    InDoubt,
+    SourceBy,
+    SourceSettings,
+    TlsMode,
+    ZoneSettings,
 )
 from zonerelay.model.queue_name import Priority
 
@@ -141,3 +167,60 @@ TABLES = {name: of for name, (of, _) in tables_of(Settings).items()}
 
 REPEATED = frozenset(name for name, (_, several) in tables_of(Settings).items() if several)
 """Those written in double brackets, [[zone]], as often as wanted."""
+
+
+# Says which changes of the configuration a running relay cannot take up without a restart. Pure.
+
+RESTART = (
+    "hostname", "workers", "spool", "redis", "postgres", "s3", "outbox", "capture", "sendmail", "delivery",
+    "dns", "log", "history", "admin",
+)  # fmt: skip
+"""What sockets, threads and files were opened with. Everything else changes live."""
+NEXT_START = ("spool", "admin", "log")
+"""Of these, what stays as it was although workers are replaced: the supervisor's own, and where mail is."""
+
+
+def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Names of the top-level keys that differ and take effect at the next start only."""
+    return tuple(name for name in RESTART if getattr(old, name) != getattr(new, name))
+
+
+def kept_from(old: Settings, new: Settings) -> Settings:
+    """Returns the settings of a new worker in a relay that was started with the old settings."""
+    return replace(new, **{name: getattr(old, name) for name in NEXT_START})
+
+
+def taken_up(old: Settings, new: Settings) -> Settings:
+    """Returns the settings of a relay that ran with the old settings, after a reload."""
+    return replace(new, **{name: getattr(old, name) for name in RESTART})
+
+
+# The name that the relay calls itself: the configured one, the machine's, or an address literal.
+
+_LOCAL = ("localhost", "localdomain", "local")
+
+
+def resolve_hostname(settings: Settings, getfqdn: Callable[[], str]) -> str:
+    """A valid EHLO name (RFC 5321 4.1.1.1), always.
+
+    A machine that has no fully qualified name, as most containers, gets an address literal, which RFC
+    5321 4.1.4 provides for exactly this; `advice` tells the operator to set `hostname`.
+    """
+    if settings.hostname:
+        return settings.hostname
+    name = getfqdn().rstrip(".").lower()
+    return name if is_fully_qualified(name) else _literal(settings)
+
+
+def is_fully_qualified(name: str) -> bool:
+    """A domain of at least two labels that means this machine to others too."""
+    return is_domain(name) and "." in name and name.rpartition(".")[2] not in _LOCAL
+
+
+def _literal(settings: Settings) -> str:
+    """The first address of a listener that others can see; loopback when there is none."""
+    for listener in settings.listener:
+        address = parse_listen(listener.address)
+        if not (address.is_loopback or address.is_wildcard):
+            return address_literal(ipaddress.ip_address(address.host))
+    return "[127.0.0.1]"

@@ -16,10 +16,9 @@ from zonerelay.config import load
 from zonerelay.config.options import convert, forms
 from zonerelay.config.options.convert import Option
 from zonerelay.config.options.options import options_of
-from zonerelay.config.problems import KeyPath, Report
+from zonerelay.config.problems import KeyPath, Report, masked
 from zonerelay.config.settings import REPEATED, TABLES, Settings
 from zonerelay.config.units import format_duration, format_size
-from zonerelay.config.wording import masked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

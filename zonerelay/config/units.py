@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zonerelay.config.wording import quoted
+from zonerelay.config.problems import quoted
 
 _NUMBER_AND_UNIT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
 

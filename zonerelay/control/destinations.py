@@ -19,7 +19,7 @@ from zonerelay.operations.answers import DestinationStatus, hurts
 from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.smtp.client.reply_class import class_of
+from zonerelay.smtp.client.reputation import class_of
 from zonerelay.store.contract import EveryNth, Store, StoreError, everybody
 
 PATIENCE = 2.0

@@ -24,8 +24,7 @@ from zonerelay.operations.requests import HistoryFind
 from zonerelay.process.setup import redact_key_of
 from zonerelay.process.threads import HISTORY, LOOKUPS, PoolBusyError
 from zonerelay.store.spool_paths import is_shared
-from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
-from zonerelay.telemetry.logs.redact import Redactor, load_key
+from zonerelay.telemetry.logs.redact import Form, Redactor, SearchError, form_of, load_key
 
 LONGEST = 15.0
 """Seconds for one question to a running relay. The command line reads the files itself and has no limit."""

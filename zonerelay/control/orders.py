@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import msgspec
 
-from zonerelay.config.wording import did_you_mean, in_words
+from zonerelay.config.problems import did_you_mean, in_words
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message

@@ -20,10 +20,8 @@ from zonerelay.operations.errors import BusyError, InvalidError
 from zonerelay.operations.requests import Tail
 from zonerelay.operations.requests import Transcript as TranscriptRequest
 from zonerelay.telemetry.events.events import Events, Field, Told
-from zonerelay.telemetry.events.stream import Stream
-from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, Line, Transcript
-from zonerelay.telemetry.logs.address_forms import Form, SearchError, form_of
-from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, Line, Stream, Transcript
+from zonerelay.telemetry.logs.redact import Form, Redactor, SearchError, form_of
 
 MAX_FOLLOWERS = 16
 EVENTS_ROOM = 2000

@@ -20,8 +20,7 @@ import msgspec
 
 from zonerelay.history.database import CLEAR, MORE, decode, open_for_reading, rows_with
 from zonerelay.history.writer import WAS_OFF, off_mark
-from zonerelay.telemetry.logs.address_forms import Form
-from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.logs.redact import Form, Redactor
 
 Field = str | int | float | bool | None
 

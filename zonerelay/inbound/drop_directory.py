@@ -42,8 +42,7 @@ from zonerelay.model.envelope import Body, Notify, Recipient, Ret
 from zonerelay.model.reply import Reply
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import DROP
-from zonerelay.smtp.server.dsn import parse_envid, parse_notify, parse_ret
-from zonerelay.smtp.server.params import MailCommand
+from zonerelay.smtp.server.params import MailCommand, parse_envid, parse_notify, parse_ret
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import printable

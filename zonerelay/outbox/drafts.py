@@ -15,7 +15,7 @@ import msgspec
 
 from zonerelay.message.compose.compose import Address, Draft, File
 from zonerelay.message.compose.mime import Base64Text
-from zonerelay.message.header.folding import MAX_WORD
+from zonerelay.message.header.headers import MAX_WORD
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.address_list import read_addresses
 from zonerelay.routing.idna import ascii_domain, is_literal

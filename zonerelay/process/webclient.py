@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from zonerelay.process.file_state import FileState, file_state
+from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES, addresses_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.queue_name import QueueName
-from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import Route, Unroutable
+from zonerelay.routing.destinations.route import Batch, Route, Unroutable
 from zonerelay.store.contract import Submit
 
 NotifyQueue = Callable[[QueueName], None]

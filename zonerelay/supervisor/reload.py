@@ -17,9 +17,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.changes import NEXT_START, RESTART, kept_from
 from zonerelay.config.load import ConfigError, load_text
-from zonerelay.config.settings import Backend, Settings
+from zonerelay.config.settings import NEXT_START, RESTART, Backend, Settings, kept_from
 from zonerelay.model.clock import Clock
 from zonerelay.process.systemd import Notifier
 from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond

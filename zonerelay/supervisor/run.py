@@ -20,16 +20,14 @@ from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.operators import build_operators
 from zonerelay.config.checks import advice
-from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path, limits_socket_path
 from zonerelay.inbound.listen.submit_socket import SubmitClient
-from zonerelay.limits.authority.table import LimitTable
+from zonerelay.limits.authority.book import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.operations.errors import AnotherRelayError, ControlError
-from zonerelay.process.retry import Part, Retried
 from zonerelay.process.setup import (
     StartError,
     allow_reload,
@@ -41,6 +39,7 @@ from zonerelay.process.setup import (
 )
 from zonerelay.process.sockets import Inherited
 from zonerelay.process.systemd import Notifier
+from zonerelay.process.tasks import Part, Retried
 from zonerelay.store.spool_paths import count_of, spools_beyond
 from zonerelay.supervisor import lock
 from zonerelay.supervisor.merge.fan_out import FanOut

@@ -26,7 +26,7 @@ from zonerelay import __version__, durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import QueueName, parse_queue
-from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
+from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 from zonerelay.transfer.stored import Source, Stored, TransferError, Unusable
 

@@ -27,8 +27,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from zonerelay.config.problems import masked
 from zonerelay.config.settings import WebhookSettings
-from zonerelay.config.wording import masked
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import webhook_queue

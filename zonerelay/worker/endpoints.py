@@ -22,7 +22,7 @@ from zonerelay.inbound.listen.http_connection import ServesHttp
 from zonerelay.operations.answers import End
 from zonerelay.operations.errors import AnotherRelayError, ControlError
 from zonerelay.operations.requests import Request
-from zonerelay.process.retry import Part, Retried
+from zonerelay.process.tasks import Part, Retried
 from zonerelay.process.threads import FILES, OPERATORS
 from zonerelay.worker.context import WorkerContext
 

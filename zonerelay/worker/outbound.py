@@ -19,21 +19,19 @@ from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.batch.capturing import Capturing
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import Renderer
-from zonerelay.delivery.rewrite.signing import Signing
-from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
+from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody, Signing
 from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.addresses import OwnAddresses
-from zonerelay.routing.destinations.batch import Batch
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
+from zonerelay.routing.destinations.route import Batch
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain
-from zonerelay.routing.mta_sts.files import StsFiles, policy_directory
-from zonerelay.routing.mta_sts.policies import StsPolicies
+from zonerelay.routing.mta_sts.policies import StsFiles, StsPolicies, policy_directory
 from zonerelay.store.open import open_limits
 from zonerelay.worker.context import WorkerContext
 

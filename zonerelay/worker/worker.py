@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from zonerelay.config.changes import needs_restart, taken_up
-from zonerelay.config.settings import OutboxSettings, Settings, webhook_keys
+from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory

@@ -22,8 +22,7 @@ from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, Unroutable
+from zonerelay.routing.destinations.route import Batch, DestinationLimits, MxHost, Route, Unroutable
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import Peer
 

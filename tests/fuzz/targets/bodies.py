@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tests.fuzz.pieces import cuttings, in_pieces
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
-from zonerelay.smtp.server.dots import END_OF_DATA, BodyReader
+from zonerelay.smtp.server.line_ends import END_OF_DATA, BodyReader
 
 CRLF = b"\r\n"
 

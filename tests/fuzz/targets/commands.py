@@ -14,15 +14,14 @@ from datetime import UTC, datetime
 from tests.fuzz.pieces import cuttings
 from zonerelay.model.address import domain_of, path
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.commands import LIMITS, MAX_LINE, parse_command
-from zonerelay.smtp.server.futurerelease import MAX_HOLD_FOR
-from zonerelay.smtp.server.lines import LineFault, LineReader
+from zonerelay.smtp.server.commands import LIMITS, MAX_LINE, LineFault, LineReader, parse_command
 from zonerelay.smtp.server.params import (
     AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
     DSN_RCPT_PARAMETERS,
     HOLD_MAIL_PARAMETERS,
     MAIL_PARAMETERS,
+    MAX_HOLD_FOR,
     RCPT_PARAMETERS,
     parse_mail,
     parse_rcpt,

@@ -10,7 +10,7 @@ import ipaddress
 
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.commands import refusal
-from zonerelay.smtp.server import client_address
+from zonerelay.smtp.server import proxy_protocol
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.proxy_protocol import (
     MAX_HEADER,
@@ -75,4 +75,4 @@ def xclient(data: bytes) -> None:
 
 
 def _check_address(address: str) -> None:
-    assert not address or client_address.canonical(ipaddress.ip_address(address)) == address
+    assert not address or proxy_protocol.canonical(ipaddress.ip_address(address)) == address

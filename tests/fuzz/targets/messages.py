@@ -13,10 +13,9 @@ from collections.abc import Callable
 
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
-from zonerelay.message.dkim.authors import author_domain
+from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.dsn.report import DsnKind, RecipientReport, compose
-from zonerelay.message.header.address_fields import change_field
-from zonerelay.message.header.edits import edit_header
+from zonerelay.message.header.address_fields import change_field, edit_header
 from zonerelay.message.header.headers import (
     EMPTY_LINE,
     MAILBOX_LINE,
@@ -34,7 +33,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.queue_name import queue_of
 from zonerelay.smtp.client.replies import make_reply, printable
-from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
+from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 
 CRLF = b"\r\n"

@@ -15,8 +15,7 @@ from zonerelay.config.settings import Convert, DeliverySettings
 from zonerelay.delivery.batch.courier import MAX_LACKING
 from zonerelay.model.envelope import Body, Message
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import Route
+from zonerelay.routing.destinations.route import Batch, Route
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 TEXT = "Subject: x\r\n\r\nü\r\n".encode()

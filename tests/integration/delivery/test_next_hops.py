@@ -16,7 +16,7 @@ from zonerelay.delivery.connection.host_order import FIRST_PAUSE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.client.reply_class import class_of
+from zonerelay.smtp.client.reputation import class_of
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 ONE_EACH = replace(ZONE, next_hop="[a], [b]", max_messages_per_connection=1)

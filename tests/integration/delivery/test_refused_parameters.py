@@ -14,7 +14,7 @@ from zonerelay.delivery.batch.extensions import REMEMBER_FOR
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Body, Message, Notify, Ret
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Batch
 
 EVERYTHING = Manners(dsn=True, smtputf8=True, eight_bit_mime=True, size=10_000_000)
 PARAMETERS = ("SIZE=", "BODY=", "SMTPUTF8", "RET=", "ENVID=", "NOTIFY=", "ORCPT=")

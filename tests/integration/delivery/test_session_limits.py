@@ -18,7 +18,7 @@ from tests.support.mail import ZONE, make_batch, make_message, route_to
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Batch
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 

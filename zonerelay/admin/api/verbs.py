@@ -29,7 +29,7 @@ from zonerelay.operations import answers, catalogue, requests
 from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError
 from zonerelay.operations.operation import Operation, Shape
 from zonerelay.process.threads import OPERATORS
-from zonerelay.telemetry.logs.address_forms import SearchError
+from zonerelay.telemetry.logs.redact import SearchError
 
 JSON = "application/json"
 LINES = "application/x-ndjson"

@@ -14,8 +14,8 @@ from zonerelay.control import history
 from zonerelay.operations.answers import TraceStep
 from zonerelay.operations.requests import HistoryFind
 from zonerelay.process.threads import LOOKUPS
-from zonerelay.telemetry.logs.address_forms import SearchError as NoFormError
 from zonerelay.telemetry.logs.redact import RedactKeyError
+from zonerelay.telemetry.logs.redact import SearchError as NoFormError
 
 FOUND = 200
 

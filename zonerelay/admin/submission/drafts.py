@@ -36,7 +36,7 @@ from zonerelay.outbox.drafts import (
     checked_subject,
     checked_text,
 )
-from zonerelay.routing.zones.networks import Networks
+from zonerelay.routing.addresses import Networks
 from zonerelay.smtp.server.params import MailCommand
 
 address = lru_cache(maxsize=1024)(drafts.address)

@@ -20,7 +20,7 @@ from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.http_connection import PRIVATE
-from zonerelay.routing.zones.networks import Networks
+from zonerelay.routing.addresses import Networks
 
 
 class SubmissionServer:

@@ -14,8 +14,7 @@ from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config import rails
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
-from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans
 from zonerelay.control.explain.explainer import Explainer
 from zonerelay.control.explain.guard_rails import GuardPlans
@@ -31,8 +30,7 @@ from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.mta_sts.files import StsFiles, policy_directory
-from zonerelay.routing.mta_sts.policies import StsPolicies, StsUntold
+from zonerelay.routing.mta_sts.policies import StsFiles, StsPolicies, StsUntold, policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.worker.outbound import build_dkim_keys, build_srs
 

@@ -22,7 +22,7 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import load_for_reading, load_settings
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.settings import resolve_hostname
 from zonerelay.control import history
 from zonerelay.control.report import report as figures
 from zonerelay.history.database import forget, open_for_writing
@@ -33,8 +33,7 @@ from zonerelay.operations.answers import TraceStep
 from zonerelay.operations.errors import NotFoundError
 from zonerelay.operations.requests import HistoryFind
 from zonerelay.process.setup import redact_key_of
-from zonerelay.telemetry.logs.address_forms import SearchError
-from zonerelay.telemetry.logs.redact import RedactKeyError
+from zonerelay.telemetry.logs.redact import RedactKeyError, SearchError
 
 if TYPE_CHECKING:
     from pathlib import Path

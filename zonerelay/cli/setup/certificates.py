@@ -24,9 +24,8 @@ from zonerelay.cli.relay import config_path
 from zonerelay.cli.setup.new_files import refuse_existing, write_new
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, load
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.smtp.server.paths import literal_address
 

@@ -17,7 +17,6 @@ from zonerelay.cli.setup.trial import try_out
 from zonerelay.cli.terminal.text import plural
 from zonerelay.config.checks import advice
 from zonerelay.config.endpoints import split_next_hops
-from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, read
 from zonerelay.config.settings import (
     OPEN_RELAY_WORDS,
@@ -31,6 +30,7 @@ from zonerelay.config.settings import (
     Settings,
     SpoolSettings,
     ZoneSettings,
+    resolve_hostname,
 )
 from zonerelay.config.units import format_duration, format_size
 from zonerelay.store.spool_paths import disk_directories

@@ -31,8 +31,7 @@ from zonerelay.cli.terminal.passwords import ask, read_line
 from zonerelay.config import rails
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials import passwords
-from zonerelay.config.credentials.edit import change_user
-from zonerelay.config.credentials.file import CredentialsError, User
+from zonerelay.config.credentials.file import CredentialsError, User, change_user
 from zonerelay.config.rails import Rails
 from zonerelay.config.settings import Settings
 from zonerelay.model.queue_name import Priority

@@ -208,8 +208,12 @@ def token_of(text: str, name: str, scope: Scope, *, created: float, expires: flo
 
 def _change(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
     # They load argon2, which a relay that reads tokens does not need.
-    from zonerelay.config.credentials.edit import locked, refuse_too_large, replace_file  # noqa: PLC0415
-    from zonerelay.config.credentials.file import CredentialsError  # noqa: PLC0415
+    from zonerelay.config.credentials.file import (  # noqa: PLC0415
+        CredentialsError,
+        locked,
+        refuse_too_large,
+        replace_file,
+    )
 
     path = Path(os.path.realpath(path))
     if not path.parent.exists():

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zonerelay.config import units
 from zonerelay.config.options import forms
-from zonerelay.config.wording import did_you_mean, in_words, quoted
+from zonerelay.config.problems import did_you_mean, in_words, quoted
 
 AUTO = 0
 """`workers = "auto"`: how many it is depends on the machine, not on the file."""

@@ -12,7 +12,7 @@ import re
 from urllib.parse import urlsplit
 
 from zonerelay.config import endpoints
-from zonerelay.config.wording import did_you_mean, in_words, quoted
+from zonerelay.config.problems import did_you_mean, in_words, quoted
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")

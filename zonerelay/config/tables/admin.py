@@ -24,7 +24,7 @@ from zonerelay.config.options.options import (
     texts,
 )
 from zonerelay.config.problems import Report
-from zonerelay.config.tables.inbound.listener import Network
+from zonerelay.config.tables.listener import Network
 
 
 class LogFormat(enum.StrEnum):

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import DAY, choice, count, duration, switch, text, texts
-from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.tables.entries import check_known, check_names
+from zonerelay.config.problems import KeyPath, Report, check_known, check_names
 
 EVENTS = (
     "message.accepted", "delivery.delivered", "delivery.deferred", "delivery.bounced", "delivery.expired",

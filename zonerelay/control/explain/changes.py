@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import DkimMode, ZoneSettings
-from zonerelay.message.dkim.authors import author_domain
+from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.clock import Clock

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
+from zonerelay.config.problems import did_you_mean, in_words
 from zonerelay.config.settings import ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
-from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.explain.changes import ChangePlans, RewritePlans, Rewritten
 from zonerelay.control.explain.guard_rails import GuardPlans
 from zonerelay.control.explain.sources import SourcePlans, candidates, own_addresses

@@ -37,7 +37,7 @@ from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Batch
 from zonerelay.smtp.client.extensions import NO_LIMITS
 from zonerelay.smtp.client.script import needs_smtputf8
 from zonerelay.smtp.client.transaction import Transaction, too_large

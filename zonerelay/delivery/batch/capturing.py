@@ -20,7 +20,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.process.threads import CAPTURE
-from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Batch
 from zonerelay.store.contract import ClaimLostError, StoreError
 
 if TYPE_CHECKING:

@@ -66,8 +66,7 @@ from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import TLS_REQUIRED, Reply
-from zonerelay.routing.destinations.batch import Batch
-from zonerelay.routing.destinations.route import MxHost
+from zonerelay.routing.destinations.route import Batch, MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.smtp.client.transaction import Phase, Transaction
 from zonerelay.store.contract import ClaimLostError, StoreError

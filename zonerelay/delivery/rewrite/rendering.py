@@ -31,12 +31,10 @@ from typing import Protocol
 
 from zonerelay.config.settings import Convert, DkimMode, ZoneSettings
 from zonerelay.delivery.rewrite.conversion import Conversion, conversion_of
-from zonerelay.delivery.rewrite.signing import Signing
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody, StoredPieces
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody, Signing, StoredPieces
 from zonerelay.message.conversion.fields import NotConvertibleError
-from zonerelay.message.dkim.authors import author_domain
-from zonerelay.message.dkim.signature import DkimKey
-from zonerelay.message.header.edits import edit_header
+from zonerelay.message.dkim.signature import DkimKey, author_domain
+from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock

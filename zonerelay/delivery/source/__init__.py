@@ -1,4 +1,4 @@
-"""Source addresses: `selection` is the face; `choice` draws the source of a message, `penalties` keeps
+"""Source addresses: `selection` is the face and draws the source of a message; `penalties` keeps
 refusals.
 
 Code outside takes `selection`.

@@ -10,7 +10,7 @@ import ssl
 from typing import Any, NamedTuple
 
 from zonerelay.delivery.tls import dane
-from zonerelay.delivery.tls.certificate_facts import fingerprint, matching_name, names_in, shown_names
+from zonerelay.delivery.tls.dane import fingerprint, matching_name, names_in, shown_names
 from zonerelay.delivery.tls.plan import MTA_STS, TlsPlan
 from zonerelay.smtp.client.replies import printable
 

@@ -28,8 +28,8 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
+from zonerelay.routing.addresses import Networks
 from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.routing.zones.networks import Networks
 from zonerelay.telemetry.events.events import Events
 
 UNREADABLE = Refusal(

@@ -27,8 +27,8 @@ from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.cleanup.intake import Intake
 from zonerelay.inbound.cleanup.submission import Submission
 from zonerelay.inbound.cleanup.whole_message import WholeIntake
+from zonerelay.inbound.limits.auth_failures import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.limits.connections import client_key
-from zonerelay.inbound.limits.srs_recipients import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.policy import Mail, Rcpt
 from zonerelay.inbound.policy.changes import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal

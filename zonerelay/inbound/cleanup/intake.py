@@ -27,7 +27,7 @@ from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.cleanup import idempotency
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
-from zonerelay.inbound.limits.large_bodies import LARGE
+from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
@@ -43,7 +43,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.bdat import ChunkReader
-from zonerelay.smtp.server.dots import BodyReader
+from zonerelay.smtp.server.line_ends import BodyReader
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,

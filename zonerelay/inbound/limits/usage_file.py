@@ -18,7 +18,7 @@ from zonerelay.history.database import open_for_reading
 from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
 from zonerelay.model.clock import Clock
-from zonerelay.process.directory_lock import locked_directory
+from zonerelay.process.files import locked_directory
 
 DIRECTORY = "usage"
 FILE = "usage.db"

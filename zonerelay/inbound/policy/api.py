@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from zonerelay.message.header.folding import MAX_WORD
+from zonerelay.message.header.headers import MAX_WORD
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply

@@ -20,8 +20,7 @@ from zonerelay.inbound.session import auth, ehlo, mail
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.replies import ServerReply, Then
-from zonerelay.smtp.server.commands import HTTP_VERBS, parse_command
-from zonerelay.smtp.server.lines import LineFault
+from zonerelay.smtp.server.commands import HTTP_VERBS, LineFault, parse_command
 from zonerelay.smtp.server.paths import CommandError
 
 _SYNCHRONISING = frozenset({"EHLO", "HELO", "AUTH", "DATA"})

@@ -43,8 +43,7 @@ from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import LogIn
 from zonerelay.inbound.state.replies import ServerReply, Then
-from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO
-from zonerelay.smtp.server.lines import LineFault, LineReader
+from zonerelay.smtp.server.commands import MAX_LINE, TLS_HELLO, LineFault, LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
 from zonerelay.telemetry.events.transcript import Record
 

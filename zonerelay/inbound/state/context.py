@@ -14,12 +14,11 @@ from typing import Any, Protocol
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
-from zonerelay.inbound.access.rules import AccessRules
+from zonerelay.inbound.access.networks import AccessRules
+from zonerelay.inbound.limits.auth_failures import SrsRecipients
 from zonerelay.inbound.limits.bursts import Bursts
-from zonerelay.inbound.limits.error_delay import ErrorDelays
-from zonerelay.inbound.limits.large_bodies import LargeBodies
-from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.limits.srs_recipients import SrsRecipients
+from zonerelay.inbound.limits.connections import ErrorDelays
+from zonerelay.inbound.limits.memory import LargeBodies, SessionMemory
 from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.state.ehlo_reply import Greeting
 from zonerelay.inbound.state.permissions import GrantTable

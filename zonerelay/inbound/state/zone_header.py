@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.message.header.headers import Fields
-from zonerelay.routing.zones.networks import Networks
+from zonerelay.routing.addresses import Networks
 
 _ANY = "*"
 

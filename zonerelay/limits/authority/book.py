@@ -15,12 +15,14 @@ workers:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
 from zonerelay.limits.authority.ledger import Ledger
 from zonerelay.limits.values import Answer, Request, TurnAsk
+from zonerelay.model.clock import Clock
 
 LAST_KEPT = 10.0
 """Seconds that the last turn is known at least: a rate that has just become slower counts from it."""
@@ -236,3 +238,52 @@ class _Written(msgspec.Struct, frozen=True, array_like=True):
     entries: list[tuple[str, str, str, int, int, int, float, tuple[int, int, int]]]
     waiting: list[tuple[str, str, str]]
     turns: dict[str, list[Turn]]
+
+
+# The authority in memory: the books of all zones, and the holders that are there. No I/O.
+#
+# After a start it may give nothing for `quiet` seconds, in which the holders of its previous run declare what
+# they have. An authority that knows that there are none passes no quiet time.
+
+
+class LimitTable:
+    """`news(holder, zone)` is called when a holder ought to ask again."""
+
+    def __init__(self, clock: Clock, *, quiet: float = 0.0) -> None:
+        self._clock = clock
+        self._quiet_until = clock.monotonic() + quiet
+        self._books: dict[str, Book] = {}
+        self._listeners: dict[str, Callable[[str], None]] = {}
+
+    def enter(self, holder: str, news: Callable[[str], None]) -> None:
+        """Adds a holder; of several under one name the last one counts."""
+        self._listeners[holder] = news
+
+    def leave(self, holder: str) -> None:
+        """Removes a holder and frees all its units."""
+        self._listeners.pop(holder, None)
+        now = self._clock.monotonic()
+        for zone, book in list(self._books.items()):
+            self._tell(zone, book.end(holder, now, give=self._gives(now)))
+            self._drop_empty(zone)
+
+    def exchange(self, holder: str, zone: str, request: Request) -> Answer:
+        now = self._clock.monotonic()
+        book = self._books.setdefault(zone, Book())
+        answer, news = book.exchange(holder, request, now, give=self._gives(now))
+        self._tell(zone, news)
+        self._drop_empty(zone)
+        return answer
+
+    def _gives(self, now: float) -> bool:
+        return now >= self._quiet_until
+
+    def _tell(self, zone: str, holders: set[str]) -> None:
+        for holder in holders:
+            listener = self._listeners.get(holder)
+            if listener is not None:
+                listener(zone)
+
+    def _drop_empty(self, zone: str) -> None:
+        if self._books[zone].is_empty:
+            del self._books[zone]

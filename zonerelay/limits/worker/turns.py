@@ -21,8 +21,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.rates import interval, leased_grace
-from zonerelay.limits.values import TurnAsk
+from zonerelay.limits.values import TurnAsk, interval, leased_grace
 from zonerelay.model.clock import Clock
 
 CLOCK_MEMORY = 60.0

@@ -12,7 +12,7 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 
-from zonerelay.message.header.folding import MAX_WORD, crlf, field
+from zonerelay.message.header.headers import MAX_WORD, crlf, field
 
 _WORD_OCTETS = 42  # in base64 with its frame: 68 of the 75 characters that RFC 2047 2 allows
 _PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]+")

@@ -11,7 +11,7 @@ import re
 import urllib.parse
 
 from zonerelay.message.compose.mime import encoded
-from zonerelay.message.header.folding import wrap
+from zonerelay.message.header.headers import wrap
 from zonerelay.model.address_list import read_addresses
 from zonerelay.smtp.server.line_ends import MAX_LINE
 

@@ -1,6 +1,5 @@
-"""Header sections: `headers` finds and parses them, `edits` and `address_fields` change them.
-
-`received` writes the relay's own fields, `folding` makes foreign text fit for a field.
+"""Header sections: `headers` finds, parses and folds fields, `address_fields` changes them,
+`received` writes the relay's own.
 
 All modules are for code outside.
 """

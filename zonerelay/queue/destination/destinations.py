@@ -20,7 +20,7 @@ from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.rates import Pace, Rates, Ticket
 from zonerelay.queue.destination.suspension import Suspension
 from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, SiteKey
-from zonerelay.smtp.client.reply_class import class_of
+from zonerelay.smtp.client.reputation import class_of
 
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
-from zonerelay.limits.rates import grace, interval
+from zonerelay.limits.values import grace, interval
 from zonerelay.limits.worker.turns import LeasedTurns
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 

@@ -26,7 +26,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message, Origin
-from zonerelay.process.directory_lock import locked_directory
+from zonerelay.process.files import locked_directory
 from zonerelay.process.threads import FILES
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.orders.order import HOLD, MAX_HOSTS, SUSPEND, Order, OrderTable, Subject

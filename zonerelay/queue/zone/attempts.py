@@ -29,7 +29,7 @@ from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.selection.turn import BatchTurns
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
-from zonerelay.routing.destinations.batch import Batch
+from zonerelay.routing.destinations.route import Batch
 from zonerelay.store.contract import (
     ClaimLostError,
     MessageNotFoundError,

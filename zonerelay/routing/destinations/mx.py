@@ -32,9 +32,13 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import OwnAddresses
-from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable
+from zonerelay.routing.destinations.destination_table import (
+    DestinationEntry,
+    DestinationTable,
+    by_policy,
+    on_terms,
+)
 from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
-from zonerelay.routing.destinations.terms import by_policy, on_terms
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal

@@ -11,6 +11,7 @@ garbage collector need not look at them (`gc=False`).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NewType
 
@@ -19,6 +20,8 @@ from msgspec.structs import force_setattr
 
 from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.config.units import Rate
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome
 
 DestinationKey = NewType("DestinationKey", str)
@@ -115,3 +118,27 @@ class Unroutable:
     name: str
     outcome: Outcome
     expires: float
+
+
+# A batch: what the queue hands to a courier.
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Deliveries of one message that go to one destination in one transaction.
+
+    `take_turn`: where there is a rate, the courier awaits it before each transaction; false means that the
+    wait for a turn would be too long. `rcptdomainmax`: of how many domains on a connection the peer takes
+    recipients (RFC 9422); the courier sets it to the limit that the latest peer announces. `more`: the next
+    batch is likely to be for the same destination, and to come at once. `most_connections`: how many the
+    hosts take at a time; the courier sets it when they have refused one more.
+    """
+
+    zone: ZoneSettings
+    route: Route
+    message: Message
+    deliveries: tuple[Delivery, ...]
+    take_turn: Callable[[], Awaitable[bool]] | None = None
+    rcptdomainmax: int | None = None
+    more: bool = False
+    most_connections: int | None = None

@@ -16,8 +16,8 @@ away) the name servers from before are asked, and then the one on this machine.
 The relay asks the name servers itself (`name_servers.py`), which costs a tenth of the CPU, and through
 dnspython (`dnspython_client.py`) when that brings no plain answer.
 
-Every failure is a value. `destinations/mx.py` decides what it means for mail, `name_server_watch.py` whether
-it is an outage of the name servers.
+Every failure is a value. `destinations/mx.py` decides what it means for mail, `name_servers.py` whether it
+is an outage of the name servers.
 """
 
 from __future__ import annotations
@@ -25,29 +25,151 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import chain, zip_longest
+from pathlib import Path
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zonerelay.config.endpoints import NameServer
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.process.file_state import FileState, file_state
+from zonerelay.process.files import FileState, file_state
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
-from zonerelay.routing.dns.cache import AnswerCache
-from zonerelay.routing.dns.hosts import Hosts, HostsFile, is_localhost
-from zonerelay.routing.dns.name_server_watch import NameServerWatch
-from zonerelay.routing.dns.name_servers import RESOLV_CONF, TRY_TIMEOUT, NameServers, NotPlain, servers_of
+from zonerelay.routing.dns.name_servers import (
+    RESOLV_CONF,
+    TRY_TIMEOUT,
+    NameServers,
+    NameServerWatch,
+    NotPlain,
+    servers_of,
+)
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
 from zonerelay.routing.idna import ascii_domain
 
-if TYPE_CHECKING:  # a command that only explains needs no metrics
+if TYPE_CHECKING:
     from zonerelay.routing.dns.dnspython_client import ThoroughDns
     from zonerelay.telemetry.events.subsystems import NameServerEvents
+
+
+# Names that need no DNS: `localhost` (RFC 6761 6.3) and the names of the machine's hosts file.
+#
+# Every address look-up consults the file before DNS, as the system's own resolver does by default, and
+# reads it again when it has changed.
+
+HOSTS_FILE = Path("/etc/hosts")
+MAX_HOSTS_SIZE = 1024 * 1024
+
+_LOOPBACK = ("127.0.0.1", "::1")
+
+
+class Hosts:
+    def __init__(self, names: Mapping[str, tuple[str, ...]]) -> None:
+        self.names: Mapping[str, tuple[str, ...]] = dict(names)
+
+    def lookup(self, name: str) -> tuple[str, ...]:
+        """Returns the addresses of a name in lower case, `()` when DNS has to be asked."""
+        found = self.names.get(name)
+        if found is not None:
+            return found
+        return _LOOPBACK if is_localhost(name) else ()
+
+
+class HostsFile(Hosts):
+    """The names of a hosts file, as it is at each look-up."""
+
+    def __init__(self, path: Path = HOSTS_FILE) -> None:
+        super().__init__({})
+        self._path = path
+        self._state: FileState = ()
+
+    def lookup(self, name: str) -> tuple[str, ...]:
+        state = file_state(self._path)
+        if state != self._state:
+            self._state = state
+            self.names = read_hosts(self._path).names
+        return super().lookup(name)
+
+
+def is_localhost(name: str) -> bool:
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def read_hosts(path: Path) -> Hosts:
+    """Reads the file. A file that cannot be read counts as empty; a malformed line is skipped."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return parse_hosts(file.read(MAX_HOSTS_SIZE))
+    except OSError:
+        return Hosts({})
+
+
+def parse_hosts(text: str) -> Hosts:
+    names: dict[str, tuple[str, ...]] = {}
+    for line in text.splitlines():
+        address, *aliases = line.partition("#")[0].split() or [""]
+        try:
+            ip = str(ipaddress.ip_address(address))
+        except ValueError:
+            continue
+        for alias in aliases:
+            key = alias.lower().removesuffix(".")
+            names[key] = (*names.get(key, ()), ip)
+    return Hosts(names)
+
+
+# A bounded cache of answers that joins equal questions.
+#
+# The oldest entry makes room for a new one. Callers with the same question wait for one task, so that a
+# caller that is cancelled does not take the answer from the others.
+
+Question = tuple[str, str]
+
+
+class AnswerCache(Generic[Record]):
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self._limit = max(limit, 1)
+        self._clock = clock
+        self._answers: dict[Question, DnsAnswer[Record]] = {}
+        self._asking: dict[Question, asyncio.Task[DnsAnswer[Record]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    async def get(
+        self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
+    ) -> DnsAnswer[Record]:
+        """Returns the cached answer, or the one that `ask` brings. `ask` must not raise."""
+        answer = self._answers.get(question)
+        if answer is not None and answer.expires > self._clock.monotonic():
+            return answer
+        task = self._asking.get(question)
+        if task is None:
+            task = self._asking[question] = asyncio.get_running_loop().create_task(self._fill(question, ask))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fill(
+        self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
+    ) -> DnsAnswer[Record]:
+        try:
+            answer = await ask()
+        finally:
+            del self._asking[question]
+        self._answers.pop(question, None)
+        while len(self._answers) >= self._limit:
+            del self._answers[next(iter(self._answers))]
+        self._answers[question] = answer
+        return answer
+
 
 MIN_TTL = 5.0
 FAILURE_TTL = 15.0

@@ -1,7 +1,6 @@
 """The zone of a recipient: `zones.Zones` is the face, `route_rules` has the conditions of one `[[route]]`.
 
-`address_patterns` and `networks` match addresses against patterns of the configuration, also for access rules
-and users.
+`address_patterns` matches addresses against patterns of the configuration, also for access rules and users.
 
 All modules are for code outside.
 """

@@ -15,9 +15,9 @@ from functools import lru_cache
 from zonerelay.config.settings import RouteSettings
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.queue_name import Priority
+from zonerelay.routing.addresses import Networks
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.routing.zones.networks import Networks
 
 Headers = Sequence[tuple[str, str]]
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from zonerelay.smtp.server.futurerelease import MAX_HOLD_FOR
+from zonerelay.smtp.server.params import MAX_HOLD_FOR
 
 MAX_LIMIT = 999_999  # RFC 9422 4: six digits
 

@@ -1,4 +1,4 @@
-"""Parses a command line into a verb and its argument (RFC 5321 4.1.1).
+"""Cuts the client's bytes into command lines, and a line into a verb and its argument (RFC 5321 4.1.1).
 
 Lines come from `LineReader`, so CR before LF is gone. Control characters and broken UTF-8 are refused here,
 once, for every command: the text of a client ends in logs, in header fields and at the next server.
@@ -6,10 +6,103 @@ once, for every command: the text of a client ends in logs, in header fields and
 
 from __future__ import annotations
 
+import enum
+
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.dsn import MAX_ENVID, MAX_ORCPT
+from zonerelay.smtp.server.params import MAX_ENVID, MAX_ORCPT
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.sasl import MAX_AUTH_LINE
+
+# Splits a byte stream into command lines. No I/O.
+#
+# Owns the bytes that have arrived and are not yet a command. Only `<CR><LF>` ends a line (RFC 5321 2.3.8).
+# A bare LF is reported at once as a fault instead of being waited out or taken for a line end: a person at
+# netcat sees an answer, and text that slipped through another program's CRLF filter with a lone LF in it
+# never becomes a command of its own. After that fault the stream has no trustworthy line structure left and
+# the caller closes.
+#
+# Memory: at most `limit` octets plus what one `feed` brought; an overlong line is dropped as it arrives and
+# reported once, when its CRLF does.
+
+CR = 0x0D
+_CRLF = b"\r\n"
+
+
+class LineFault(enum.Enum):
+    """A fault in place of a line."""
+
+    TOO_LONG = "too long"
+    BARE_LF = "bare LF"
+
+
+class LineReader:
+    """`feed` bytes, then call `next` until it returns `None`.
+
+    `waiting` is the number of octets that no call of `next` has returned yet; only this class sets it.
+    """
+
+    __slots__ = ("_buffer", "_dropping", "_limit", "_position", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: what arrived before a TLS handshake may be an attacker's (CVE-2011-0411)."""
+        self._buffer = b""
+        self._position = 0
+        self._dropping = False
+        self.waiting = 0
+
+    def only_line(self, data: bytes) -> bytes | None:
+        """What `feed` and `next` would return, if `data` is one good line and nothing else waits.
+
+        Nearly every packet is one. Otherwise `None`, and nothing was taken.
+        """
+        # While an overlong line is dropped, its last octet waits.
+        if self.waiting or len(data) > self._limit or not data.endswith(_CRLF):
+            return None
+        return data[:-2] if data.find(b"\n") == len(data) - 1 else None
+
+    def feed(self, data: bytes) -> None:
+        self._buffer = self._buffer[self._position :] + data if self.waiting else data
+        self._position = 0
+        self.waiting = len(self._buffer)
+
+    def next(self) -> bytes | LineFault | None:
+        """The next line without its CRLF, a fault, or `None` until more is fed."""
+        if not self.waiting:
+            return None
+        start = self._position
+        end = self._buffer.find(b"\n", start)
+        if end < 0:
+            self._drop_overlong()
+            return None
+        self._position = end + 1
+        self.waiting -= end + 1 - start
+        dropping, self._dropping = self._dropping, False
+        if end == start or self._buffer[end - 1] != CR:
+            return LineFault.BARE_LF
+        if dropping or end - start >= self._limit:
+            return LineFault.TOO_LONG
+        return self._buffer[start : end - 1]
+
+    def take(self, count: int) -> bytes:
+        """Up to `count` of the waiting octets as they are: what follows a BDAT command is no line."""
+        start = self._position
+        taken = self._buffer[start : start + count]
+        self._position += len(taken)
+        self.waiting -= len(taken)
+        return taken
+
+    def _drop_overlong(self) -> None:
+        if self.waiting > self._limit or self._dropping:
+            self._dropping = True
+            # The last octet may be the CR of the line end to come.
+            self._buffer = self._buffer[-1:]
+            self._position = 0
+            self.waiting = 1
+
 
 COMMAND_LINE = 512  # octets with CRLF, RFC 5321 4.5.3.1.4
 

@@ -18,13 +18,113 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Body, Notify, Recipient, Ret
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.dsn import parse_envid, parse_notify, parse_orcpt, parse_ret
-from zonerelay.smtp.server.futurerelease import parse_hold_for, parse_hold_until
-from zonerelay.smtp.server.paths import CommandError, forward_path, require_ascii, reverse_path
+from zonerelay.smtp.server.paths import CommandError, command_error, forward_path, require_ascii, reverse_path
+
+# Parses the DSN parameters (RFC 3461 4): RET, ENVID, NOTIFY, ORCPT.
+#
+# ENVID and ORCPT are checked only and keep their raw text, since they are passed on and returned as they
+# came. `None` stands for a keyword without a value, which all four refuse.
+
+MAX_ENVID = 100  # characters of xtext, RFC 3461 4.4
+MAX_ORCPT = 500  # characters, RFC 3461 4.2
+
+# RFC 3461 4.2, 4.4: what is encoded is printable, too. It ends in the header fields of reports.
+_XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E])+")
+_ADDRESS_TYPE = re.compile(r"[!#$%&'*+/0-9=?A-Z^_`a-z{|}~-]+")
+# RFC 6533 3: utf-8-addr-xtext allows \x{HEX}; both forms are printable ASCII, so one check serves them.
+_UTF8_XTEXT = re.compile(r"(?:[!-*,-<>-\[\]-~]|\\x\{[0-9A-F]{2,6}\})+")
+_UTF8_RAW = re.compile(r"[^\x00-\x20\x7f+=]+")
+_NOTIFY = {"SUCCESS": Notify.SUCCESS, "FAILURE": Notify.FAILURE, "DELAY": Notify.DELAY}
+
+
+def parse_ret(value: str | None) -> Ret:
+    text = (value or "").upper()
+    if text not in ("FULL", "HDRS"):
+        raise command_error(501, "5.4", "RET is FULL or HDRS")
+    return Ret(text)
+
+
+def parse_envid(value: str | None) -> str:
+    if not value or len(value) > MAX_ENVID or not _XTEXT.fullmatch(value):
+        raise command_error(501, "5.4", f"ENVID is at most {MAX_ENVID} characters of xtext")
+    return value
+
+
+def parse_notify(value: str | None) -> Notify:
+    words = (value or "").upper().split(",")
+    if words == ["NEVER"]:
+        return Notify.NEVER
+    notify = Notify.UNSET
+    for word in words:
+        if word not in _NOTIFY or _NOTIFY[word] in notify:
+            raise command_error(501, "5.4", "NOTIFY is NEVER, or some of SUCCESS, FAILURE, DELAY")
+        notify |= _NOTIFY[word]
+    return notify
+
+
+def parse_orcpt(value: str | None) -> str:
+    kind, _, address = (value or "").partition(";")
+    if len(value or "") > MAX_ORCPT or not _ADDRESS_TYPE.fullmatch(kind):
+        raise command_error(501, "5.4", "ORCPT is type;xtext")
+    if kind.lower() == "utf-8":
+        valid = _UTF8_XTEXT.fullmatch(address) or _UTF8_RAW.fullmatch(address)
+    else:
+        valid = _XTEXT.fullmatch(address)
+    if not valid:
+        raise command_error(501, "5.4", "ORCPT is type;xtext")
+    return f"{kind};{address}"
+
+
+# Parses the parameters that ask to keep a message for later (RFC 4865 3): HOLDFOR, HOLDUNTIL.
+#
+# Only the grammar is here; code that has a clock decides how far ahead is too far, and what a time in the
+# past means. `None` stands for a keyword without a value, which both refuse. The RFC has no `;C` or `;R`
+# behind the value (that is DELIVERBY, RFC 2852), so they are refused as well.
+
+MAX_HOLD_FOR = 999_999_999  # seconds, RFC 4865 3: one to nine digits, the first of them not 0
+
+_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+# RFC 3339 5.6 (the RFC's own word for it was lost; erratum 2040 says that it means this).
+_DATE_TIME = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d{1,20})?(?:Z|([+-])(\d\d):([0-5]\d))",
+    re.ASCII | re.IGNORECASE,
+)
+_LEAP_SECOND = 60
+
+
+def parse_hold_for(value: str | None) -> int:
+    """Return seconds."""
+    if value is None or not _SECONDS.fullmatch(value):
+        raise command_error(501, "5.4", f"HOLDFOR is 1 to {MAX_HOLD_FOR} seconds")
+    return int(value)
+
+
+def parse_hold_until(value: str | None) -> float:
+    """Return a Unix time."""
+    match = _DATE_TIME.fullmatch(value or "")
+    if match is None:
+        raise command_error(501, "5.4", "HOLDUNTIL is a date and time with its zone, as 2030-01-31T09:00:00Z")
+    *parts, fraction, sign, hours, minutes = match.groups()
+    year, month, day, hour, minute, second = map(int, parts)
+    # Clocks show no 60th second; the one behind the 59th is the same moment to Unix time.
+    leap = 1 if second == _LEAP_SECOND else 0
+    try:
+        zone = _zone(sign, hours, minutes) if sign else UTC
+        at = datetime(year, month, day, hour, minute, second - leap, tzinfo=zone)
+    except ValueError:
+        raise command_error(501, "5.4", "HOLDUNTIL is no date that exists") from None
+    return at.timestamp() + leap + float(fraction or 0)
+
+
+def _zone(sign: str, hours: str, minutes: str) -> timezone:
+    offset = timedelta(hours=int(hours), minutes=int(minutes))
+    return timezone(-offset if sign == "-" else offset)
+
 
 MAIL_PARAMETERS = frozenset({"SIZE", "BODY", "SMTPUTF8"})
 RCPT_PARAMETERS: frozenset[str] = frozenset()

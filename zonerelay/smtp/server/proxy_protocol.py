@@ -22,8 +22,40 @@ import ipaddress
 import struct
 from dataclasses import dataclass
 
-from zonerelay.smtp.server import client_address
 from zonerelay.smtp.server.commands import TLS_HELLO
+
+# Parses a client's address in a PROXY header or XCLIENT into the one spelling used everywhere.
+#
+# Strict: leading zeros, scopes, missing parts raise ValueError, because what comes out of here decides who
+# may relay. An IPv4 address that is mapped into IPv6 is an IPv4 address, as it is for clients on a
+# dual-stack socket.
+
+
+def canonical(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(address)
+
+
+def ipv4(text: str) -> str:
+    return canonical(ipaddress.IPv4Address(text))
+
+
+def ipv6(text: str) -> str:
+    if "%" in text:
+        raise ValueError("a scope means nothing outside the machine that it belongs to")
+    return canonical(ipaddress.IPv6Address(text))
+
+
+def port(text: str) -> int:
+    """A decimal number up to 65535 without leading zeros."""
+    if not (text.isascii() and text.isdigit()) or (len(text) > 1 and text[0] == "0") or len(text) > 5:
+        raise ValueError("not a port number")
+    number = int(text)
+    if number > 65535:
+        raise ValueError("not a port number")
+    return number
+
 
 MAX_LINE = 107  # octets with CRLF, version 1
 MAX_HEADER = 2048  # octets, version 2: addresses need 232, a balancer's notes on TLS a few hundred
@@ -124,7 +156,7 @@ def _parse_line(line: bytes) -> ProxyHeader:
     _, family, *words = line.decode("ascii", "replace").split(" ")
     if family == "UNKNOWN":
         return _NOBODY  # whatever comes behind it
-    address = {"TCP4": client_address.ipv4, "TCP6": client_address.ipv6}.get(family)
+    address = {"TCP4": ipv4, "TCP6": ipv6}.get(family)
     if address is None:
         raise ProxyFault("PROXY header: neither TCP4, TCP6 nor UNKNOWN")
     if len(words) != 4:
@@ -132,8 +164,8 @@ def _parse_line(line: bytes) -> ProxyHeader:
     source, destination, source_port, destination_port = words
     try:
         address(destination)
-        client_address.port(destination_port)
-        return ProxyHeader(address(source), client_address.port(source_port))
+        port(destination_port)
+        return ProxyHeader(address(source), port(source_port))
     except ValueError as error:
         raise ProxyFault(f"PROXY header: bad {family} address or port: {error}") from None
 
@@ -174,4 +206,4 @@ def _parse_addresses(header: bytes, width: int) -> ProxyHeader:
     packed = header[_FIXED : _FIXED + width]
     source = ipaddress.IPv4Address(packed) if width == 4 else ipaddress.IPv6Address(packed)
     (port,) = struct.unpack_from("!H", header, _FIXED + 2 * width)
-    return ProxyHeader(client_address.canonical(source), int(port))
+    return ProxyHeader(canonical(source), int(port))

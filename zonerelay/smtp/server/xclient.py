@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zonerelay.smtp.server import client_address
+from zonerelay.smtp.server import proxy_protocol
 from zonerelay.smtp.server.paths import command_error
 
 KEYWORDS = "NAME ADDR PORT PROTO HELO LOGIN DESTADDR DESTPORT"
@@ -88,12 +88,12 @@ def _host(text: str) -> str:
 
 def _address(text: str) -> str:
     if text[:5].upper() == "IPV6:":
-        return client_address.ipv6(text[5:])
-    return client_address.ipv4(text)
+        return proxy_protocol.ipv6(text[5:])
+    return proxy_protocol.ipv4(text)
 
 
 def _port(text: str) -> str:
-    return str(client_address.port(text))
+    return str(proxy_protocol.port(text))
 
 
 def _protocol(text: str) -> str:

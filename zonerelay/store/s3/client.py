@@ -25,7 +25,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from zonerelay.config.settings import Addressing, S3Settings
-from zonerelay.process.file_state import FileState, file_state
+from zonerelay.process.files import FileState, file_state
 from zonerelay.process.threads import FILES
 from zonerelay.store.contract import CHUNK_SIZE, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.surroundings import ReadSecret

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zonerelay import __version__
-from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.settings import Settings, raised_guard
+from zonerelay.config.settings import Settings, raised_guard, resolve_hostname
 from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import RelayStatus
-from zonerelay.process.retry import Retried
+from zonerelay.process.tasks import Retried
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets
 from zonerelay.supervisor.workers.restart_policy import Phase

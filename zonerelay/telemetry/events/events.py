@@ -20,7 +20,6 @@ from zonerelay.model.envelope import Envelope, Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
-from zonerelay.telemetry.events.stream import Stream
 from zonerelay.telemetry.events.subsystems import (
     LimitEvents,
     NameServerEvents,
@@ -28,7 +27,7 @@ from zonerelay.telemetry.events.subsystems import (
     StsEvents,
     WebhookEvents,
 )
-from zonerelay.telemetry.events.transcript import Transcripts
+from zonerelay.telemetry.events.transcript import Stream, Transcripts
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.logs.refusals import OTHERS, RefusalLog
 from zonerelay.telemetry.metrics.metrics import Metrics

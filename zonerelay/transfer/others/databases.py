@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Collection
 from typing import Self
 from urllib.parse import urlsplit
 
+from zonerelay.config.problems import masked
 from zonerelay.config.settings import RedisSettings
-from zonerelay.config.wording import masked
 from zonerelay.store.contract import StoreError
 from zonerelay.store.redis.connection import Argument, Reply, Server, Wire, as_list, open_wire
 from zonerelay.transfer.stored import TransferError

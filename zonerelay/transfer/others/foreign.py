@@ -16,7 +16,7 @@ from zonerelay.model.envelope import Body, Envelope, Message, Notify, Origin, Re
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
+from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 from zonerelay.transfer.stored import NO_QUEUE, Stored, Unusable
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
 
 from zonerelay import durable
 from zonerelay.model.message_id import MessageId
-from zonerelay.process.directory_lock import locked_directory
+from zonerelay.process.files import locked_directory
 from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError, Unhealthy
 from zonerelay.store.surroundings import Siblings
 

@@ -13,10 +13,8 @@ from zonerelay.config.credentials.secrets import SecretError, is_public, read_se
 from zonerelay.config.endpoints import parse_next_hop, split_next_hops
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import choice, text, texts
-from zonerelay.config.problems import KeyPath, Report, path_text
-from zonerelay.config.tables.entries import check_known, check_names
-from zonerelay.config.tables.outbound.zone import TlsMode, ZoneSettings
-from zonerelay.config.wording import quoted
+from zonerelay.config.problems import KeyPath, Report, check_known, check_names, path_text, quoted
+from zonerelay.config.tables.zone import TlsMode, ZoneSettings
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 _PASSWORDS_END = {

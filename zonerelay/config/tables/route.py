@@ -8,17 +8,15 @@ from dataclasses import dataclass
 
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import networks, size, text, texts
-from zonerelay.config.problems import Report
-from zonerelay.config.tables.entries import unreachable
-from zonerelay.config.tables.inbound.listener import (
+from zonerelay.config.problems import Report, did_you_mean, quoted, unreachable
+from zonerelay.config.tables.listener import (
     ListenerSettings,
     Network,
     check_named_listeners,
     has_users,
 )
-from zonerelay.config.tables.outbound.zone import DEFAULT_ZONE, ZoneSettings
+from zonerelay.config.tables.zone import DEFAULT_ZONE, ZoneSettings
 from zonerelay.config.units import format_size
-from zonerelay.config.wording import did_you_mean, quoted
 
 _ANYTHING = frozenset({"*"})
 _WITH_ANYTHING = ("recipient_domain", "recipient", "sender_domain", "sender", "user")

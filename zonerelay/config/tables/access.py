@@ -10,7 +10,7 @@ from pathlib import Path
 from zonerelay.config.options import forms
 from zonerelay.config.options.options import DAY, MINUTE, choice, count, duration, networks, path, text, texts
 from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.tables.inbound.listener import (
+from zonerelay.config.tables.listener import (
     ListenerAuth,
     ListenerSettings,
     Network,

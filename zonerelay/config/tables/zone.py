@@ -1,4 +1,5 @@
-"""[[zone]]: a named way of sending: next hop, TLS, limits and retry schedule of its mail.
+"""[[zone]], [[source]] and [[destination]]: a named way of sending, its source addresses, and the terms of
+single destinations.
 
 A share must not be larger than the whole: a destination's connections are part of its zone's. Rates may be
 written for times of their own, so a destination's that is faster than its zone's is only remarked.
@@ -7,7 +8,8 @@ written for times of their own, so a destination's that is faster than its zone'
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+import ipaddress
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zonerelay.config.endpoints import CAPTURE, NextHopKind, parse_next_hop, split_next_hops
@@ -27,10 +29,9 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.problems import KeyPath, Report
-from zonerelay.config.tables.outbound.delivery import RetrySettings, shorter_delays
+from zonerelay.config.problems import KeyPath, Report, check_known, check_names, in_words, quoted, unreachable
+from zonerelay.config.tables.delivery import RetrySettings, shorter_delays
 from zonerelay.config.units import Rate, format_duration
-from zonerelay.config.wording import in_words, quoted
 
 DEFAULT_ZONE = "default"
 DANE_NEEDS_TRUST = (
@@ -338,3 +339,259 @@ def _with_share(zone: ZoneSettings, path: KeyPath, report: Report) -> ZoneSettin
 
 def is_faster(rate: Rate | None, whole: Rate | None) -> bool:
     return rate is not None and whole is not None and rate.interval < whole.interval
+
+
+# [[source]]: the addresses that zones send from.
+#
+# Whether this machine has the addresses is no matter of the file: `check-config` and the start note what is
+# missing, because an address may come up later than the relay.
+
+_FAMILIES = {4: "IPv4", 6: "IPv6"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings:
+    """[[source]]: one of this machine's identities; zones name those that they send from."""
+
+    name: str = text("", form=forms.source_name)
+    """What zones, logs and metrics call this source."""
+    address: tuple[str, ...] = texts((), form=forms.ip_address)
+    """The addresses of this machine to send from: one of IPv4, one of IPv6, or both. With one only, hosts are
+    reached over that family alone.
+    """
+    ehlo_name: str = text("", form=forms.ehlo_name)
+    """The name to say in EHLO from these addresses; they should resolve back to it. Empty: the zone's."""
+    weight: int = count(1, least=0, most=1000, optional=True)
+    """Its share of the mail, compared with the other sources of a zone. 0: none, while it is kept in the
+    configuration.
+    """
+
+
+def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
+    missing = "is missing: zones name the sources that they send from"
+    check_names("source", [source.name for source in sources], missing, report)
+    _check_addresses(sources, report)
+    names = range(len(sources))
+    if all(report.sound("source", at, "name") for at in names) and ("source",) not in report.wrong:
+        for at, zone in enumerate(zones):
+            if report.sound("zone", at, "sources"):
+                _check_zone(zone, at, sources, report)
+
+
+def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings]) -> Iterator[str]:
+    used = {name for zone in zones for name in zone.sources}
+    for at, source in enumerate(sources):
+        if source.name not in used:
+            yield f"source[{at}]: no zone sends from {source.name}"
+
+
+def _check_addresses(sources: Sequence[SourceSettings], report: Report) -> None:
+    taken: dict[str, int] = {}
+    for at, source in enumerate(sources):
+        path: KeyPath = ("source", at, "address")
+        if not report.sound(*path):
+            continue
+        if not source.address:
+            report.refuse(path, 'is missing: give the address to send from, as in ["192.0.2.7"]')
+        for index, address in enumerate(source.address):
+            problem = _problem_of(address) or _problem_beside(address, source.address[:index])
+            there = taken.setdefault(address, at)
+            if not problem and there != at:
+                problem = f"{address} is an address of source[{there}] already: its mail would have two names"
+            if problem:
+                report.refuse((*path, index), problem)
+
+
+def _problem_of(text: str) -> str:
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return f'{quoted(text)} is IPv4: write "{address.ipv4_mapped}"'
+        if address.scope_id is not None or address.is_link_local:
+            return f"{quoted(text)} leads no further than its own link"
+    return ""
+
+
+def _problem_beside(text: str, before: tuple[str, ...]) -> str:
+    family = ipaddress.ip_address(text).version
+    if all(ipaddress.ip_address(other).version != family for other in before):
+        return ""
+    return f"a source has one {_FAMILIES[family]} address: make another [[source]] of {text}"
+
+
+def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], report: Report) -> None:
+    known = {source.name: source for source in sources}
+    path: KeyPath = ("zone", at, "sources")
+    named = []
+    for index, name in enumerate(zone.sources):
+        if not check_known(name, known, "no [[source]] is named", (*path, index), report):
+            continue
+        if name in zone.sources[:index]:
+            report.refuse((*path, index), f"{quoted(name)} is there twice: its share is its weight")
+        else:
+            named.append(known[name])
+    if not report.sound(*path):
+        return
+    if named and not any(source.weight for source in named):
+        report.refuse(path, "each of them has weight = 0, so no mail of this zone could be sent")
+    if not zone.ipv6 and report.sound("zone", at, "ipv6"):
+        only = next(
+            (each.name for each in named if each.address and all(":" in ip for ip in each.address)), ""
+        )
+        if only:
+            report.refuse(
+                path, f"{quoted(only)} has IPv6 only, which ipv6 = false keeps this zone from using"
+            )
+
+
+# [[destination]]: limits and TLS of a zone for some of its destinations.
+
+
+class DestinationTls(enum.StrEnum):
+    """The modes of `TlsMode`, and one that leaves the mode to the zone."""
+
+    ZONE = "zone"
+    NONE = "none"
+    OPPORTUNISTIC = "opportunistic"
+    REQUIRED = "required"
+    VERIFY = "verify"
+    DANE = "dane"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationSettings:
+    """[[destination]]: other limits or TLS for some destinations; the first one that matches counts."""
+
+    domain: tuple[str, ...] = texts((), form=forms.domain)
+    """Mail for these recipient domains: "example.com", "*.example.com" (every name below it)."""
+    mx: tuple[str, ...] = texts((), form=forms.domain)
+    """Mail that goes to these MX hosts, or this next hop: written like domains, and all hosts have to match:
+    "*.mail.protection.outlook.com" is every domain hosted there.
+    """
+    zone: tuple[str, ...] = texts(())
+    """Only mail of these zones. Empty: of any."""
+    tls: DestinationTls = choice(DestinationTls.ZONE)
+    """zone: what the zone says; otherwise as tls of [[zone]]."""
+    tls_names: tuple[str, ...] = texts((), form=forms.domain)
+    """Names to accept in the certificate with tls = verify, instead of the host's: "example.com",
+    "*.example.com".
+    """
+    tls_certificates: tuple[str, ...] = texts((), form=forms.fingerprint)
+    """With tls = verify: accept just these certificates, whichever authority signed them: SHA-256
+    fingerprints.
+    """
+    max_connections: int = count(0, optional=True, most=10_000)
+    """Connections to such a destination, instead of max_connections_per_destination. 0: as the zone."""
+    max_recipients_per_transaction: int = count(0, optional=True, most=10_000)
+    """Recipients of one transaction. 0: as the zone."""
+    max_messages_per_connection: int = count(0, optional=True)
+    """Messages on one connection. 0: as the zone."""
+    max_rate: Rate | None = rate()
+    """Transactions to such a destination in a time, instead of max_rate_per_destination: "100/1m". Empty: as
+    the zone.
+    """
+
+
+_WEAK = {DestinationTls.NONE, DestinationTls.OPPORTUNISTIC}
+
+
+def check_destinations(
+    destinations: Sequence[DestinationSettings],
+    zones: Sequence[ZoneSettings],
+    report: Report,
+    *,
+    trusts_dns: bool,
+) -> None:
+    """`trusts_dns`: [dns] says that answers are validated, which DANE needs."""
+    with_credentials = {zone.name for zone in zones if zone.credentials}
+    for at, entry in enumerate(destinations):
+        path: KeyPath = ("destination", at)
+        if report.sound(*path):
+            _check_names(entry, path, report)
+            _check_connections(entry, zones, path, report)
+        if report.sound(*path, "tls"):
+            _check_tls(entry, with_credentials, (*path, "tls"), report, trusts_dns=trusts_dns)
+
+
+def check_destination_zones(
+    destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings], report: Report
+) -> None:
+    """Needs zones whose names are sound."""
+    names = [zone.name for zone in zones]
+    for at, entry in enumerate(destinations):
+        for index, name in enumerate(entry.zone):
+            path = ("destination", at, "zone", index)
+            if report.sound(*path):
+                check_known(name, names, "no zone is named", path, report)
+
+
+def _check_names(entry: DestinationSettings, path: KeyPath, report: Report) -> None:
+    for key, given in (("tls_names", entry.tls_names), ("tls_certificates", entry.tls_certificates)):
+        if given and entry.tls is not DestinationTls.VERIFY:
+            report.refuse((*path, key), 'goes with tls = "verify" alone: write that, or leave this out')
+    if entry.tls_names and entry.tls_certificates:
+        text = "these certificates are accepted whatever their names are: leave tls_names out"
+        report.refuse((*path, "tls_certificates"), text)
+
+
+def _check_tls(
+    entry: DestinationSettings,
+    with_credentials: Collection[str],
+    path: KeyPath,
+    report: Report,
+    *,
+    trusts_dns: bool,
+) -> None:
+    """An entry that names a zone with credentials must not lower its TLS."""
+    named = [name for name in entry.zone if name in with_credentials]
+    if entry.tls in _WEAK and named:
+        report.refuse(path, f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS")
+    if entry.tls is DestinationTls.DANE and not trusts_dns:
+        report.refuse(path, DANE_NEEDS_TRUST)
+
+
+def _check_connections(
+    entry: DestinationSettings, zones: Sequence[ZoneSettings], path: KeyPath, report: Report
+) -> None:
+    limits = [zone.max_connections for zone in _zones_of(entry, zones)]
+    if entry.max_connections and limits and entry.max_connections > max(limits):
+        report.refuse(
+            (*path, "max_connections"),
+            f"{entry.max_connections} is more than max_connections = {max(limits)}, the limit of the whole "
+            "zone",
+        )
+
+
+def destination_advice(
+    destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings]
+) -> Iterator[str]:
+    everything = DestinationSettings()
+    for at, other in unreachable(destinations, _covers, lambda entry: _covers(entry, everything)):
+        yield f"destination[{at}]: never matches: destination[{other}] takes all its mail"
+    for at, entry in enumerate(destinations):
+        own = _zones_of(entry, zones)
+        if entry.domain and own and all(zone.next_hop for zone in own):
+            yield (
+                f"destination[{at}].domain: never matches: {_of(own)} to a next hop, whatever its domain; "
+                "mx is compared with that"
+            )
+        if own and all(is_faster(entry.max_rate, zone.max_rate) for zone in own):
+            whose = f"zone {own[0].name}" if len(own) == 1 else "all its zones"
+            yield f"destination[{at}].max_rate: never reached: max_rate of {whose} is slower"
+
+
+def _zones_of(entry: DestinationSettings, zones: Sequence[ZoneSettings]) -> list[ZoneSettings]:
+    """The zones whose mail the entry can meet."""
+    return [zone for zone in zones if not entry.zone or zone.name in entry.zone]
+
+
+def _of(zones: Sequence[ZoneSettings]) -> str:
+    if len(zones) == 1:
+        return f"mail of zone {zones[0].name} goes"
+    return f"mail of zones {in_words(zone.name for zone in zones)} goes"
+
+
+def _covers(one: DestinationSettings, other: DestinationSettings) -> bool:
+    """Whether all mail that matches the other matches the one too. False where that is hard to say."""
+    pairs = ((one.domain, other.domain), (one.mx, other.mx), (one.zone, other.zone))
+    return all(not mine or (its and set(its) <= set(mine)) for mine, its in pairs)

@@ -1,1 +1,0 @@
-"""[[listener]], [auth] and [[access]]: the tables of mail that comes in."""

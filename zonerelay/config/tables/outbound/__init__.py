@@ -1,1 +1,0 @@
-"""The tables of mail that goes out: zones and routes, sources and times, changes and signatures."""

@@ -1,0 +1,355 @@
+"""[[rewrite]], [srs] and [[dkim]]: addresses that are changed, and the keys that sign.
+
+Rules cannot run in circles: an address is looked up once, and what it becomes is not looked up again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zonerelay import durable
+from zonerelay.config.credentials.secrets import SecretError, read_secret
+from zonerelay.config.endpoints import is_domain
+from zonerelay.config.options import forms
+from zonerelay.config.options.forms import date_text
+from zonerelay.config.options.options import DAY, YEAR, choice, date, duration, path, switch, text, texts
+from zonerelay.config.problems import KeyPath, Report, quoted, unreachable
+from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings, check_named_listeners, has_users
+from zonerelay.config.tables.zone import DkimMode, ZoneSettings
+
+# [srs]: rewritten envelope senders, their secrets, and the time at which their present form was taken up.
+#
+# A file beside the spool says when a version with the present form of rewritten senders first ran here: for
+# `max_age` from then on, senders in the old form may still get reports. No secret is in a text of this
+# module, nor how long one is.
+
+MIN_SECRET = 16
+NOTE = "srs-form"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SrsSettings:
+    """[srs]: the sender rewriting scheme, for zones with srs = true. `domain` empty: off."""
+
+    domain: str = text("", form=forms.domain)
+    """The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its
+    addresses. Reports to such addresses are taken from every client, and go to the first sender.
+    """
+    secret: str = text("", form=forms.secret)
+    """Where the secret is that signs such addresses, as in password of [[credential]]; at least 16
+    characters.
+    """
+    old_secrets: tuple[str, ...] = texts((), form=forms.secret)
+    """Where former secrets are, which are still accepted."""
+    local_domains: tuple[str, ...] = texts((), form=forms.domain)
+    """Senders in these domains are not rewritten: their SPF records allow this relay. "example.com",
+    "*.example.com".
+    """
+    max_age: float = duration(21 * DAY, least=DAY, most=YEAR)
+    """How long reports to a rewritten sender are taken."""
+    accept_legacy: bool = switch(False)
+    """Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be
+    guessed: for max_age after taking over from one of these. After an upgrade from a version of this relay
+    with that form it is done without asking.
+    """
+
+
+def check_srs(srs: SrsSettings, zones: Sequence[ZoneSettings], report: Report) -> None:
+    if not report.sound("srs"):
+        return
+    if srs.domain:
+        if not is_domain(srs.domain):
+            text = f'{quoted(srs.domain)} is no name of a domain: write "srs.example.com"'
+            report.refuse(("srs", "domain"), text)
+        if not srs.secret:
+            report.refuse(("srs", "secret"), 'is missing: say where it is, as in "/etc/zonerelay/srs.secret"')
+    elif srs.secret:
+        text = "is missing: rewritten senders need a domain whose mail comes to this relay"
+        report.refuse(("srs", "domain"), text)
+    for at, domain in enumerate(srs.local_domains):
+        if domain == "*":
+            text = '"*" is every sender: leave srs = true out of the zones instead'
+            report.refuse(("srs", "local_domains", at), text)
+    if not srs.domain:
+        for at, zone in enumerate(zones):
+            if zone.srs:
+                report.refuse(("zone", at, "srs"), "needs [srs] with a domain and a secret")
+
+
+def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+    if srs.domain and all(each.auth is ListenerAuth.REQUIRED for each in listeners):
+        yield (
+            "srs.domain: reports to rewritten senders cannot come in: they are from strangers, and every "
+            'listener has auth = "required"'
+        )
+
+
+def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The one that signs, then the former ones. Raises ValueError with the option's path."""
+    places = [("srs.secret", srs.secret)]
+    places += [(f"srs.old_secrets[{at}]", place) for at, place in enumerate(srs.old_secrets)]
+    return tuple(_read(path, place, environment) for path, place in places)
+
+
+def note_upgrade(spool: Path, now: float) -> None:
+    """Before anything else is written beside the spool, or a first start would look like an upgrade: 0 stands
+    for a machine that has no senders in the old form. Raises OSError.
+    """
+    note = spool.with_name(NOTE)
+    if note.exists():
+        return
+    ran_before = spool.with_name("redact.key").exists() or (spool.is_dir() and any(spool.iterdir()))
+    durable.create(note, f"{now if ran_before else 0:.0f}\n".encode(), mode=0o644)
+
+
+def upgraded_at(spool: Path) -> float:
+    """Unix time; 0.0 for never, and where the file says nothing."""
+    try:
+        return float(spool.with_name(NOTE).read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
+def try_srs(srs: SrsSettings, environment: Mapping[str, str], report: Report) -> None:
+    """Refuses a secret that a start could not read or would find too short."""
+    if srs.domain:
+        _try(("srs", "secret"), srs.secret, environment, report)
+        for at, place in enumerate(srs.old_secrets):
+            _try(("srs", "old_secrets", at), place, environment, report)
+
+
+def _try(path: tuple[str | int, ...], place: str, environment: Mapping[str, str], report: Report) -> None:
+    try:
+        _read("", place, environment)
+    except ValueError as error:
+        report.refuse(path, str(error))
+
+
+def _read(path: str, place: str, environment: Mapping[str, str]) -> str:
+    prefix = f"{path}: " if path else ""
+    try:
+        secret = read_secret(place, environment)
+    except SecretError as error:
+        raise ValueError(f"{prefix}{error}") from error
+    if len(secret) < MIN_SECRET:
+        raise ValueError(f"{prefix}{place} holds fewer than {MIN_SECRET} characters")
+    return secret
+
+
+# [[dkim]]: the keys that sign mail, and the zones that require a signature.
+#
+# The keys themselves are read by `message.dkim`, which also remarks on their dates.
+
+MAX_KEY_FILE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DkimSettings:
+    """[[dkim]]: a signing key. Every entry whose domain and dates fit signs (RSA and Ed25519 together)."""
+
+    domain: str = text("", form=forms.domain)
+    """The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. An
+    entry for the very name goes before one with a wildcard.
+    """
+    selector: str = text("", form=forms.selector)
+    """The key's name: its public half is at SELECTOR._domainkey.DOMAIN."""
+    key_file: Path = path(Path())
+    """The private key, PEM: RSA of at least 1024 bits (use 2048), or Ed25519."""
+    signing_domain: str = text("", form=forms.domain)
+    """The domain that signs (d=), if it is another one than that in From: with domain = "*.example.com",
+    "example.com" needs one key record for all. Empty: the domain in From.
+    """
+    not_before: float = date()
+    """Sign from this time on, so that a key can be published first. Empty: now."""
+    not_after: float = date()
+    """Sign until this time. Empty: for ever."""
+
+
+NO_FILE = DkimSettings().key_file
+
+
+def check_dkim(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
+    for at, key in enumerate(keys):
+        if report.sound("dkim", at):
+            _check_names(key, at, report)
+            _check_file(key, at, report)
+            _check_dates(key, at, report)
+    _check_records(keys, report)
+    if not keys and report.sound("dkim"):
+        for at, zone in enumerate(zones):
+            if zone.dkim is DkimMode.REQUIRED:
+                text = "needs a [[dkim]] key: without any, all mail of this zone would wait"
+                report.refuse(("zone", at, "dkim"), text)
+
+
+def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> list[str]:
+    """The relay's own reports have its name in From (message/dsn.py)."""
+    if not keys or any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
+        return []
+    return [
+        f"zone[{at}].dkim: required: reports of this relay are from MAILER-DAEMON@{hostname}, for which "
+        "there is no [[dkim]] key: in this zone they would wait"
+        for at, zone in enumerate(zones)
+        if zone.dkim is DkimMode.REQUIRED
+    ]
+
+
+def _covers_dkim(domain: str, name: str) -> bool:
+    return name.endswith(domain[1:]) if domain.startswith("*.") else name == domain
+
+
+def read_key_file(path: Path) -> bytes:
+    """Raises OSError. What is longer than any key is cut off, and is no key then."""
+    with path.open("rb") as file:
+        return file.read(MAX_KEY_FILE)
+
+
+def _check_names(key: DkimSettings, at: int, report: Report) -> None:
+    if not key.domain:
+        text = 'is missing: say whose mail is signed, as in "example.com" or "*.example.com"'
+        report.refuse(("dkim", at, "domain"), text)
+    elif not _is_name(key.domain.removeprefix("*.")):
+        text = f'{quoted(key.domain)} is no domain that has a key: write "example.com" or "*.example.com"'
+        report.refuse(("dkim", at, "domain"), text)
+    if not key.selector:
+        text = 'is missing: write what is before "._domainkey" in the name of its record: "s2026"'
+        report.refuse(("dkim", at, "selector"), text)
+    if key.signing_domain and not _is_name(key.signing_domain):
+        text = f'{quoted(key.signing_domain)} is no domain to sign with: write one name, "example.com"'
+        report.refuse(("dkim", at, "signing_domain"), text)
+
+
+def _is_name(domain: str) -> bool:
+    """No wildcard, no address literal; names beyond ASCII are converted, and checked, with the keys."""
+    return is_domain(domain) if domain.isascii() else "*" not in domain
+
+
+def _check_file(key: DkimSettings, at: int, report: Report) -> None:
+    if key.key_file == NO_FILE:
+        text = "is missing: say where the private key is; zonerelay dkim new makes one"
+        report.refuse(("dkim", at, "key_file"), text)
+
+
+def _check_dates(key: DkimSettings, at: int, report: Report) -> None:
+    if key.not_after and key.not_after <= key.not_before:
+        text = f"is not later than not_before = {date_text(key.not_before)}, so this key would never sign"
+        report.refuse(("dkim", at, "not_after"), text)
+
+
+def _check_records(keys: Sequence[DkimSettings], report: Report) -> None:
+    """One selector of one domain is one record in DNS, and so one key."""
+    taken: dict[tuple[str, str], int] = {}
+    for at, key in enumerate(keys):
+        domain = key.signing_domain or key.domain
+        if not (domain and key.selector and report.sound("dkim", at)):
+            continue
+        there = taken.setdefault((domain, key.selector.lower()), at)
+        other = keys[there]
+        if there != at and (key.domain == other.domain or key.key_file != other.key_file):
+            text = (
+                f"{quoted(key.selector)} of {domain} is dkim[{there}] already, and a record in DNS has one "
+                "key: give each its own selector"
+            )
+            report.refuse(("dkim", at, "selector"), text)
+
+
+_ANY = "*"
+_NULL_SENDER = "<>"
+
+
+class RewriteWhere(enum.StrEnum):
+    """Which addresses a [[rewrite]] changes."""
+
+    ALL = "all"
+    ENVELOPE = "envelope"
+    SENDER = "sender"
+    RECIPIENT = "recipient"
+    HEADER = "header"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteSettings:
+    """[[rewrite]]: other addresses for those that match, when mail comes in; the first match counts."""
+
+    address: tuple[str, ...] = texts((), form=forms.address_pattern)
+    """Addresses to change: "user@old.example", "old.example" (every user there), "*.old.example",
+    "app-*@example.com".
+    """
+    to: str = text("", form=forms.replacement)
+    """What they become: "user@example.com", or "@example.com" to keep what is before the @."""
+    where: RewriteWhere = choice(RewriteWhere.ALL)
+    """sender, recipient: of the envelope; envelope: both; header: From, Sender, Reply-To, To and Cc; all:
+    everywhere.
+    """
+    user: tuple[str, ...] = texts(())
+    """Only in mail of these logged-in users; "*" is any of them."""
+    listener: tuple[str, ...] = texts((), form=forms.listen)
+    """Only in mail that came in at these listeners, each written as its address is."""
+
+
+_PLACES = {
+    RewriteWhere.ALL: {"sender", "recipient", "header"},
+    RewriteWhere.ENVELOPE: {"sender", "recipient"},
+}
+
+
+def check_rewrites(
+    rules: Sequence[RewriteSettings], listeners: Sequence[ListenerSettings], report: Report
+) -> None:
+    for at, rule in enumerate(rules):
+        if report.sound("rewrite", at):
+            _check_rule(rule, ("rewrite", at), report)
+    check_named_listeners("rewrite", [rule.listener for rule in rules], listeners, report)
+
+
+def rewrite_advice(rules: Sequence[RewriteSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+    for at, other in unreachable(rules, _covers, lambda rule: _ANY in rule.address):
+        yield f"rewrite[{at}]: never matches: rewrite[{other}] takes all its addresses before it is asked"
+    users = has_users(listeners)
+    for at, rule in enumerate(rules):
+        if rule.user and not users:
+            only = "only matches mail over HTTP"
+            yield f'rewrite[{at}].user: {only}: no listener has auth = "optional" or "required"'
+
+
+def _check_rule(rule: RewriteSettings, path: KeyPath, report: Report) -> None:
+    if not rule.address:
+        text = 'is missing: say which addresses are changed, as in ["old.example"], or ["*"] for all'
+        report.refuse((*path, "address"), text)
+    if not rule.to:
+        text = 'is missing: say what they become, "user@example.com" or "@example.com"'
+        report.refuse((*path, "to"), text)
+    for index, pattern in enumerate(rule.address):
+        if pattern == _NULL_SENDER:
+            text = '"<>" would never match: reports come from the null sender, which is not rewritten'
+            report.refuse((*path, "address", index), text)
+
+
+def _covers(one: RewriteSettings, other: RewriteSettings) -> bool:
+    """Whether every address that the other changes is changed by the one. False where that is hard to say."""
+    return (
+        _places(one) >= _places(other)
+        and _among(other.listener, one.listener)
+        and (_among(other.user, one.user) or (bool(other.user) and _ANY in one.user))
+        and (_ANY in one.address or _taken(other.address, one.address))
+    )
+
+
+def _places(rule: RewriteSettings) -> set[str]:
+    return _PLACES.get(rule.where, {rule.where.value})
+
+
+def _among(values: tuple[str, ...], allowed: tuple[str, ...]) -> bool:
+    """Of two conditions; none allows everything."""
+    return not allowed or (bool(values) and set(values) <= set(allowed))
+
+
+def _taken(patterns: tuple[str, ...], by: tuple[str, ...]) -> bool:
+    taken = {pattern.lower().removeprefix("@") for pattern in by}
+    return all(
+        pattern.lower().removeprefix("@") in taken or pattern.lower().rpartition("@")[2] in taken
+        for pattern in patterns
+    )

@@ -1,0 +1,573 @@
+"""[spool], [redis], [postgres], [s3], [outbox] and [capture]: where mail is kept.
+
+No secret is in a text of this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qs, urlsplit
+
+from zonerelay.config.credentials.secrets import is_public
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.options import forms
+from zonerelay.config.options.options import (
+    DAY,
+    HOUR,
+    MB,
+    MINUTE,
+    YEAR,
+    choice,
+    count,
+    duration,
+    optional_path,
+    options_of,
+    path,
+    size,
+    switch,
+    text,
+    texts,
+)
+from zonerelay.config.problems import Report, did_you_mean, quoted
+from zonerelay.config.tables.delivery import DeliverySettings
+from zonerelay.config.tables.zone import ZoneSettings
+from zonerelay.config.units import format_size
+
+# [capture]: mail that is captured instead of being sent.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSettings:
+    """[capture]"""
+
+    keep: float = duration(7 * DAY, least=HOUR, most=10 * YEAR)
+    """How long captured mail is kept: the mail of each [[zone]] with next_hop = "capture:". It is in the
+    directory captured beside the spool (docs/sandbox.md).
+    """
+    max_size: int = size(500 * MB, least=MB)
+    """Of all captured mail together. The oldest goes first. A message that is larger than this bounces."""
+    release_to: str = text("", form=forms.listen, optional=True)
+    """Where a captured message goes when an operator releases it, by SMTP: an address of this relay or of
+    another ("127.0.0.1:25"). Empty: captured mail cannot be released.
+    """
+
+
+def check_capture(capture: CaptureSettings, report: Report) -> None:
+    path = ("capture", "release_to")
+    if capture.release_to and report.sound(*path) and parse_listen(capture.release_to).is_unix:
+        report.refuse(path, 'is reached over TCP: write an address such as "127.0.0.1:25"')
+
+
+LOSS_WORDS = "I understand that acknowledged mail may be lost"
+
+
+class Backend(enum.StrEnum):
+    MEMORY = "memory"
+    LEVELDB = "leveldb"
+    DISK = "disk"
+    REDIS = "redis"
+    POSTGRES = "postgres"
+    S3 = "s3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolSettings:
+    """[spool]"""
+
+    backend: Backend = choice(Backend.LEVELDB)
+    """leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files that
+    people and tools can read, for more work per message (docs/disk-queue.md). redis and postgres keep it on a
+    server that several relays can share (docs/redis.md, docs/postgres.md), s3 in a bucket (docs/s3.md);
+    [redis], [postgres] and [s3] say where. memory loses everything when the relay stops: for tests and
+    throw-away use.
+    """
+    path: Path = path(Path("/var/lib/zonerelay/spool"))
+    """The spool's directory, for one relay alone (redis: only what lies beside it); the default is the
+    systemd unit's state directory. A relative path starts at the directory the relay is started in.
+    """
+    env_directory: Path | None = optional_path()
+    """With disk: where the messages lie (<id>.env). Absent: in path."""
+    meta_directory: Path | None = optional_path()
+    """With disk: where the states of their deliveries lie (<id>.meta); it may be the same directory. Absent:
+    in path.
+    """
+    scratch_directory: Path | None = optional_path()
+    """With disk: where files are written before they are renamed into those two, so it has to be on the same
+    file system, and a directory of its own. Absent: "scratch" in path.
+    """
+    shelve: Path | None = optional_path()
+    """With memory: a file of Python's shelve that the queue is also written to, so that it survives an
+    orderly restart. It is not durable: a crash loses what was written last, and can damage all of it.
+    """
+    min_free_space: int = size(100 * MB, least=MB, optional=True)
+    """With less free space than this on the spool's file system new mail is answered 452 4.3.1 and /readyz
+    says no, so that what is queued can still be delivered. Half of it is kept back in a file (ballast) and
+    given up when others fill the disk all the same. 0 turns both off. With leveldb less than four times
+    write_buffer and 4 MB counts as that, for so much it needs to move its tables, and while there is more to
+    move at once, as after a burst, that is kept free too. With redis it is the memory below the server's
+    maxmemory, if that is set, and there is no ballast.
+    """
+    write_buffer: int = size(8 * MB, least=MB, most=256 * MB)
+    """What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster here and
+    cost about four times their size in memory.
+    """
+    idempotency_window: float = duration(DAY, least=60.0, most=7 * DAY)
+    """How long an idempotency key is remembered: so long the same key gets the first answer, and its message
+    is not sent again. Only messages that have a key take space for it, some 200 octets.
+    """
+
+
+ONLY_WITH = {
+    "env_directory": Backend.DISK,
+    "meta_directory": Backend.DISK,
+    "scratch_directory": Backend.DISK,
+    "shelve": Backend.MEMORY,
+}
+LEVELDB_TABLES = 4
+LEVELDB_BATCH = 4 * 1024 * 1024
+"""A table of level 0 holds the write buffer and, at most, one batch more. Four of them, or more where much
+comes at once, are written again before their space is free.
+"""
+
+
+def leveldb_room(spool: SpoolSettings) -> int:
+    """Octets that LevelDB may need besides what it holds."""
+    return LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH)
+
+
+def space_guard(spool: SpoolSettings) -> int:
+    """Octets below which no new mail is taken: with LevelDB never fewer than it needs. 0: no guard."""
+    if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
+        return spool.min_free_space
+    return max(spool.min_free_space, leveldb_room(spool))
+
+
+def raised_guard(spool: SpoolSettings) -> str:
+    """Returns a sentence about a bound above `min_free_space` at which new mail is refused, or ""."""
+    guard = space_guard(spool)
+    if guard == spool.min_free_space:
+        return ""
+    return (
+        f"new mail is refused below {format_size(guard)} free: LevelDB needs that for a moment when it moves"
+        f" tables (write_buffer), and min_free_space is {format_size(spool.min_free_space)}"
+    )
+
+
+def check_spool(spool: SpoolSettings, report: Report) -> None:
+    if not report.sound("spool"):
+        return
+    for key, backend in ONLY_WITH.items():
+        if getattr(spool, key) is not None and spool.backend is not backend:
+            report.refuse(
+                ("spool", key), f'goes with backend = "{backend}" alone: write that, or leave this out'
+            )
+    if spool.scratch_directory in _kept(spool):
+        report.refuse(
+            ("spool", "scratch_directory"), "needs a directory of its own: it is emptied at every start"
+        )
+
+
+def _kept(spool: SpoolSettings) -> tuple[object, object]:
+    return (spool.env_directory or spool.path, spool.meta_directory or spool.path)
+
+
+def spool_advice(spool: SpoolSettings) -> list[str]:
+    found = []
+    path = spool.path
+    with contextlib.suppress(OSError):  # it is not there yet, and is made private
+        if is_public(path):
+            found.append(
+                f"spool.path: every user of this machine can look into {path}: no file in it is readable for "
+                "them, but chmod o-rwx it"
+            )
+    if spool.backend is Backend.MEMORY:
+        if spool.shelve is None:
+            found.append("spool.backend: memory: every queued message is lost when the relay stops")
+        else:
+            found.append(
+                "spool.shelve: a shelf is not durable: a crash loses the queued messages written last, and "
+                "can damage all of them"
+            )
+    if spool.min_free_space == 0:
+        found.append("spool.min_free_space: 0: nothing is refused before the disk is full")
+    if raised := raised_guard(spool):
+        found.append(f"spool.min_free_space: {raised}")
+    return found
+
+
+# [redis]: the queue on a Redis server. No secret is in a text of this module.
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisSettings:
+    """[redis]: used when `[spool] backend` says so."""
+
+    url: str = text("redis://127.0.0.1:6379/0")
+    """redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here."""
+    user: str = text("")
+    """The ACL user to log in as; empty: the server's default user."""
+    password: str = text("", form=forms.secret)
+    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    ca_file: Path | None = optional_path()
+    """Whose certificates to trust with rediss://; empty: the system's."""
+    prefix: str = text("zonerelay:")
+    """What the names of all keys begin with. Relays with the same server, database and prefix share one
+    queue. In braces ({zonerelay}:) the queue stays in one slot of a cluster.
+    """
+    lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
+    """How long the deliveries that this relay has claimed stay its own when it is not heard of; then other
+    relays take them over. Longer than any pause of a relay that is alive.
+    """
+    replicas: int = count(0, least=0, most=16, optional=True)
+    """Replicas of the server that must have a message before it is acknowledged (WAIT). With fewer of them no
+    mail is taken.
+    """
+    timeout: float = duration(10.0, most=MINUTE)
+    """How long to wait for an answer before the connection is given up and made again."""
+    accept_loss: str = text("")
+    """The words "I understand that acknowledged mail may be lost", exactly so, make do with a server that
+    does not sync its append-only file before it answers, that evicts keys or does not say. Without them it is
+    refused.
+    """
+
+
+def check_redis(redis: RedisSettings, report: Report) -> None:
+    if not report.sound("redis"):
+        return
+    url = urllib.parse.urlsplit(redis.url)
+    if url.scheme not in _SCHEMES:
+        text = "must begin with redis://, rediss:// (TLS) or unix://"
+        report.refuse(("redis", "url"), text)
+    elif "@" in url.netloc + url.path or any(
+        word in key.lower() for key in urllib.parse.parse_qs(url.query) for word in ("password", "username")
+    ):
+        report.refuse(("redis", "url"), "holds a name or password: say user, and in password where it is")
+    if redis.ca_file is not None and url.scheme != "rediss":
+        report.refuse(("redis", "ca_file"), "is of no use without TLS: the url must begin with rediss://")
+    if not redis.prefix or re.search(r"[^!-~]", redis.prefix):
+        report.refuse(("redis", "prefix"), "must be printable ASCII without spaces, at least one character")
+    if redis.accept_loss not in ("", LOSS_WORDS):
+        text = f'if mail may be lost, say exactly "{LOSS_WORDS}"'
+        report.refuse(("redis", "accept_loss"), text)
+
+
+def redis_advice(redis: RedisSettings, spool: SpoolSettings) -> Iterator[str]:
+    if spool.backend is not Backend.REDIS:
+        return
+    if redis.accept_loss:
+        yield "redis.accept_loss: acknowledged mail may be lost when the server or its machine stops"
+    if redis.lease <= redis.timeout:
+        yield (
+            "redis.lease: not longer than redis.timeout: one slow answer can cost the lease, and mail is "
+            "then sent twice"
+        )
+    if redis.url.startswith("redis://") and not _is_local(redis.url):
+        yield "redis.url: mail travels to the server in clear text: rediss:// uses TLS"
+
+
+def _is_local(url: str) -> bool:
+    return urllib.parse.urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1", None)
+
+
+# [postgres]: the queue in a PostgreSQL database.
+#
+# No URL is in a text of this module: there might be a password in it.
+
+_SCHEMA = re.compile("[a-z_][a-z0-9_]{0,39}")
+_LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresSettings:
+    """[postgres]: used when `[spool] backend` says so."""
+
+    url: str = text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
+    """The database: "postgresql://USER@HOST:5432/DATABASE", or as here by its Unix socket. Over a network add
+    ?sslmode=verify-full&sslrootcert=FILE. No password here.
+    """
+    password: str = text("", form=forms.secret)
+    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    schema: str = text("zonerelay")
+    """The schema for the tables, which is made if it is not there. Relays with the same database and schema
+    share one queue.
+    """
+    node: int = count(0, least=0, most=255, optional=True)
+    """The number of this relay among those that share the queue, 0 to 255. Each has its own and keeps it: who
+    comes back under a number takes up at once what was claimed under it.
+    """
+    lease: float = duration(15 * MINUTE, least=1.0)
+    """How long a relay may be silent before others take over what it has claimed. It may still be sending it,
+    if only its way to the database is cut, so this should be longer than any transaction: [delivery]
+    final_dot_timeout alone is 10 minutes.
+    """
+    accept_loss: str = text("")
+    """The words "I understand that acknowledged mail may be lost", exactly so, make do with a server that has
+    fsync or full_page_writes off, which is refused without them, and leave synchronous_commit as it is.
+    """
+
+
+def check_postgres(postgres: PostgresSettings, report: Report) -> None:
+    if not report.sound("postgres"):
+        return
+    if problem := url_problem(postgres.url):
+        report.refuse(("postgres", "url"), problem)
+    if not _SCHEMA.fullmatch(postgres.schema):
+        report.refuse(("postgres", "schema"), "is a name of small letters, digits and _, such as zonerelay")
+    if postgres.accept_loss not in ("", LOSS_WORDS):
+        text = f'if acknowledged mail may be lost, say exactly "{LOSS_WORDS}"'
+        report.refuse(("postgres", "accept_loss"), text)
+
+
+def postgres_advice(
+    postgres: PostgresSettings, spool: SpoolSettings, delivery: DeliverySettings
+) -> list[str]:
+    if spool.backend is not Backend.POSTGRES:
+        return []
+    found = []
+    if postgres.lease <= delivery.final_dot_timeout:
+        found.append(
+            "postgres.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
+            "while a relay that is cut off from the database still sends it"
+        )
+    if postgres.accept_loss:
+        found.append("postgres.accept_loss: a crash of the database may lose mail that was acknowledged")
+    if is_in_the_open(postgres.url):
+        found.append(
+            "postgres.url: mail goes over the network to any server that answers there: add "
+            "?sslmode=verify-full"
+        )
+    return found
+
+
+def url_problem(url: str, option: str = "postgres.password") -> str:
+    """Returns the reason why the URL cannot be used, "" when it can. `option` is the place of a password."""
+    try:
+        parts = urlsplit(url)
+        query = parse_qs(parts.query)
+    except ValueError:
+        return 'is no URL: write "postgresql://USER@HOST:5432/DATABASE"'
+    if parts.scheme not in {"postgresql", "postgres"}:
+        return 'must begin with "postgresql://"'
+    has_password = ":" in parts.netloc.rpartition("@")[0] or "@" in parts.path
+    if has_password or any("password" in key.lower() for key in query):
+        return f"has a password in it: say in {option} where the password is"
+    if not _hosts(parts):
+        return "names no host: a name, an address, or ?host=/run/postgresql for the Unix socket"
+    return ""
+
+
+def _hosts(parts: SplitResult) -> list[str]:
+    named = parts.netloc.rpartition("@")[2] or "".join(parse_qs(parts.query).get("host", []))
+    return [re.sub(r":\d+$", "", host).strip("[]") for host in named.split(",") if host]
+
+
+def is_in_the_open(url: str) -> bool:
+    parts = urlsplit(url)
+    mode = "".join(parse_qs(parts.query).get("sslmode", []))
+    far = [host for host in _hosts(parts) if not host.startswith("/") and not _LOCAL.fullmatch(host)]
+    return bool(far) and mode not in {"verify-ca", "verify-full"}
+
+
+# [s3]: the queue in an S3 bucket. No secret is in a text of this module.
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PREFIX = re.compile(r"(?:[A-Za-z0-9!_.*'()-]+/)+")
+_LOCAL_s3 = re.compile(r"localhost|127\.[0-9.]+|::1")
+_URLS = ("endpoint_url", "queue_url", "queue_endpoint_url")
+MAX_PREFIX = 200
+
+
+class Addressing(enum.StrEnum):
+    AUTO = "auto"
+    PATH = "path"
+    VIRTUAL = "virtual"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Settings:
+    """[s3]: used when `[spool] backend` says so."""
+
+    bucket: str = text("")
+    """The bucket, which has to exist."""
+    prefix: str = text("zonerelay/")
+    """What the keys of all objects begin with. Relays with the same bucket and prefix share one queue."""
+    endpoint_url: str = text("", optional=True)
+    """The service, if it is not Amazon's: "https://s3.example.org". Any that speaks S3, as OpenStack Swift
+    does with s3api.
+    """
+    region: str = text("", optional=True)
+    """Its region. Empty: what the environment says, or us-east-1."""
+    addressing: Addressing = choice(Addressing.AUTO)
+    """Where the bucket's name goes: path (https://HOST/BUCKET/), virtual (https://BUCKET.HOST/); auto is path
+    with an endpoint_url and virtual without.
+    """
+    access_key: str = text("", optional=True)
+    """The id of the access key. Empty: the environment (AWS_ACCESS_KEY_ID …), the shared files of the AWS
+    tools, or the role of the machine.
+    """
+    secret_key: str = text("", form=forms.secret)
+    """Where the secret of that key is: a file, env:NAME or credential:NAME."""
+    ca_file: Path | None = optional_path()
+    """Whose certificates to trust with https; empty: the system's."""
+    shared: bool = switch(True)
+    """Several relays may share the queue. It takes a service with conditional writes, which is tried at each
+    start. false makes do without them, for one relay alone: a second one is refused.
+    """
+    lease: float = duration(30.0, least=1.0, most=10 * MINUTE)
+    """How long the mail of this relay stays its own when it is not heard of; then other relays take it over.
+    Longer than any pause of a relay that is alive.
+    """
+    timeout: float = duration(10.0, most=5 * MINUTE)
+    """How long to wait for the service's answer to one request."""
+    max_requests: int = count(50, most=1000)
+    """Requests to the service at the same time."""
+    queue_url: str = text("", optional=True)
+    """An SQS queue through which relays tell each other of mail that is left to a relay with room. Empty:
+    they list the bucket.
+    """
+    queue_endpoint_url: str = text("", optional=True)
+    """The service of that queue, if it is not Amazon's."""
+
+
+def check_s3(s3: S3Settings, spool: SpoolSettings, workers: int, report: Report) -> None:
+    if not report.sound("s3"):
+        return
+    if spool.backend is Backend.S3 and not s3.bucket:
+        report.refuse(("s3", "bucket"), 'is needed with backend = "s3": the name of a bucket that exists')
+    elif s3.bucket and not _BUCKET.fullmatch(s3.bucket):
+        text = "is no name of a bucket: 3 to 63 small letters, digits, dots and hyphens"
+        report.refuse(("s3", "bucket"), text)
+    if not _PREFIX.fullmatch(s3.prefix) or len(s3.prefix) > MAX_PREFIX:
+        text = f"must be ASCII that ends in a slash, such as zonerelay/, at most {MAX_PREFIX} characters"
+        report.refuse(("s3", "prefix"), text)
+    for name in _URLS:
+        if problem := _url_problem(getattr(s3, name)):
+            report.refuse(("s3", name), problem)
+    if bool(s3.access_key) != bool(s3.secret_key):
+        report.refuse(
+            ("s3", "secret_key" if s3.access_key else "access_key"), "goes with the other of the two"
+        )
+    if spool.backend is Backend.S3 and not s3.shared and workers != 1:
+        report.refuse(("s3", "shared"), "false is for one relay alone, and workers are relays: workers = 1")
+    if s3.queue_url and not s3.shared:
+        report.refuse(("s3", "queue_url"), "is of no use with shared = false: leave one of the two out")
+
+
+def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Iterator[str]:
+    if spool.backend is not Backend.S3:
+        return
+    yield "spool.backend: s3: messages with an idempotency key are refused, a bucket cannot remember keys"
+    if s3.lease <= s3.timeout:
+        yield (
+            "s3.lease: not longer than s3.timeout: one slow answer can cost the lease, and mail is then sent "
+            "twice"
+        )
+    for name in _URLS:
+        url = urlsplit(getattr(s3, name))
+        if url.scheme == "http" and not _LOCAL_s3.fullmatch(url.hostname or ""):
+            yield f"s3.{name}: mail travels to the service in clear text: https:// uses TLS"
+
+
+def _url_problem(url: str) -> str:
+    """Returns the reason why the URL cannot be used, "" when it can or is empty."""
+    if not url:
+        return ""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - it raises what is wrong with it
+    except ValueError:
+        return 'is no URL: write "https://HOST"'
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        return "must begin with https:// (or http://) and name a host"
+    if "@" in url or parts.query or parts.fragment:
+        return "holds more than an address: say access_key, and in secret_key where the secret is"
+    return ""
+
+
+# [outbox]: the database whose rows are sent as mail.
+#
+# No URL is in a text of this module: there might be a password in it.
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSettings:
+    """[outbox]: a second way in, where `url` is given."""
+
+    url: str = text("")
+    """The database whose rows are sent as mail (docs/outbox.md), written as in [postgres]. Empty: none. No
+    password here.
+    """
+    password: str = text("", form=forms.secret)
+    """Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed."""
+    schema: str = text("public")
+    """The schema of the tables."""
+    table: str = text("outbound_messages")
+    """The table that applications insert into. Relays with the same share its rows."""
+    mailbox_table: str = text("mailboxes")
+    """The table of mailboxes that rows may name."""
+    create_tables: bool = switch(False)
+    """Make the tables where there are none. Otherwise zonerelay outbox schema prints what makes them."""
+    zone: str = text("default", form=forms.zone_name)
+    """The zone of rows that name neither a zone nor a mailbox."""
+    keys: tuple[str, ...] = texts((), form=forms.secret)
+    """Where the keys are that open smtp_password_encrypted: files, env:NAME or credential:NAME. The first one
+    seals; each is tried to open.
+    """
+    poll_interval: float = duration(10.0, least=0.1, most=10 * MINUTE)
+    """How often to look for rows that no notification has announced. Inserts are announced at once."""
+    lease: float = duration(15 * MINUTE, least=1.0)
+    """How long a relay may be silent before others give its rows back to the queue. It may still be sending
+    them, so this should be longer than any transaction: [delivery] final_dot_timeout alone is 10 minutes.
+    """
+    max_attempts: int = count(10, most=1000)
+    """Failed attempts of a recipient after which a row fails; n² minutes follow the n-th."""
+    max_message_size: int = size(25 * MB)
+    """Rows whose message is larger fail."""
+
+
+def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: Report) -> None:
+    if not report.sound("outbox"):
+        return
+    if not outbox.url:
+        others = (key for key in options_of(OutboxSettings) if report.given("outbox", key))
+        if not report.given("outbox", "url") and any(others):
+            report.refuse(("outbox", "url"), 'is missing: write "postgresql://USER@HOST:5432/DATABASE"')
+        return
+    if problem := url_problem(outbox.url, "outbox.password"):
+        report.refuse(("outbox", "url"), problem)
+    for key in ("schema", "table", "mailbox_table"):
+        if not _NAME.fullmatch(getattr(outbox, key)):
+            report.refuse(("outbox", key), "is a name of letters, digits and _, 40 at most")
+    if outbox.table == outbox.mailbox_table:
+        report.refuse(("outbox", "mailbox_table"), "is the table of messages already")
+    names = [zone.name for zone in zones]
+    if outbox.zone not in names and all(report.sound("zone", at, "name") for at in range(len(names))):
+        near = did_you_mean(outbox.zone, names)
+        report.refuse(("outbox", "zone"), f"no zone is named {quoted(outbox.zone)}{near}")
+
+
+def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> list[str]:
+    if not outbox.url:
+        return []
+    found = []
+    if outbox.lease <= delivery.final_dot_timeout:
+        found.append(
+            "outbox.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
+            "while a relay that is cut off from the database still sends it"
+        )
+    if is_in_the_open(outbox.url):
+        found.append(
+            "outbox.url: mail goes over the network from any server that answers there: add "
+            "?sslmode=verify-full"
+        )
+    return found
