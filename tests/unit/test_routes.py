@@ -165,8 +165,8 @@ def test_without_routes_there_is_nothing_to_say() -> None:
 
 def test_a_zone_that_the_message_names_goes_before_the_routes_if_there_is_one() -> None:
     route = bulk(recipient_domain=("*",))
-    assert choice(route, named="vip") == Choice("vip", "zone header")
-    assert choice(named="vip") == Choice("vip", "zone header")
+    assert choice(route, named="vip") == Choice("vip", "zone-header")
+    assert choice(named="vip") == Choice("vip", "zone-header")
     unknown = choice(route, named="VIP")
     assert unknown.zone == "bulk"
     assert unknown.why == 'zone header names no zone: "VIP"; route=1 recipient_domain matches *'

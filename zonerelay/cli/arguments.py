@@ -484,8 +484,8 @@ def _add_fields(parser: argparse.ArgumentParser, operation: Operation, *, option
     for each in fields_of(operation.request):
         if {_dest(each), each.option.flag} & taken or not (each.option.flag or each.option.positional):
             continue
-        within = "one of" if each.name in operation.one_of else each.within
-        if within not in groups and within == "one of":
+        within = "one-of" if each.name in operation.one_of else each.within
+        if within not in groups and within == "one-of":
             groups[within] = parser.add_mutually_exclusive_group(required=True)
         elif within not in groups:
             text = "Everything given must match; * stands for any text. Quote it from the shell."

@@ -173,7 +173,7 @@ def whole_line(
     The `known` addresses, which the queue shows, are shown in what the history has, too.
     """
     told = time_line(settings, message_id, now, longest=longest)
-    if not any(each.event in ("accepted", "is a report") for each in told.steps):
+    if not any(each.event in ("accepted", "is-report") for each in told.steps):
         return list(queued), told.gaps  # the queue knows the acceptance and the last attempt
     names = pseudonyms(settings, known[:MAX_KNOWN])
     line = [

@@ -39,6 +39,7 @@ class Figures:
     """The figures of one time."""
 
     totals: Counter[str] = field(default_factory=Counter)
+    octets: int = 0
     lists: dict[str, Counter[str]] = field(default_factory=dict)
     slowest: list[tuple[float, str, str]] = field(default_factory=list)
 
@@ -48,7 +49,7 @@ class Figures:
             case "accepted":
                 totals["messages accepted"] += 1
                 totals["recipients accepted"] += int(text("recipients") or 0)
-                totals["octets accepted"] += int(text("size") or 0)
+                self.octets += int(text("size") or 0)
                 self._count("Accepted, by sender", text("sender"))
             case "delivered":
                 totals["delivered"] += 1
@@ -78,9 +79,10 @@ class Figures:
             self.slowest = sorted([*self.slowest, (age, message_id, destination)], reverse=True)[:MOST]
 
 
-TOTALS = (
-    "messages accepted", "recipients accepted", "octets accepted", "delivered", "attempts deferred",
-    "bounced", "expired", "refused", "reports to senders", "dropped by operators",
+_COUNTED = ("messages accepted", "recipients accepted")
+_TOTALS = (
+    "delivered", "attempts deferred", "bounced", "expired", "refused", "reports to senders",
+    "dropped by operators",
 )  # fmt: skip
 LISTS = (
     "Delivered, by destination", "Accepted, by sender", "Deferred, by destination", "Deferred, by reply",
@@ -97,24 +99,22 @@ def report(settings: Settings, hostname: str, since: float, until: float) -> str
             figures.add(record)
             if number % SLICE == 0:
                 time.sleep(0.0002)
-        gaps = [gap for gap in histories.gaps(since, until) if "another key" not in gap.why]
+        gaps = [gap for gap in histories.gaps(since, until) if not gap.unsearchable]
     lines = [f"{hostname}: mail from {_when(since)} to {_when(until)}", ""]
     if not settings.history.enabled:
         lines += ["The history is off ([history] enabled = false): there is nothing to report.", ""]
     lines += [
-        *_totals(figures.totals),
+        *_totals(figures),
         *(line for name in LISTS for line in _list(name, figures.lists.get(name))),
     ]
     lines += [*_slowest(figures.slowest), *_queue(settings), *_gaps(gaps)]
     return "\n".join(lines) + "\n"
 
 
-def _totals(totals: Counter[str]) -> Iterable[str]:
-    for name in TOTALS:
-        if name == "octets accepted":
-            yield f"{format_size(_rounded(totals[name])):>12}  accepted"
-        else:
-            yield f"{totals[name]:>12,}  {name}"
+def _totals(figures: Figures) -> Iterable[str]:
+    yield from (f"{figures.totals[name]:>12,}  {name}" for name in _COUNTED)
+    yield f"{format_size(_rounded(figures.octets)):>12}  accepted"
+    yield from (f"{figures.totals[name]:>12,}  {name}" for name in _TOTALS)
     yield ""
 
 

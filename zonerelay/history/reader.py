@@ -48,6 +48,8 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"
     began: float | None = None
     ended: float | None = None
     why: str
+    unsearchable: bool = False
+    """The events are there, but are not found by address."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="found"):
@@ -307,7 +309,7 @@ class Histories:
         ):
             if key not in (CLEAR, mine):
                 why = "addresses were hashed with another key: they are not found by address"
-                yield Gap(worker=worker, began=start, ended=end, why=why)
+                yield Gap(worker=worker, began=start, ended=end, why=why, unsearchable=True)
         off = off_mark(self.directory / f"{worker:02d}.db")
         if off.exists() and off.stat().st_mtime <= until:
             yield Gap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
@@ -429,7 +431,7 @@ def steps(records: Iterable[Record], message_id: str) -> list[Step]:
 
 def _named(record: Record, message_id: str) -> str:
     if record.name == "dsn":
-        return "is a report" if record.text("id") == message_id else "report"
+        return "is-report" if record.text("id") == message_id else "report"
     return record.name.replace("-", " ")
 
 

@@ -282,12 +282,12 @@ def _dkim(settings: Settings, report: Report) -> list[str]:
     for at, entry in enumerate(settings.dkim):
         option = f"dkim[{at}].key_file"
         try:
-            read_key(entry.key_file, read_key_file, option)
+            read_key(entry.key_file, read_key_file)
             if is_public(entry.key_file):
                 notes.append(f"{option}: every user of this machine can read {entry.key_file}: chmod o-r it")
         except (ValueError, OSError) as error:
             sound = False
-            report.refuse(("dkim", at, "key_file"), str(error).removeprefix(f"{option}: "))
+            report.refuse(("dkim", at, "key_file"), str(error))
     if sound:
         keys = build_dkim_keys(settings)
         assert keys is not None

@@ -57,7 +57,10 @@ class DkimKeys:
         loaded: dict[Path, PrivateKey] = {}
         for at, each in enumerate(settings):
             if each.key_file not in loaded:
-                loaded[each.key_file] = read_key(each.key_file, read, f"dkim[{at}].key_file")
+                try:
+                    loaded[each.key_file] = read_key(each.key_file, read)
+                except ValueError as error:
+                    raise ValueError(f"dkim[{at}].key_file: {error}") from None
             entry = _entry(each, loaded[each.key_file], f"dkim[{at}]", ascii_domain)
             self.entries.append(entry)
             self._entries.setdefault(entry.domain, []).append(entry)
@@ -89,14 +92,14 @@ class DkimKeys:
                 yield f"{entries[-1].option}: nothing signs mail of {domain} now: {_why(entries, now)}"
 
 
-def read_key(path: Path, read: Callable[[Path], bytes], option: str) -> PrivateKey:
-    """Reads a key. Raises ValueError: `dkim[0].key_file: …`."""
+def read_key(path: Path, read: Callable[[Path], bytes]) -> PrivateKey:
+    """Read a key. Raise ValueError, which names the file."""
     try:
         return load_private_key(read(path))
     except OSError as error:
-        raise ValueError(f"{option}: {path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{option}: {path} {error}") from None
+        raise ValueError(f"{path} {error}") from None
 
 
 def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: AsciiDomain) -> DkimEntry:

@@ -26,7 +26,7 @@ from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail, Rule, reason
 
 DEFAULT_ZONE = "default"
-BY_HEADER = "zone header"
+BY_HEADER = "zone-header"
 NO_ROUTE = "no route"
 MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer one
 
@@ -149,7 +149,7 @@ class Zones:
             return _always(Choice(name, BY_HEADER))
         zone_of = self.choose(envelope, headers=headers, size=size)
         shown = name[:MAX_NAME] + ("…" if len(name) > MAX_NAME else "")
-        mark = f'{BY_HEADER} names no zone: "{shown}"'
+        mark = f'zone header names no zone: "{shown}"'
 
         def otherwise(recipient: str) -> Choice:
             choice = zone_of(recipient)
@@ -162,7 +162,7 @@ class Zones:
         match.
         """
         if named in self._zones:
-            return Explanation(named, 0, f"the {BY_HEADER} names it")
+            return Explanation(named, 0, "the zone header names it")
         checks: list[RuleCheck] = []
         for rule in self._rules:
             unmatched = rule.unmatched(mail, recipient)
