@@ -16,7 +16,7 @@ If it was plyvel that could not be built: it comes ready-made for x86-64, with P
 endef
 export PLYVEL_HINT
 
-.PHONY: help run sandbox deb test proof check fmt fuzz bench lock pin clean
+.PHONY: help run sandbox deb test proof check fmt fuzz bench reference lock pin clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -70,6 +70,9 @@ fuzz: $(DEVELOPMENT)  ## every parser with atheris, a minute each
 
 bench: $(DEVELOPMENT)  ## against Postfix, in one run
 	$(BIN)/python -m tests.bench
+
+reference: $(STAMP)  ## write docs/reference from the commands and the operations
+	$(BIN)/python debian/manual.py --reference docs/reference
 
 # base.lock is what runs everywhere; the others have what a storage engine needs besides.
 lock: $(STAMP)  ## the newest packages that pyproject.toml allows, with their hashes, into locks/

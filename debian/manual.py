@@ -44,6 +44,7 @@ the configuration file, where \-\-config names none
     + EXIT_STATUS.partition(": ")[2]
     + "\n"
 )
+COMMON = ("--config ", "--socket ")
 SEE = "\n.SH SEE ALSO\n.BR zonerelay (1)\n"
 
 
@@ -122,15 +123,22 @@ def cell(text: str) -> str:
 
 
 def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
-    yield f"# Commands\n\nWritten by `debian/manual.py` from the commands. {EXIT_STATUS}\n"
+    yield (
+        f"# Commands\n\nWritten by `debian/manual.py` from the commands. {EXIT_STATUS}\n\n"
+        "A command takes `--config FILE` where it needs the configuration, and `--socket PATH` where it asks the "
+        "relay.\n"
+    )
     for _, _, command in children(parser):
         for each in [verb for _, _, verb in children(command)] or [command]:
-            yield f"\n## {each.prog}\n\n{each.description}\n\n    {each.prog} {usage(each)}\n"
-            rows = [row for _, arguments in groups(each) for row in arguments]
+            words = re.sub(r" \[(-h|--config FILE|--socket PATH)\]", "", f" {usage(each)}")
+            yield f"\n## {each.prog}\n\n{each.description}\n\n    {each.prog}{words}\n"
+            rows = [
+                row for _, arguments in groups(each) for row in arguments if not row[0].startswith(COMMON)
+            ]
             if rows:
                 yield "\n| argument | |\n|---|---|\n"
-            for invocation, words in rows:
-                yield f"| `{invocation.replace('|', chr(92) + '|')}` | {cell(words)} |\n"
+            for invocation, text in rows:
+                yield f"| `{invocation.replace('|', chr(92) + '|')}` | {cell(text)} |\n"
 
 
 def operations_page() -> Iterator[str]:
