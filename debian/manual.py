@@ -125,8 +125,8 @@ def cell(text: str) -> str:
 def commands_page(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield (
         f"# Commands\n\nWritten by `debian/manual.py` from the commands. {EXIT_STATUS}\n\n"
-        "A command takes `--config FILE` where it needs the configuration, and `--socket PATH` where it asks the "
-        "relay.\n"
+        "A command takes `--config FILE` where it needs the configuration, and `--socket PATH` where it asks "
+        "the relay.\n"
     )
     for _, _, command in children(parser):
         for each in [verb for _, _, verb in children(command)] or [command]:
