@@ -15,7 +15,7 @@ from tests.support.ports import LOOPBACK
 from tests.support.relay import Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.process.systemd import Notifier
-from zonerelay.worker.reload import Reloading
+from zonerelay.serve import Reloading
 
 CONFIG = f"""
 [[listener]]

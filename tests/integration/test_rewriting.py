@@ -133,7 +133,7 @@ async def test_other_rules_are_for_sessions_that_begin_later(tmp_path: Path, sin
         assert (await ask(running, "ann@old.example")).domain == "other.example"
         await running.worker.reload(replace(current, rewrite=(replace(MOVED, address=("a..b",)),)))
         (problem,) = running.worker.problems
-        assert problem.startswith('the configuration on disk is wrong: rewrite[0]: "a..b" cannot be matched')
+        assert 'rewrite[0]: "a..b" cannot be matched' in problem
         await running.send("app@old.example", ["ann@old.example"], MESSAGE)
         await running.worker.reload(replace(current, rewrite=()))
         await running.send("app@old.example", ["ann@old.example"], MESSAGE)

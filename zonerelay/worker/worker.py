@@ -49,8 +49,8 @@ class Worker:
         self.store = parts.queue.store
         self.key_problem = ""
         self.problems: Sequence[str] = ()
-        self.refused = ""  # why the last reload was, if it was
         self.refused_at: float | None = None
+        """When the last reload was refused, if it was."""
         self.taken_up = self.clock.now()
         self.draining = False
         self._left_over = ""
@@ -59,19 +59,24 @@ class Worker:
 
     # ---- reload -----------------------------------------------------------------------------------
 
-    async def reload(self, settings: Settings) -> None:
-        """Take up what can change without a restart; report what cannot, and what fails.
+    async def reload(self, settings: Settings) -> str:
+        """Take up what can change without a restart; report what cannot, and what fails. Return the reason
+        of a refusal, or `""`.
 
         One at a time, and none once the relay stops: a listener that is being started would be left open.
         """
         async with self._reloads:
-            if not self.draining:
-                await self._reload(settings)
+            return "" if self.draining else await self._reload(settings)
 
-    async def _reload(self, settings: Settings) -> None:
+    def refuse(self, why: str, problems: int = 1) -> str:
+        """Keep the old configuration; return `why`."""
+        self.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self.refused_at = self.clock.now()
+        self.events.lifecycle("reload-refused", problems=problems, first=why)
+        return why
+
+    async def _reload(self, settings: Settings) -> str:
         parts = self.parts
-        later = needs_restart(self.settings, settings)
-        self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
             retry = retry_of(settings, self.settings.outbox, parts.context)
             # Before anything has changed: who cannot be asked to change back is asked last.
@@ -83,12 +88,9 @@ class Worker:
             parts.zones.configure(settings.zone, settings.route)
             await parts.telling.configure(settings)
         except (ValueError, StoreError) as error:
-            self.refused = str(error)
-            self.refused_at = self.clock.now()
-            self.problems = (f"the configuration on disk is wrong: {error}",)
-            self.events.lifecycle("reload-refused", problems=1, first=str(error))
-            return
-        self.refused = ""
+            return self.refuse(str(error))
+        later = needs_restart(self.settings, settings)
+        self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         self.taken_up, self.refused_at = self.clock.now(), None
         self.metrics.declare_zones(parts.zones.names)
         parts.settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
@@ -100,6 +102,7 @@ class Worker:
         if not self.identity.drains_spool:
             self.problems = (*self.problems, *await parts.listeners.reload(self.settings))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))
+        return ""
 
     # ---- stop -------------------------------------------------------------------------------------
 
