@@ -29,9 +29,11 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import queue_of
-from zonerelay.store.contract import Finish
-from zonerelay.store.keys.partition import open_partition
+from zonerelay.store.contract import Finish, Store
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
+from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.surroundings import Surroundings
 
 BODY = (b"0123456789 abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 64)[:4096]
 METADATA = b'{"envelope": "%b"}' % (b"x" * 700)
@@ -106,33 +108,59 @@ async def keys_session(name: str, directory: Path, cost: Cost) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def store_session(name: str, directory: Path, cost: Cost) -> AsyncIterator[Session]:
-    ids = MessageIdSource(SystemClock())
     async with Spool(
         directory / "spool",
         backend=STORES.get(name) or Backend(name),
         clock=SystemClock(),
         write_buffer=4 * 1024 * 1024,
     ) as spool:
-        store = spool.store
-
-        async def finish(claimed: Sequence[Delivery]) -> None:
-            if claimed:
-                await store.settle([Finish(claimed[0])], lazy=True)
-
-        async def session() -> Awaitable[None]:
-            envelope = envelope_for(ids.next(), "someone@example.net")
-            async with store.begin(envelope) as writer:
-                await writer.write(BODY)
-                await writer.commit([delivery_for(envelope, "someone@example.net")])
-            return finish(await store.claim(queue_of("default"), 1, now=time.time()))
-
-        yield session
+        yield session_of(spool.store)
         cost.batches += len(spool.syncs)
+
+
+@contextlib.asynccontextmanager
+async def queue_session(name: str, directory: Path, cost: Cost) -> AsyncIterator[Session]:
+    place = PLACES[name](directory)
+    engine = place.engine()
+    around = Surroundings(
+        clock=SystemClock(), on_health=lambda reason: None, observe_commit=lambda seconds: None
+    )
+
+    async def opened(hooks: Hooks) -> Partition:
+        return await open_partition(engine, 0, token="bench", clock=SystemClock(), hooks=hooks)
+
+    store = await open_queue(opened, around)
+    partition = store._keeper.partition  # type: ignore[attr-defined]
+    before = partition.position.number
+    yield session_of(store)
+    cost.batches += partition.position.number - before
+    await store.close()
+    await engine.close()
+    place.close()
+
+
+def session_of(store: Store) -> Session:
+    ids = MessageIdSource(SystemClock())
+
+    async def finish(claimed: Sequence[Delivery]) -> None:
+        if claimed:
+            await store.settle([Finish(claimed[0])], lazy=True)
+
+    async def session() -> Awaitable[None]:
+        envelope = envelope_for(ids.next(), "someone@example.net")
+        async with store.begin(envelope) as writer:
+            await writer.write(BODY)
+            await writer.commit([delivery_for(envelope, "someone@example.net")])
+        return finish(await store.claim(queue_of("default"), 1, now=time.time()))
+
+    return session
 
 
 async def main(engines: list[str], sessions: list[int], seconds: float, *, stores: bool) -> None:
     print("engine       what   sessions messages/s batches/s  writes/b.  CPU ms/m.  CPU ms/b.")
-    ways = [("keys", keys_session), *([("store", store_session)] if stores else [])]
+    ways = [("keys", keys_session), ("queue", queue_session)]
+    if stores:
+        ways.append(("store", store_session))
     for name in engines:
         for count in sessions:
             costs = {what: Cost() for what, _ in ways}

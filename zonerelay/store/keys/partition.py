@@ -29,6 +29,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.queue_mark import StrangeStoreError
 from zonerelay.store.common.write.group_commit import GroupCommitter
+from zonerelay.store.common.write.replies import refuse
 from zonerelay.store.common.write.writer_thread import Failed
 from zonerelay.store.contract import ClaimLostError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.port import (
@@ -149,16 +150,29 @@ class Partition:
         `lazy` may wait for company. `applied` is called on the loop when the write is durable, in the order
         of writes, whether or not the caller still waits.
         """
+        await self.submit(write, lazy=lazy, applied=applied)
+
+    def submit(
+        self, write: Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Hand over a write as `write` does, in its turn. The future needs no caller that awaits it."""
         write.check()
         job = _Job(write)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def tell() -> None:
+        def durable() -> None:
             if job.error is None and applied is not None:
                 applied()
 
-        await self._committer.submit([job], size=write.size, lazy=lazy, applied=tell)
-        if job.error is not None:
-            raise type(job.error)(str(job.error)) from job.error
+        def ended(committed: asyncio.Future[None]) -> None:
+            if error := committed.exception() or job.error:
+                refuse(done, error)
+            elif not done.done():
+                done.set_result(None)
+
+        committed = self._committer.submit([job], size=write.size, lazy=lazy, applied=durable)
+        committed.add_done_callback(ended)
+        return done
 
     async def clear(self, emptied: KeyRange) -> None:
         """Remove a large range in many batches. A crash leaves the rest of it."""

@@ -1,0 +1,185 @@
+"""The queue over ordered keys: the contract of every store, over partitions of several engines, and
+failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.store import test_contract
+from tests.store.builders import NOW, body_of, envelope_for, message_id, store_message
+from tests.store.keys.places import PLACES
+from tests.store.keys.unreliable import Unreliable
+from tests.store.spools import Spool, until
+from tests.store.test_contract import *  # noqa: F403 - each test of the contract
+from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
+    test_commits_that_overtake_each_other_and_the_claims_are_all_found,
+    test_what_was_passed_over_is_found_after_the_clock_was_set_back,
+    tiny,
+)
+from zonerelay.model.clock import ManualClock, SystemClock
+from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
+from zonerelay.store.keys.leveldb import LevelDbEngine
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.port import Engine
+from zonerelay.store.keys.queue import KeysStore, open_queue
+from zonerelay.store.surroundings import Surroundings
+
+ENGINES = [
+    "memory",
+    "leveldb",
+    *(pytest.param(name, marks=pytest.mark.proof) for name in ("postgres", "redis", "directory", "s3")),
+]
+
+
+async def partition_of(engine: Engine, hooks: Hooks, patience: float = 5.0) -> Partition:
+    return await open_partition(
+        engine, 0, token="here", clock=SystemClock(), hooks=hooks, wait=10.0, patience=patience
+    )
+
+
+def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> Surroundings:
+    return Surroundings(
+        clock=ManualClock(),
+        on_health=lambda reason: None,
+        observe_commit=lambda seconds: None,
+        on_news=on_news,
+    )
+
+
+@pytest.fixture(params=ENGINES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    place = PLACES[request.param](tmp_path)
+    engine = place.engine()
+    opened = await open_queue(partial(partition_of, engine), around())
+    yield opened
+    await opened.close()
+    await engine.close()
+    place.close()
+
+
+class TestTakingMail(test_contract.TestTakingMail):  # type: ignore[no-redef]  # in place of the other
+    @pytest.mark.parametrize("size", [0, 1, CHUNK_SIZE, CHUNK_SIZE + 1, 20 * CHUNK_SIZE + 7])
+    @pytest.mark.parametrize("piece", [977, 3 * CHUNK_SIZE + 1])
+    async def test_body_of_any_size_in_any_pieces_is_byte_exact(
+        self, store: Store, size: int, piece: int
+    ) -> None:
+        await super().test_body_of_any_size_in_any_pieces_is_byte_exact(store, size, piece)
+
+
+# --- failures
+
+
+@pytest.fixture
+async def unreliable() -> AsyncIterator[tuple[KeysStore, Unreliable, list[QueueName]]]:
+    engine = Unreliable(PLACES["memory"](Path()).engine())
+    news: list[QueueName] = []
+    opened = await open_queue(partial(partition_of, engine, patience=0.05), around(news.append))
+    yield opened, engine, news
+    await opened.close()
+
+
+Failing = tuple[KeysStore, Unreliable, list[QueueName]]
+
+
+@pytest.mark.parametrize("what", ["before", "after", "late"])
+async def test_a_lost_answer_is_no_trouble_of_mail(unreliable: Failing, what: str) -> None:
+    store, engine, _ = unreliable
+    losses = [what]
+    engine.lose = lambda batch: losses.pop() if losses else ""
+    (delivery,) = await store_message(store, 1)
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [delivery]
+    losses.append(what)
+    await store.settle([Finish(delivery)])
+    assert await store.queues() == set()
+    assert store.unhealthy() is None
+
+
+@pytest.mark.parametrize("what", ["before", "after"])
+async def test_mail_of_an_outage_is_found_afterwards_if_it_was_stored(unreliable: Failing, what: str) -> None:
+    store, engine, news = unreliable
+    (first,) = await store_message(store, 1)
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [first]
+
+    def lose(batch: object) -> str:
+        engine.is_away = True
+        return what
+
+    engine.lose = lose
+    with pytest.raises(StoreError):
+        await store_message(store, 2)
+    assert store.unhealthy() is not None
+    with pytest.raises(StoreError):
+        await store.settle([Finish(first)])
+    engine.lose = lambda batch: ""
+    engine.is_away = False
+    await until(lambda: store.unhealthy() is None and bool(news))
+    claimed = await store.claim(queue_of("default"), 10, now=NOW)
+    assert [each.message_id for each in claimed] == ([message_id(2)] if what == "after" else [])
+    await store.settle([Finish(first)])  # the claim has outlived it
+    (third,) = await store_message(store, 3)
+    assert await store.claim(queue_of("default"), 10, now=NOW) == [third]
+
+
+async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:
+    place = PLACES["memory"](tmp_path)
+    engine = place.engine()
+    store = await open_queue(partial(partition_of, engine), around())
+    await store_message(store, 9)
+    writer = store.begin(envelope_for(message_id(1), "a@example.net"))
+    for _ in range(20):
+        await writer.write(bytes(CHUNK_SIZE))
+    await asyncio.sleep(0.05)
+    await store._keeper.partition.abandon()  # type: ignore[attr-defined]
+    again = await open_queue(partial(partition_of, engine), around())
+    partition = again._keeper.partition  # type: ignore[attr-defined]
+    async with asyncio.timeout(10):
+        while (await partition.page(b"message ", b"message " + message_id(2).encode(), values=False)).rows:
+            await asyncio.sleep(0.01)
+    assert await body_of(again, message_id(9))
+    await again.close()
+
+
+# --- the layout of the LevelDB spool
+
+
+async def test_a_leveldb_spool_is_the_same_for_both(tmp_path: Path) -> None:
+    """Written by the one, read by the other, and back."""
+    engine = LevelDbEngine(tmp_path / "spool")
+
+    async def by_keys(act: Callable[[Store], Awaitable[None]]) -> None:
+        opened = await open_queue(partial(partition_of, engine), around())
+        await act(opened)
+        await opened.close()
+
+    async with Spool(tmp_path / "spool") as spool:
+        await store_message(spool.store, 1, "a@example.net", "b@example.net", body=b"one" * 50_000)
+
+    async def take_over(store: Store) -> None:
+        assert await body_of(store, message_id(1)) == b"one" * 50_000
+        claimed = await store.claim(queue_of("default"), 10, now=NOW)
+        assert [each.recipient for each in claimed] == ["a@example.net", "b@example.net"]
+        await store.settle([Finish(claimed[0])])
+        await store_message(store, 2)
+
+    await by_keys(take_over)
+    async with Spool(tmp_path / "spool") as spool:
+        claimed = await spool.store.claim(queue_of("default"), 10, now=NOW)
+        assert [(each.message_id, each.recipient) for each in claimed] == [
+            (message_id(1), "b@example.net"),
+            (message_id(2), "to@example.net"),
+        ]
+        await spool.store.settle([Finish(each) for each in claimed])
+
+    async def is_empty(store: Store) -> None:
+        assert await store.queues() == set()
+        assert await store.left_over() == ""
+        assert store.last_message_id() == message_id(2)
+
+    await by_keys(is_empty)

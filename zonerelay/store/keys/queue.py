@@ -1,0 +1,217 @@
+"""The queue over one partition: the store of `store/leveldb`, whose keys any engine keeps.
+
+Windows, claims, plans and in-flight states are those of `store/leveldb`. They ask their keeper for reads by
+the functions of `scan` and hand it lists of operations; `QueueKeeper` answers the first with `QueueReads` and
+makes a write of the second. Whether the partition lies in memory, LevelDB or a database they cannot tell.
+
+On failure: `Partition` says when nothing can be written and when it can again. Meanwhile callers get
+StoreError, and memory forgets everything but claims. New mail that finds no room is refused alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.process.tasks import Tasks
+from zonerelay.store.common import records
+from zonerelay.store.common.counts import Counts
+from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
+from zonerelay.store.keys.partition import Hooks, Partition
+from zonerelay.store.keys.port import KeyRange, Write
+from zonerelay.store.keys.queue_reads import QueueReads
+from zonerelay.store.leveldb import cold_reads, scan
+from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.keeper import SpoolKeeper
+from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.surroundings import Surroundings
+
+
+class Moment:
+    """A view of the queue as a walk holds it. Each of its pages is a moment of its own."""
+
+    def snapshot(self) -> Moment:
+        return self
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class QueueReader:
+    """Answers the reads of the store by the functions that it names."""
+
+    opened = Moment()
+
+    def __init__(self, reads: QueueReads) -> None:
+        async def moment() -> Moment:
+            return self.opened
+
+        # Any: each function has its own arguments and results, which the store knows.
+        self._answers: dict[Callable[..., Any], Callable[..., Any]] = {
+            Moment.snapshot: moment,
+            scan.read_fresh: reads.fresh,
+            scan.read_index: reads.index,
+            scan.read_keys: reads.page_of_keys,
+            scan.read_states: reads.states,
+            scan.read_messages: reads.messages,
+            scan.read_message_and_body: reads.message_and_body,
+            scan.scan_page: reads.scan_page,
+            scan.oldest: reads.oldest,
+            scan.queues: reads.queues,
+            scan.left_over: reads.left_over,
+            scan.deliveries_of: reads.deliveries_of,
+            scan.kept: reads.kept,
+            scan.kept_page: reads.kept_page,
+            scan.expired: reads.expired,
+            cold_reads._read_group: reads.chunks,
+        }
+
+    async def read(self, function: Callable[..., Any], *args: object) -> Any:  # Any: as above
+        return await self._answers[function](*args)
+
+
+class QueueCommitter:
+    """Makes writes of the store's operations. What only removes or changes makes room; a new message does
+    not.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def submit(
+        self,
+        ops: Sequence[Op],
+        *,
+        size: int = 0,
+        lazy: bool = False,
+        applied: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
+        is_new = any(key.startswith(records.MESSAGE_PREFIX) and value is not None for key, value in ops)
+        return self._partition.submit(Write(dict(ops), makes_room=not is_new), lazy=lazy, applied=applied)
+
+
+class QueueKeeper:
+    """What the store needs beside reads and writes: health, counts, and the removal of aborted uploads."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self.health = Health(around.on_health)
+        self.check_usable = self.check_claims = self.health.check_usable
+        self.check_writable = self.health.check_writable
+        self.unhealthy = self.health.unhealthy
+        self.problems = self.health.problems
+        self.usable = self.health.usable
+        self.counts = Counts()
+        self.on_failure: Callable[[], None] = lambda: None
+        self.hooks = Hooks(self._fail, self._back, around.observe_commit)
+        self._on_news = around.on_news
+        self._tasks = Tasks()
+        self._cut_off: set[MessageId] = set()
+
+    def begin(self, partition: Partition) -> None:
+        """The partition is open."""
+        self.partition = partition
+        self.reads = QueueReads(partition)
+        self.reader = QueueReader(self.reads)
+        self.committer = QueueCommitter(partition)
+
+    def sweep(self, last: MessageId | None) -> None:
+        """Count what is stored, and remove uploads up to `last` that never ended, in the background."""
+        self._tasks.start(self._count())
+        if last is not None:
+            self._tasks.start(self._remove_aborted(last))
+
+    async def _count(self) -> None:
+        start: bytes | None = records.WEBHOOK_PREFIX
+        found = []
+        while start is not None:
+            counted, start = await self.reads.count_page(start)
+            found.append(counted)
+        for each in found:
+            self.counts.add(each)
+        self.counts.is_whole = True
+
+    async def _remove_aborted(self, last: MessageId) -> None:
+        for prefix in await self.reads.aborted_uploads(last):
+            await self.partition.clear(KeyRange(prefix, records.after(prefix)))
+
+    def note_cut_off(self, message_id: MessageId) -> None:
+        """Chunks of a message that will not exist may be stored: remove them once that can be done."""
+        self._cut_off.add(message_id)
+
+    def note_removed(self, message_id: MessageId) -> None:
+        """LevelDB would give its space back in time."""
+
+    def acknowledge(self, identity: str) -> None:
+        """There are no losses to dismiss."""
+
+    async def probe(self) -> None:
+        self.check_usable()
+        await self.partition.write(Write({records.META_PROBE: b""}, makes_room=True))
+
+    def _fail(self, error: StoreError) -> None:
+        self.health.refusal = error
+        self.on_failure()
+        full = isinstance(error, StoreFullError)
+        self.health.set("write", Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED, str(error))
+
+    def _back(self) -> None:
+        self.on_failure()
+        self.health.refusal = None
+        self.health.set("write", None)
+        for message_id in self._cut_off:
+            prefix = records.message_prefix(message_id)
+            self._tasks.start(self.partition.clear(KeyRange(prefix, records.after(prefix))))
+        self._cut_off.clear()
+        self._tasks.start(self._tell_news())
+
+    async def _tell_news(self) -> None:
+        """Mail whose commit was refused may be stored all the same."""
+        for queue in await self.reads.queues():
+            self._on_news(queue)
+
+    async def close(self) -> None:
+        self.health.close()
+        self.health.refusal = StoreError(Unhealthy.CLOSED)
+        await self._tasks.cancel()
+        await self.partition.close()
+
+
+class KeysStore(LevelDbStore):
+    """A queue in a partition."""
+
+    def _submit(
+        self, plan: Any, *, settled: Any = (), lazy: bool = False
+    ) -> asyncio.Future[None]:  # Any: as there
+        written = super()._submit(plan, settled=settled, lazy=lazy)
+        written.add_done_callback(functools.partial(self._forget_refused, plan))
+        return written
+
+    def _forget_refused(self, plan: Any, written: asyncio.Future[None]) -> None:  # Any: as above
+        """There was no room for it, while others were written: memory is no longer ahead of it."""
+        if written.cancelled() or not isinstance(written.exception(), StoreFullError):
+            return
+        if self._keeper.health.refusal is None:  # type: ignore[attr-defined]  # ours
+            self._reset()
+
+
+async def open_queue(opened: Callable[[Hooks], Any], around: Surroundings) -> KeysStore:
+    """Open a queue. `opened` opens its partition with the hooks. Raises StoreError."""
+    keeper = QueueKeeper(around)
+    partition: Partition = await opened(keeper.hooks)
+    keeper.begin(partition)
+    try:
+        await partition.clear(KeyRange(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)))
+        await partition.write(Write({records.META_FORMAT: records.FORMAT_VERSION}, makes_room=True))
+        last = await keeper.reads.last_message_id()
+        is_empty = not await keeper.reads.queues()
+    except BaseException:
+        await partition.abandon()
+        raise
+    store = KeysStore(cast("SpoolKeeper", keeper), around, last_id=last, empty=is_empty)
+    keeper.sweep(last)
+    store.begin_keys()
+    return store

@@ -1,0 +1,283 @@
+"""Walks the queue's ranges of keys in a partition: the layout of docs/spool-format.md, whatever keeps it.
+
+The functions of `store/leveldb/scan`, over pages. An unreadable record is logged and stepped over: it stays
+for the operator. A page is one moment; what changes between two reads the window notices itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.queue_name import QueueName
+from zonerelay.store.common import records
+from zonerelay.store.contract import (
+    Kept,
+    MessageNotFoundError,
+    QueueCounts,
+    StoreCorruptError,
+    Wanted,
+    everybody,
+)
+from zonerelay.store.keys.port import KeyReader, Row, after, pages
+from zonerelay.store.leveldb.in_flight import Found, OpenMessage
+from zonerelay.store.leveldb.scan import OLDEST_ROWS, PAGE_ROWS, Page
+
+READ_CHUNKS = 4
+"""Chunks of a body that are read together."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class QueueReads:
+    """The reads of one queue."""
+
+    def __init__(self, keys: KeyReader) -> None:
+        self._keys = keys
+
+    async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> list[Row]:
+        """The first rows of a range."""
+        found: list[Row] = []
+        async for rows in pages(self._keys, start, end, rows=limit, values=values):
+            found += rows
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    # --- deliveries
+
+    async def fresh(self, start: bytes, end: bytes, wanted: int) -> Page:
+        """Deliveries of a zone that were never deferred and are not held."""
+        found: list[Delivery] = []
+        for number, (key, value) in enumerate(await self._rows(start, end, PAGE_ROWS + 1)):
+            if number == PAGE_ROWS or len(found) == wanted:
+                return Page(found, key, [])
+            try:
+                status = records.decode_status(key, value)
+                if not status.held and status.next_attempt <= 0:
+                    found.append(records.decode_delivery(key, value))
+            except StoreCorruptError as error:
+                _step_over(error)
+        return Page(found, None, [])
+
+    async def index(self, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
+        """The deliveries that index keys below `bound` point at; keys whose delivery is gone are only
+        listed.
+        """
+        keys: list[bytes] = []
+        low = None
+        for key, _ in await self._rows(start, end, wanted + 1):
+            if key >= bound or len(keys) == wanted:
+                low = key
+                break
+            keys.append(key)
+        return Page(await self.deliveries([key for _, key in _parsed(keys)]), low, keys)
+
+    async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
+        """Those of the deliveries that exist and can be read."""
+        raw = [records.delivery_key(key) for key in keys]
+        found = await self._keys.get(raw)
+        return list(
+            _decoded([(key, value) for key, value in zip(raw, found, strict=True) if value is not None])
+        )
+
+    async def page_of_keys(self, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
+        return list(_parsed([key for key, _ in await self._rows(start, end, PAGE_ROWS, values=False)]))
+
+    async def scan_page(self, start: bytes, end: bytes, _view: object, wanted: Wanted) -> Page:
+        """One page of deliveries in any state."""
+        found, cursor = await self._keys.page(start, end)
+        if wanted is not everybody:
+            found = [row for row in found if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
+        return Page(list(_decoded(found)), cursor, [])
+
+    async def queues(self) -> set[QueueName]:
+        """Queues that hold deliveries, one seek each."""
+        found: list[bytes] = []
+        start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
+        while rows := (await self._keys.page(start, end, rows=1, values=False)).rows:
+            found.append(rows[0][0])
+            start = b"%b %b!" % tuple(rows[0][0].split(b" ", 2)[:2])
+        return {key.queue for _, key in _parsed(found)}
+
+    async def deliveries_of(
+        self, message_id: MessageId, in_queues: Collection[QueueName] | None = None
+    ) -> list[Delivery]:
+        found: list[Delivery] = []
+        for queue in await self.queues() if in_queues is None else in_queues:
+            prefix = records.queue_prefix(queue) + message_id.encode("ascii", "replace") + b" "
+            async for rows in pages(self._keys, prefix, records.after(prefix)):
+                found += _decoded(rows)
+        return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
+        """The key of the first delivery, and `created` of the first that has one not after `now`."""
+        first = None
+        async for rows in pages(self._keys, start, end, rows=PAGE_ROWS // 10):
+            for key, value in rows[:OLDEST_ROWS]:
+                try:
+                    created = records.decode_status(key, value).created
+                except StoreCorruptError as error:
+                    _step_over(error)
+                    continue
+                first = first or key
+                if created <= now:
+                    return first, created
+        return None if first is None else (first, None)
+
+    async def count_page(self, start: bytes) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
+        """Deliveries by queue and state in one page, and where the next page starts."""
+        counted: dict[QueueName, QueueCounts] = {}
+        found, cursor = await self._keys.page(start, records.after(records.DELIVERY_PREFIX))
+        for key, value in found:
+            try:
+                counts = counted.setdefault(records.queue_after(*key.split(b" ", 2)[:2]), QueueCounts())
+                status = records.decode_status(key, value)
+                counts.count(status.next_attempt, held=status.held)
+            except (StoreCorruptError, ValueError) as error:
+                _log.error("stepped over: %s", error)
+        return counted, cursor
+
+    # --- messages
+
+    async def messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        """Those that exist and can be read."""
+        found: dict[MessageId, Message] = {}
+        raw = await self._keys.get(list(map(records.metadata_key, ids)))
+        for message_id, value in zip(ids, raw, strict=True):
+            if value is not None:
+                try:
+                    found[message_id] = records.decode_message(message_id, value)
+                except StoreCorruptError as error:
+                    _step_over(error)
+        return found
+
+    async def message(self, message_id: MessageId) -> tuple[Message, OpenMessage]:
+        """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
+        raw, count = await self._keys.get(
+            [records.metadata_key(message_id), records.open_count_key(message_id)]
+        )
+        if raw is None:
+            raise MessageNotFoundError(f"no message {message_id}")
+        message = records.decode_message(message_id, raw)
+        if count is None:
+            return message, OpenMessage(message, len(message.envelope.recipients))
+        return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+
+    async def message_and_body(self, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
+        """A message and, when it is one chunk, its body, which a delivery reads next."""
+        message, count = await self.message(message_id)
+        if message.chunks != 1:
+            return message, count, None
+        (body,) = await self._keys.get([records.chunk_key(message_id, 1)])
+        return message, count, body
+
+    async def states(self, keys: Sequence[DeliveryKey]) -> Found:
+        """The deliveries and open messages that a change of these keys needs."""
+        found = Found()
+        found.deliveries = {delivery.key: delivery for delivery in await self.deliveries(keys)}
+        for message_id in {key.message_id for key in keys}:
+            try:
+                found.messages[message_id] = (await self.message(message_id))[1]
+            except (MessageNotFoundError, StoreCorruptError) as error:
+                _log.error("deliveries without a readable message: %s", error)
+        return found
+
+    async def chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
+        """Some chunks of a body from number `first` on."""
+        numbers = range(first, min(first + READ_CHUNKS, last + 1))
+        found: list[bytes] = []
+        raw = await self._keys.get([records.chunk_key(message_id, number) for number in numbers])
+        for number, chunk in zip(numbers, raw, strict=True):
+            if chunk is None:
+                if (await self._keys.get([records.exists_key(message_id)])) == [None]:
+                    raise MessageNotFoundError(f"message {message_id} was removed while it was read")
+                raise StoreCorruptError(f"message {message_id}: chunk {number} of {last} is missing")
+            found.append(chunk)
+        return found
+
+    async def last_message_id(self) -> MessageId | None:
+        """The highest id that this queue has seen, aborted uploads included."""
+        (noted,) = await self._keys.get([records.META_LAST_ID])
+        last = await self._keys.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
+        texts = [(noted or b"").decode("ascii", "replace")]
+        if last is not None:
+            texts.append(last.split(b" ")[1].decode("ascii", "replace"))
+        return max((MessageId(text) for text in texts if is_message_id(text)), default=None)
+
+    async def aborted_uploads(self, last: MessageId) -> list[bytes]:
+        """Message prefixes up to `last` that hold chunks but neither `#` nor `*`, one seek for each
+        message.
+        """
+        aborted: list[bytes] = []
+        start, end = records.MESSAGE_PREFIX, records.after(records.message_prefix(last))
+        while rows := (await self._keys.page(start, end, rows=1, values=False)).rows:
+            prefix, _, part = rows[0][0].rpartition(b" ")
+            if part.isdigit():
+                aborted.append(prefix + b" ")
+            start = prefix + b"!"
+        return aborted
+
+    async def left_over(self) -> str:
+        """A record that is no bookkeeping, readable or not."""
+        hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
+        starts = (b"\x01", records.after(hints), counts, records.after(meta))
+        for start, stop in zip(starts, (hints, meta, records.after(counts), b"\xff"), strict=True):
+            for key, _ in await self._rows(start, stop, 1, values=False):
+                return f"records in the spool, the first is {key.decode('ascii', 'replace')!r}"
+        return ""
+
+    # --- idempotency keys
+
+    async def kept(self, identity: str) -> Kept | None:
+        (raw,) = await self._keys.get([records.once_key(identity)])
+        return None if raw is None else records.decode_kept(raw)
+
+    async def kept_page(self, identity: str) -> list[tuple[str, Kept]]:
+        """The keys behind an identity."""
+        start = after(records.once_key(identity)) if identity else records.ONCE_PREFIX
+        found: list[tuple[str, Kept]] = []
+        for key, value in await self._rows(start, records.after(records.ONCE_PREFIX), PAGE_ROWS):
+            try:
+                name = key[len(records.ONCE_PREFIX) :].decode("ascii", "replace")
+                found.append((name, records.decode_kept(value)))
+            except StoreCorruptError as error:
+                _step_over(error)
+        return found
+
+    async def expired(self, now: float, most: int) -> list[tuple[str, bytes, bool]]:
+        """The identities that have expired, each with its key in the index and whether it was used again."""
+        found: list[tuple[str, bytes, bool]] = []
+        stop = records.once_until_key("", now)
+        for key, _ in await self._rows(records.ONCE_UNTIL_PREFIX, stop, most):
+            identity = key.rpartition(b" ")[2].decode("ascii", "replace")
+            try:
+                known = await self.kept(identity)
+            except StoreCorruptError as error:
+                _step_over(error)
+                known = None
+            found.append((identity, key, known is not None and known.until > now))
+        return found
+
+
+def _decoded(rows: Sequence[Row]) -> Iterator[Delivery]:
+    for key, value in rows:
+        try:
+            yield records.decode_delivery(key, value)
+        except StoreCorruptError as error:
+            _step_over(error)
+
+
+def _parsed(keys: Sequence[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
+    for key in keys:
+        try:
+            yield key, records.parse_delivery_key(key)
+        except StoreCorruptError as error:
+            _step_over(error)
+
+
+def _step_over(error: StoreCorruptError) -> None:
+    _log.error("stepped over: %s", error)
