@@ -28,7 +28,8 @@ from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
 from zonerelay.store.keys.leveldb import LevelDbEngine
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine
-from zonerelay.store.keys.queue import KeysStore, open_queue
+from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.surroundings import Surroundings
 
 ENGINES = [
@@ -77,7 +78,7 @@ class TestTakingMail(test_contract.TestTakingMail):  # type: ignore[no-redef]  #
 
 
 @pytest.fixture
-async def unreliable() -> AsyncIterator[tuple[KeysStore, Unreliable, list[QueueName]]]:
+async def unreliable() -> AsyncIterator[tuple[LevelDbStore, Unreliable, list[QueueName]]]:
     engine = Unreliable(PLACES["memory"](Path()).engine())
     news: list[QueueName] = []
     opened = await open_queue(partial(partition_of, engine, patience=0.05), around(news.append))
@@ -85,7 +86,7 @@ async def unreliable() -> AsyncIterator[tuple[KeysStore, Unreliable, list[QueueN
     await opened.close()
 
 
-Failing = tuple[KeysStore, Unreliable, list[QueueName]]
+Failing = tuple[LevelDbStore, Unreliable, list[QueueName]]
 
 
 @pytest.mark.parametrize("what", ["before", "after", "late"])

@@ -8,6 +8,7 @@ other sub-packages of `store/`.
   without an answer, renews the lease, and refuses a store that holds an older state.
 - `seen_file`: the file in which a machine notes how far a partition had come.
 - `memory`, `leveldb`, `postgres`, `redis`, and `objects` over `directory` or `s3`: the engines.
+- `queue`: the queue over a partition of any engine, in the layout of docs/spool-format.md.
 
 `tests/store/keys/test_contract.py` runs over every engine.
 """

@@ -159,7 +159,7 @@ class LevelDbKeys:
         if batch.position.epoch != self._epoch:
             raise FencedError(f"the spool has epoch {self._epoch}, the writer {batch.position.epoch}")
         write = batch.write
-        is_small = not write.ranges and write.size < LARGE_BATCH
+        is_small = not write.ranges and batch.size < LARGE_BATCH
         atomic = self.db.batch([_ops(batch)]) if is_small else None
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writing = _Job(atomic, batch, done)

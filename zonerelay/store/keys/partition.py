@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
@@ -61,19 +61,46 @@ CLEAR_ROWS = 500
 _log = logging.getLogger("zonerelay.store")
 
 
+def _nothing() -> None:
+    """No caller wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """How the owner hears of trouble, on the event loop. None may raise. `observe`: seconds of each batch."""
+    """How the owner hears of trouble, on the event loop. None may raise. `observe`: seconds of each batch.
+    `on_refused`: writes were refused for want of room, while the partition goes on.
+    """
 
     on_trouble: Callable[[StoreError], None] = lambda error: None
-    on_back: Callable[[], None] = lambda: None
+    on_back: Callable[[], None] = _nothing
+    on_refused: Callable[[], None] = _nothing
     observe: Callable[[float], None] = lambda seconds: None
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     write: Write
-    error: StoreError | None = None
+    applied: Callable[[], None] = _nothing
+    done: asyncio.Future[None] | None = None
+    is_refused: bool = False
+
+    def tell(self) -> None:
+        """The batch is durable."""
+        if not self.is_refused:
+            self.applied()
+
+    def refuse(self, error: StoreError) -> None:
+        """There is no room for it, while others of its batch are durable."""
+        self.is_refused = True
+        if self.done is not None:
+            refuse(self.done, error)
+
+
+class _Group(NamedTuple):
+    """The jobs of one batch, and about how many bytes they have."""
+
+    jobs: Sequence[_Job]
+    size: int
 
 
 class Partition:
@@ -106,8 +133,8 @@ class Partition:
         self._tasks = Tasks()
         self._is_closing = False
         self._is_fenced = False
-        self._committer: GroupCommitter[_Job, Sequence[_Job], float] = GroupCommitter(
-            lambda jobs, _size: [job for some in jobs for job in some],
+        self._committer: GroupCommitter[_Job, _Group, float] = GroupCommitter(
+            lambda jobs, size: _Group([job for (job,) in jobs], size),
             lambda tell: _Writer(self._commit, tell, clock),
             clock=clock,
             observe=hooks.observe,
@@ -156,46 +183,37 @@ class Partition:
         self, write: Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
     ) -> asyncio.Future[None]:
         """Hand over a write as `write` does, in its turn. The future needs no caller that awaits it."""
-        write.check()
+        size = write.check()
         job = _Job(write)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def durable() -> None:
-            if job.error is None and applied is not None:
-                applied()
-
-        def ended(committed: asyncio.Future[None]) -> None:
-            if error := committed.exception() or job.error:
-                refuse(done, error)
-            elif not done.done():
-                done.set_result(None)
-
-        committed = self._committer.submit([job], size=write.size, lazy=lazy, applied=durable)
-        committed.add_done_callback(ended)
-        return done
+        if applied is not None:
+            job.applied = applied
+        job.done = self._committer.submit([job], size=size, lazy=lazy, applied=applied and job.tell)
+        return job.done
 
     async def clear(self, emptied: KeyRange) -> None:
         """Remove a large range in many batches. A crash leaves the rest of it."""
         async for rows in pages(self, *emptied, rows=CLEAR_ROWS, values=False):
             await self.write(Write({key: None for key, _ in rows}, makes_room=True))
 
-    async def _commit(self, jobs: Sequence[_Job]) -> None:
+    async def _commit(self, group: _Group) -> None:
         try:
-            await self._make_durable(merged(job.write for job in jobs))
+            await self._make_durable(merged([job.write for job in group.jobs]), group.size)
         except StoreFullError as error:
             if self._in_doubt is not None:
                 raise
-            frees = [job for job in jobs if job.write.makes_room]
-            for job in jobs:
-                if not job.write.makes_room or len(frees) == len(jobs):
-                    job.error = error
-            if 0 < len(frees) < len(jobs):
-                await self._commit(frees)
+            frees = [job for job in group.jobs if job.write.makes_room]
+            is_last = len(frees) == len(group.jobs)
+            for job in group.jobs:
+                if is_last or not job.write.makes_room:
+                    job.refuse(error)
+            self._hooks.on_refused()
+            if frees and not is_last:
+                await self._commit(_Group(frees, group.size))
 
-    async def _make_durable(self, write: Write) -> None:
+    async def _make_durable(self, write: Write, size: int) -> None:
         first: StoreError | None = None
         while True:
-            batch = Batch(Position(self._seen.epoch, self._seen.last.number + 1), write)
+            batch = Batch(Position(self._seen.epoch, self._seen.last.number + 1), write, size)
             try:
                 await self._keeper.apply(batch)
             except FencedError:
@@ -364,7 +382,7 @@ class _Writer:
 
     def __init__(
         self,
-        commit: Callable[[Sequence[_Job]], Coroutine[Any, Any, None]],  # Any: what a coroutine sends
+        commit: Callable[[_Group], Coroutine[Any, Any, None]],  # Any: what a coroutine sends
         tell: Callable[[float | Failed], None],
         clock: Clock,
     ) -> None:
@@ -373,16 +391,16 @@ class _Writer:
         self._now = clock.monotonic
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, jobs: Sequence[_Job]) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(jobs))
+    def put(self, group: _Group) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(group))
 
     def stop(self) -> None:
         self._task = None
 
-    async def _run(self, jobs: Sequence[_Job]) -> None:
+    async def _run(self, group: _Group) -> None:
         started = self._now()
         try:
-            await self._commit(jobs)
+            await self._commit(group)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the submitters have to learn of it
             self._tell(Failed(error))
         else:

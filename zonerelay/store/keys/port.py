@@ -103,19 +103,19 @@ class Write:
     ranges: Sequence[KeyRange] = ()
     makes_room: bool = False
 
-    def check(self) -> None:
-        """Raise ValueError for what no engine takes."""
+    def check(self) -> int:
+        """Return the bytes of all keys and values. Raises ValueError for what no engine takes."""
+        size = 0
         for key, value in self.changes.items():
-            if not 0 < len(key) <= MAX_KEY:
-                raise ValueError(f"a key of {len(key)} bytes")
-            if not key[0]:
-                raise ValueError("a key that begins with NUL")
-            if value is not None and len(value) > MAX_VALUE:
-                raise ValueError(f"a value of {len(value)} bytes")
-
-    @property
-    def size(self) -> int:
-        return sum(len(key) + len(value or b"") for key, value in self.changes.items())
+            length = len(key)
+            if not 0 < length <= MAX_KEY or not key[0]:
+                raise ValueError(f"a key of {length} bytes that begins with {key[:1]!r}")
+            if value is not None:
+                length += len(value)
+                if length > MAX_VALUE:
+                    raise ValueError(f"a value of {length} bytes")
+            size += length
+        return size
 
 
 def merged(writes: Iterable[Write]) -> Write:
@@ -146,12 +146,13 @@ NOTHING = Position()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One write as an engine receives it. `position` is stored with it; the batch before has the number
-    before.
+    """One write as an engine receives it, and about how many bytes it has. `position` is stored with it; the
+    batch before has the number before.
     """
 
     position: Position
     write: Write
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

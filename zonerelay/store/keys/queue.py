@@ -11,7 +11,6 @@ StoreError, and memory forgets everything but claims. New mail that finds no roo
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -41,7 +40,7 @@ class Moment:
         """Nothing is held."""
 
 
-class QueueReader:
+class ReadsByName:
     """Answers the reads of the store by the functions that it names."""
 
     opened = Moment()
@@ -90,7 +89,9 @@ class QueueCommitter:
         lazy: bool = False,
         applied: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
-        is_new = any(key.startswith(records.MESSAGE_PREFIX) and value is not None for key, value in ops)
+        # The first operation of a new message is a chunk or its `#`.
+        key, value = ops[0]
+        is_new = value is not None and key.startswith(records.MESSAGE_PREFIX)
         return self._partition.submit(Write(dict(ops), makes_room=not is_new), lazy=lazy, applied=applied)
 
 
@@ -106,7 +107,7 @@ class QueueKeeper:
         self.usable = self.health.usable
         self.counts = Counts()
         self.on_failure: Callable[[], None] = lambda: None
-        self.hooks = Hooks(self._fail, self._back, around.observe_commit)
+        self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit)
         self._on_news = around.on_news
         self._tasks = Tasks()
         self._cut_off: set[MessageId] = set()
@@ -115,7 +116,7 @@ class QueueKeeper:
         """The partition is open."""
         self.partition = partition
         self.reads = QueueReads(partition)
-        self.reader = QueueReader(self.reads)
+        self.reader = ReadsByName(self.reads)
         self.committer = QueueCommitter(partition)
 
     def sweep(self, last: MessageId | None) -> None:
@@ -180,25 +181,7 @@ class QueueKeeper:
         await self.partition.close()
 
 
-class KeysStore(LevelDbStore):
-    """A queue in a partition."""
-
-    def _submit(
-        self, plan: Any, *, settled: Any = (), lazy: bool = False
-    ) -> asyncio.Future[None]:  # Any: as there
-        written = super()._submit(plan, settled=settled, lazy=lazy)
-        written.add_done_callback(functools.partial(self._forget_refused, plan))
-        return written
-
-    def _forget_refused(self, plan: Any, written: asyncio.Future[None]) -> None:  # Any: as above
-        """There was no room for it, while others were written: memory is no longer ahead of it."""
-        if written.cancelled() or not isinstance(written.exception(), StoreFullError):
-            return
-        if self._keeper.health.refusal is None:  # type: ignore[attr-defined]  # ours
-            self._reset()
-
-
-async def open_queue(opened: Callable[[Hooks], Any], around: Surroundings) -> KeysStore:
+async def open_queue(opened: Callable[[Hooks], Any], around: Surroundings) -> LevelDbStore:
     """Open a queue. `opened` opens its partition with the hooks. Raises StoreError."""
     keeper = QueueKeeper(around)
     partition: Partition = await opened(keeper.hooks)
@@ -211,7 +194,7 @@ async def open_queue(opened: Callable[[Hooks], Any], around: Surroundings) -> Ke
     except BaseException:
         await partition.abandon()
         raise
-    store = KeysStore(cast("SpoolKeeper", keeper), around, last_id=last, empty=is_empty)
+    store = LevelDbStore(cast("SpoolKeeper", keeper), around, last_id=last, empty=is_empty)
     keeper.sweep(last)
     store.begin_keys()
     return store
