@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.support.control import control_socket
+from zonerelay.admin import peers
+from zonerelay.admin.api import verbs
+from zonerelay.control.client import LINES, ControlClient, written
 from zonerelay.control.runner import Answer
-from zonerelay.control.socket import server as server_module
-from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.server import ControlServer
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import Changed, Count, DeliveryRow, End, Frame, Pong
-from zonerelay.operations.catalogue import MAX_CALL, Call
-from zonerelay.operations.errors import ControlError, NotFoundError, NotRunningError
+from zonerelay.operations.errors import ControlError, ForbiddenError, NotFoundError, NotRunningError
 from zonerelay.operations.requests import (
     Hold,
     Ping,
@@ -102,7 +102,7 @@ class Relay:
         self.path = path
         self.handler = Fake()
         self.troubles: list[BaseException] = []
-        self.server = ControlServer(path, self.handler, trouble=self._trouble)
+        self.server = control_socket(path, self.handler, self._trouble)
         self.client = ControlClient(path, timeout=5)
 
     def _trouble(self, where: str, error: BaseException) -> None:
@@ -119,6 +119,14 @@ async def relay(tmp_path: Path) -> AsyncIterator[Relay]:
     await relay.server.start()
     yield relay
     await relay.server.close()
+
+
+def sent(request: Request) -> bytes:
+    method, target, body = written(request)
+    fields = f"Host: localhost\r\nAccept: {LINES}\r\nContent-Type: application/json\r\n"
+    body = body or b""
+    head = f"{method} {target} HTTP/1.1\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 async def raw(path: Path, data: bytes) -> bytes:
@@ -176,25 +184,33 @@ async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"nonsense\n", "not a request"),
-        (b"{}\n", "not a request"),
-        (b'{"request":{"operation":"format-disk"}}\n', "not a request"),
-        (b'{"request":{"operation":"ping","more":1}}\n', "not a request"),
-        (b"x" * (MAX_CALL + 10) + b"\n", "bytes long"),
+        (b"nonsense\r\n\r\n", "400"),
+        (b"GET /v1/teleport HTTP/1.1\r\nHost: localhost\r\n\r\n", "not_found"),
+        (b"GET /v1/status?more=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", "invalid"),
+        (b"POST /v1/queue/burn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", "not_found"),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", "not_found"),
     ],
 )
 async def test_a_bad_request_is_refused_in_words(relay: Relay, line: bytes, words: str) -> None:
-    answer = await raw(relay.path, line)
+    reader, writer = await asyncio.open_unix_connection(str(relay.path))
+    writer.write(line)
+    answer = await asyncio.wait_for(reader.read(4096), 5)
+    writer.close()
     assert words in answer.decode()
-    assert answer.count(b"\n") == 1
+
+
+async def test_other_users_are_refused(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "caller", lambda connection: (4711, 4711, "mallory"))
+    with pytest.raises(ForbiddenError, match="mallory"):
+        await relay.ask(Ping())
 
 
 async def test_a_client_that_vanishes_ends_its_question(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(verbs, "HEARTBEAT", 0.01)
     _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(messages.encode(Call(request=Status())))
+    writer.write(sent(Status()))
     await writer.drain()
     writer.close()
     await writer.wait_closed()
@@ -208,9 +224,9 @@ async def test_a_client_that_vanishes_ends_its_question(
 async def test_a_client_that_vanishes_does_not_stop_its_change_half_way(
     relay: Relay, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(verbs, "HEARTBEAT", 0.01)
     _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(messages.encode(Call(request=request_)))
+    writer.write(sent(request_))
     await writer.drain()
     writer.close()
     await writer.wait_closed()
@@ -234,9 +250,7 @@ async def _read_enough(path: Path) -> None:
     with client:
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, str(path))
-        await asyncio.get_running_loop().sock_sendall(
-            client, messages.encode(Call(request=QueueTrace(message_id="0" * 16)))
-        )
+        await asyncio.get_running_loop().sock_sendall(client, sent(QueueTrace(message_id="0" * 16)))
         await until(relay.handler.shown.wait)
     await until(relay.handler.left.wait)
     assert (await relay.ask(Ping()))[-1] == End()
@@ -245,7 +259,7 @@ async def _read_enough(path: Path) -> None:
 
 
 async def test_long_work_shows_progress(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(verbs, "HEARTBEAT", 0.01)
     loop, frames = asyncio.get_running_loop(), list[Frame]()
 
     def ask() -> None:
@@ -264,7 +278,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None
     with idle:
         idle.setblocking(False)
         await asyncio.get_running_loop().sock_connect(idle, str(relay.path))
-        await asyncio.get_running_loop().sock_sendall(idle, messages.encode(Call(request=QueueList())))
+        await asyncio.get_running_loop().sock_sendall(idle, sent(QueueList()))
         for _ in range(3):
             assert (await relay.ask(Ping()))[-1] == End()
 
@@ -272,9 +286,9 @@ async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None
 async def test_more_clients_than_the_limit_are_told_to_wait(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay.server._runner, "_most", 1)
+    monkeypatch.setattr(peers, "MAX_CLIENTS", 1)
     _, writer = await asyncio.open_unix_connection(str(relay.path))
-    writer.write(messages.encode(Call(request=Status())))
+    writer.write(sent(Status()))
     await asyncio.sleep(0.05)
     with pytest.raises(ControlError, match="try again"):
         await relay.ask(Ping())
@@ -283,7 +297,7 @@ async def test_more_clients_than_the_limit_are_told_to_wait(
 
 
 async def test_a_silent_client_is_let_go(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "REQUEST_TIMEOUT", 0.02)
+    monkeypatch.setattr(peers, "REQUEST_TIMEOUT", 0.02)
     assert await raw(relay.path, b"") == b""
 
 
@@ -313,7 +327,7 @@ async def test_a_socket_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_running_relays_socket_is_not_taken_away(relay: Relay) -> None:
-    second = ControlServer(relay.path, Fake(), trouble=lambda where, error: None)
+    second = control_socket(relay.path, Fake(), lambda where, error: None)
     with pytest.raises(ControlError, match="another relay answers"):
         await second.start()
     assert (await relay.ask(Ping()))[-1] == End()
@@ -323,14 +337,14 @@ async def test_a_file_in_the_way_is_not_deleted(tmp_path: Path) -> None:
     path = tmp_path / "control.sock"
     path.write_text("precious")
     with pytest.raises(ControlError, match="not a socket"):
-        await ControlServer(path, Fake(), trouble=lambda where, error: None).start()
+        await control_socket(path, Fake(), lambda where, error: None).start()
     assert path.read_text() == "precious"
 
 
 async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "control.sock"
     with pytest.raises(ControlError, match="no directory"):
-        await ControlServer(path, Fake(), trouble=lambda where, error: None).start()
+        await control_socket(path, Fake(), lambda where, error: None).start()
 
 
 async def test_a_successors_socket_survives_the_close_of_its_predecessor(relay: Relay) -> None:

@@ -28,7 +28,7 @@ from zonerelay.config.settings import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.inbound.listen import listeners
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.state.questions import AskedPolicy

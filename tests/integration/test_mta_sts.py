@@ -29,7 +29,7 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.operations.answers import Explanation
 from zonerelay.operations.requests import Explain
 

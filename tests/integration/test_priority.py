@@ -25,7 +25,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.config.units import parse_rate
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.model.queue_name import Priority
 from zonerelay.operations.answers import DeliveryRow
 from zonerelay.operations.requests import Filter, Hold, QueueList

@@ -30,7 +30,7 @@ from zonerelay.config.settings import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.model.queue_name import Priority
 from zonerelay.operations.answers import DeliveryRow, Explanation, MessageDetail, OrderGiven, TraceStep
 from zonerelay.operations.errors import ControlError

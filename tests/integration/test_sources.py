@@ -16,7 +16,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.cli.operate.explain_offline import offline
 from zonerelay.config.settings import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.operations.answers import Explanation
 from zonerelay.operations.requests import Explain
 

@@ -35,7 +35,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import (

@@ -12,14 +12,17 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 import trustme
 
 from tests.support.certificates import DAY, make
+from tests.support.control import control_socket
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, MemoryLog, Running, relay_with, settings
 from tests.support.smarthost import Smarthost
 from tests.support.tls_client import trusting
+from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     AuthSettings,
@@ -32,16 +35,15 @@ from zonerelay.config.settings import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.socket.server import ControlServer
+from zonerelay.control.client import written
 from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket.worker_socket import WorkerSocket
 from zonerelay.control.streams import EVENTS_ROOM, Streams
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import End, Frame, MailEvent, Missed, RelayStatus, TranscriptLine
-from zonerelay.operations.catalogue import Call
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Request, Tail, Transcript
-from zonerelay.supervisor.merge.control_client import frames
 from zonerelay.supervisor.merge.fan_out import FanOut
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
@@ -60,8 +62,14 @@ class Reader:
 
     async def read(self, path: Path, request: Request) -> None:
         with suppress(asyncio.CancelledError):
-            async for frame in frames(path, Call(request=request), silence=20.0):
-                self.found.append(frame)
+            method, target, body = written(request)
+            fields = {"Accept": "application/x-ndjson"}
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+                session.request(method, f"http://localhost{target}", data=body, headers=fields) as response,
+            ):
+                async for line in response.content:
+                    self.found.append(messages.decode_frame(line))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -206,7 +214,8 @@ async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(
 ) -> None:
     async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
         reader, writer = await asyncio.open_unix_connection(str(socket_of(running)))
-        writer.write(messages.encode(Call(request=Tail(event="logged-in"))))
+        fields = b"Host: localhost\r\nAccept: application/x-ndjson\r\n"
+        writer.write(b"GET /v1/tail?event=logged-in HTTP/1.1\r\n%b\r\n" % fields)
         await running.until(tailed(running), what="the reader")
         events, count = running.worker.events, 0
         while count < 20_000:  # ten times what waits, and more than the sockets hold
@@ -219,7 +228,10 @@ async def test_a_reader_that_stops_reading_loses_events_and_delays_nothing(
         told = missed = 0
         async with asyncio.timeout(20):
             while told + missed < count:
-                frame = messages.decode_frame(await reader.readline())
+                line = await reader.readline()
+                if not line.startswith(b"{"):
+                    continue  # the head, or the size of a chunk
+                frame = messages.decode_frame(line)
                 told += isinstance(frame, MailEvent)
                 missed += frame.count if isinstance(frame, Missed) else 0
         writer.close()
@@ -331,9 +343,15 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
         relay_with(configured(tmp_path / "1", host)) as other,
     ):
         both = (one, other)
-        relay = Two({0: socket_of(one), 1: socket_of(other)})
-        server = ControlServer(tmp_path / "both.sock", FanOut(relay), trouble=one.worker.events.trouble)
-        await server.start()
+        places = {number: tmp_path / f"worker-{number}.sock" for number in range(2)}
+        trouble = one.worker.events.trouble
+        servers: list[WorkerSocket | ControlSocket] = [
+            WorkerSocket(places[number], each.worker.endpoints.handler, trouble=trouble)
+            for number, each in enumerate(both)
+        ]
+        servers.append(control_socket(tmp_path / "both.sock", FanOut(Two(places)), trouble))
+        for server in servers:
+            await server.start()
         path = tmp_path / "both.sock"
         watched = Transcript(client=LOOPBACK, seconds=3.0)
         async with (
@@ -349,4 +367,5 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
             assert {line.worker for line in lines} == {0, 1}
             assert {each.why for each in transcript.found if isinstance(each, Missed)} == {"its time is over"}
         assert {each.log.named("transcript-begun")[0]["by"] for each in both} != {""}
-        await server.close()
+        for server in reversed(servers):
+            await server.close()

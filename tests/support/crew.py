@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.ports import LOOPBACK
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.requests import Status
 

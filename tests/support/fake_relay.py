@@ -7,9 +7,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from tests.support.control import control_socket
+from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import Answer
-from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.server import ControlServer
 from zonerelay.operations.answers import (
     Address,
     AddressPlan,
@@ -81,7 +81,7 @@ class FakeRelay:
         self.config.write_text(
             f'[spool]\npath = "{self.directory}/spool"\n[admin]\naddress = ""\nsocket = "{socket}"\n'
         )
-        self.server = ControlServer(socket, self, trouble=self._trouble)
+        self.server = control_socket(socket, self, self._trouble)
         self.client = ControlClient(socket)
         await self.server.start()
 

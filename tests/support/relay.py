@@ -31,7 +31,7 @@ from zonerelay.config.settings import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import Frame, RelayStatus

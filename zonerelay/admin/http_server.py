@@ -234,8 +234,10 @@ class _Later:
 
 def _api(operators: Operators) -> Handler:
     from zonerelay.admin.api.routes import Api  # noqa: PLC0415
+    from zonerelay.admin.api.verbs import VERBS  # noqa: PLC0415
+    from zonerelay.admin.submission.verbs import SUBMISSION  # noqa: PLC0415
 
-    return Api(operators).serve
+    return Api(operators, (*VERBS, *SUBMISSION)).serve
 
 
 def _mailpit(operators: Operators) -> Handler:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zonerelay.config.load import Whereabouts
     from zonerelay.config.problems import Problem
     from zonerelay.config.settings import Settings
-    from zonerelay.control.socket.client import ControlClient
+    from zonerelay.control.client import ControlClient
 
 ENVIRONMENT = "ZONERELAY_CONFIG"
 SYSTEM_CONFIG = Path("/etc/zonerelay/zonerelay.toml")
@@ -84,7 +84,7 @@ def load_needed(option: Path | None, table: str) -> Settings:
 
 
 def client_of(settings: Settings) -> ControlClient:
-    from zonerelay.control.socket.client import ControlClient
+    from zonerelay.control.client import ControlClient
     from zonerelay.control.socket.socket_file import control_socket_path
 
     return ControlClient(control_socket_path(settings))
@@ -103,7 +103,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     named and the usual one's relay does not run, it is the sandbox of this user, if one runs; the person is
     told.
     """
-    from zonerelay.control.socket.client import ControlClient
+    from zonerelay.control.client import ControlClient
     from zonerelay.control.socket.socket_file import answers
 
     if arguments.socket is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Ping
 

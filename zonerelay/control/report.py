@@ -16,7 +16,7 @@ from datetime import datetime
 
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.control.socket.socket_file import control_socket_path
 from zonerelay.history.reader import Gap, Histories, Record
 from zonerelay.history.writer import DIRECTORY

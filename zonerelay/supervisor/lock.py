@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zonerelay.config.settings import Settings
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.control.socket.socket_file import control_socket_path, refuse_live
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import ControlError

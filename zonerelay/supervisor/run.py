@@ -17,11 +17,11 @@ from pathlib import Path
 import uvloop
 
 from zonerelay import __version__
+from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.admin.http import AdminError, AdminServer
-from zonerelay.admin.operators import build_operators
+from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.checks import advice
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path, limits_socket_path
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.limits.authority.book import LimitTable
@@ -165,17 +165,24 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         workers = count_of(settings)
         self._workers.employ(workers, spools_beyond(settings.spool, workers))
-        handler = FanOut(state)
-        control = ControlServer(control_socket_path(settings), handler, trouble=self._trouble)
+        operators = build_operators(
+            FanOut(state),
+            lambda: self._state.settings,
+            trouble=self._trouble,
+            audit=lambda fields: self._log.emit(*http_request(fields, self._redactor)),
+            clock=self._clock,
+            submit=SubmitClient(state.submission).submit,
+        )
+        stack.push_async_callback(operators.asking.close)
+        control = ControlSocket(control_socket_path(settings), lambda: operators, trouble=self._trouble)
         what = "commands are not answered", "control-socket"
         await self._open(stack, *what, control, ControlError, final=(AnotherRelayError,))
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
         if self._workers.ready.done():
             self._workers.ready.result()
         if settings.admin.address and not state.draining:
-            await self._open(
-                stack, "HTTP is not served", "admin-http", self._build_http(stack, handler), AdminError
-            )
+            http = self._build_http(operators)
+            await self._open(stack, "HTTP is not served", "admin-http", http, AdminError)
         if not state.draining:
             self._log.emit("info", "ready", {"listeners": " ".join(self._sockets.addresses())})
             loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
@@ -193,16 +200,7 @@ class Supervisor:
             )
         self._sockets.open(wanted, count_of(self.settings))
 
-    def _build_http(self, stack: AsyncExitStack, handler: FanOut) -> AdminServer:
-        operators = build_operators(
-            handler,
-            lambda: self._state.settings,
-            trouble=self._trouble,
-            audit=lambda fields: self._log.emit(*http_request(fields, self._redactor)),
-            clock=self._clock,
-            submit=SubmitClient(self._state.submission).submit,
-        )
-        stack.push_async_callback(operators.asking.close)
+    def _build_http(self, operators: Operators) -> AdminServer:
         return AdminServer(
             self.settings.admin,
             operators=lambda: operators,

@@ -5,17 +5,19 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zonerelay.admin.control_socket import ControlSocket
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.settings import ListenerSettings, Settings
+from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import Answer, Handler
-from zonerelay.control.socket.client import ControlClient
-from zonerelay.control.socket.server import ControlServer
 from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket.worker_socket import WorkerSocket
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_connection import ServesHttp
@@ -68,9 +70,15 @@ class Endpoints:
         """
         identity, settings = self._identity, self._settings()
 
-        path = control_socket_path(settings, identity.index if identity.supervised else None)
-        control = ControlServer(path, self.handler, trouble=self._events.trouble)
+        trouble = self._events.trouble
         final = ControlError if identity.supervised else AnotherRelayError
+        control: Part
+        if identity.supervised:
+            path = control_socket_path(settings, identity.index)
+            control = WorkerSocket(path, self.handler, trouble=trouble)
+        else:
+            build = partial(self._build_operators, self.handler, self._submit)
+            control = ControlSocket(control_socket_path(settings), build, trouble=trouble)
         await self._open("commands are not answered", "control-socket", control, ControlError, final=(final,))
         if settings.admin.address and not identity.supervised:
             await self._serve_http(settings)

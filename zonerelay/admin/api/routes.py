@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 from aiohttp import web
@@ -18,10 +19,9 @@ from aiohttp import web
 from zonerelay.admin.access import DeniedError
 from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.problems import Problem, invalid, problem_of, wrong
-from zonerelay.admin.api.verbs import JSON, LINES, VERBS, Call, Verb
+from zonerelay.admin.api.verbs import JSON, LINES, Call, Verb
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import media_type
-from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.admin.visit import VISIT
 from zonerelay.config.credentials.identities import IdentitiesError, Token
 from zonerelay.operations.errors import ControlError
@@ -40,17 +40,19 @@ class Api:
     the release, answers strangers, too.
     """
 
-    def __init__(
-        self, operators: Operators, verbs: Sequence[Verb] = (*VERBS, *SUBMISSION), *, is_open: bool = True
-    ) -> None:
+    def __init__(self, operators: Operators, verbs: Sequence[Verb], *, is_open: bool = True) -> None:
         self._is_open = is_open
         self._operators = operators
-        self._description = document(verbs)
+        self._verbs = verbs
         paths: dict[str, dict[str, Verb]] = defaultdict(dict)
         for verb in verbs:
             paths[verb.path][verb.method] = verb
         self._paths = {path: verbs for path, verbs in paths.items() if "{" not in path}
         self._patterns = [(_pattern(path), verbs) for path, verbs in paths.items() if "{" in path]
+
+    @cache  # noqa: B019 - an Api lives as long as its process
+    def _description(self) -> bytes:
+        return document(self._verbs)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -64,7 +66,7 @@ class Api:
                 raise _not_allowed(("GET", "HEAD"))
             if not self._is_open:
                 self._admit(request)
-            return web.Response(body=self._description, content_type=JSON)
+            return web.Response(body=self._description(), content_type=JSON)
         token = self._admit(request)
         caller = VISIT.get().peer or f"token {token.name}"
         path, verbs = self._find(request.path)

@@ -221,21 +221,24 @@ async def _whole(operation: Operation, document: Any, call: Call, request: reque
 
 
 async def _lines(call: Call, request: requests.Request) -> web.StreamResponse:
-    """Send each frame as a line, as it comes. A failure after the first line is the last one."""
+    """Send each frame as a line, as it comes. A failure after the first line is the last one. A client may
+    leave with the line that ends the answer.
+    """
     response = web.StreamResponse(headers={"Content-Type": LINES, "X-Accel-Buffering": "no"})
     asked = catalogue.Call(request=request, caller=call.caller)
-    try:
-        async with aclosing(call.operators.asking.batches(asked, beat=HEARTBEAT)) as batches:
-            async for frames in batches:
-                if not response.prepared:
-                    await response.prepare(call.request)
-                async with asyncio.timeout(STALL):
-                    await response.write(b"".join(map(answers.encode, frames)))
-    except ControlError as error:
-        if not response.prepared:
-            raise
-        await response.write(answers.encode(answers.problem_of(error)))
-    await response.write_eof()
+    with suppress(ConnectionError, TimeoutError):
+        try:
+            async with aclosing(call.operators.asking.batches(asked, beat=HEARTBEAT)) as batches:
+                async for frames in batches:
+                    if not response.prepared:
+                        await response.prepare(call.request)
+                    async with asyncio.timeout(STALL):
+                        await response.write(b"".join(map(answers.encode, frames)))
+        except ControlError as error:
+            if not response.prepared:
+                raise
+            await response.write(answers.encode(answers.problem_of(error)))
+        await response.write_eof()
     return response
 
 

@@ -19,7 +19,7 @@ from zonerelay.cli.operate.read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.operations.answers import Changed, Count
 from zonerelay.operations.requests import CHANGES, QueueChange, Undo
 

@@ -21,7 +21,7 @@ from zonerelay.cli.operate.orders import orders_table
 from zonerelay.cli.relay import find_relay
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.client import ControlClient
 from zonerelay.operations.answers import (
     DestinationStatus,
     QuotaStatus,

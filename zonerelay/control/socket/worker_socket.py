@@ -1,4 +1,5 @@
-"""The socket of a worker: one call per connection as a line of JSON, answered with the lines of its frames.
+"""The socket on which a worker answers its supervisor: one call per connection as a line of JSON, answered
+with the lines of its frames.
 
 Promises: a slow, silent or vanished client costs one bounded buffer and one task, and is let go after a named
 time.
@@ -8,13 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pwd
-import socket
-import struct
 from contextlib import aclosing
 from pathlib import Path
-
-import msgspec
 
 from zonerelay.control.runner import ClientGone, Handler, Runner, Trouble
 from zonerelay.control.socket.socket_file import bind, identity
@@ -28,28 +24,9 @@ STALL_TIMEOUT = 600.0
 """Long, because `zonerelay queue list | less` reads only as fast as a person."""
 HEARTBEAT = 1.0
 _BACKLOG = 16
-_NO_LOGIN = 2**32 - 1
-"""Linux's loginuid of a process that no log-in has started."""
 
 
-def _caller(connection: socket.socket) -> str:
-    """The kernel's word: the user of the process, and the one who logged in, where that is another."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    login = uid
-    with contextlib.suppress(OSError, ValueError):
-        login = int(Path(f"/proc/{pid}/loginuid").read_text())
-    known = login not in (uid, _NO_LOGIN)
-    return f"{_user(uid)} ({_user(login)})" if known else _user(uid)
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-class ControlServer:
+class WorkerSocket:
     def __init__(self, path: Path, handler: Handler, *, trouble: Trouble) -> None:
         self._path = path
         self._runner = Runner(handler, trouble, most=MAX_CLIENTS)
@@ -84,8 +61,6 @@ class ControlServer:
         self._clients.add(task)
         try:
             call = await _received(reader)
-            if not call.caller:
-                call = msgspec.structs.replace(call, caller=_caller(writer.get_extra_info("socket")))
             async with aclosing(self._runner.batches(call, beat=HEARTBEAT)) as batches:
                 async for frames in batches:
                     is_beat = len(frames) == 1 and isinstance(frames[0], Progress)

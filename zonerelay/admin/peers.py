@@ -1,0 +1,102 @@
+"""`/v1/` for the users of this machine who may connect to the control socket. Its peer credentials are the
+log-in.
+
+root, the relay's own user and members of its group by their first group are let in with the scope `operate`;
+the log has the name of the user, with the one who has logged in where that is another. A connection that
+brings no request in `REQUEST_TIMEOUT` seconds is let go, and there are `MAX_CLIENTS` requests at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import socket
+import struct
+from pathlib import Path
+
+from aiohttp import web
+
+from zonerelay.admin.api.problems import Problem
+from zonerelay.admin.api.routes import Api
+from zonerelay.admin.api.verbs import VERBS
+from zonerelay.admin.operators import Operators
+from zonerelay.admin.requests import OPTIONS, answered, dress
+from zonerelay.admin.visit import VISIT, Visit
+
+MAX_CLIENTS = 32
+REQUEST_TIMEOUT = 10.0
+SHUTDOWN_TIMEOUT = 1.0
+_NO_LOGIN = 2**32 - 1
+"""Linux's loginuid of a process that no log-in has started."""
+
+
+class PeerServer:
+    """Makes the protocol of each connection."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._api = Api(operators, VERBS)
+        self._server = web.Server(self._handle, **OPTIONS)  # type: ignore[arg-type]  # a BaseRequest is enough
+        self._running = 0
+        self._silent: set[web.RequestHandler] = set()
+        """Connections that have brought no request yet."""
+
+    def connection(self) -> asyncio.Protocol:
+        protocol = self._server()
+        self._silent.add(protocol)
+        asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, self._let_go, protocol)
+        return protocol
+
+    def _let_go(self, protocol: web.RequestHandler) -> None:
+        if protocol in self._silent:
+            self._silent.discard(protocol)
+            if protocol.transport is not None:
+                protocol.transport.abort()
+
+    async def close(self) -> None:
+        self._server.pre_shutdown()
+        await self._server.shutdown(SHUTDOWN_TIMEOUT)
+        await self._operators.asking.close()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.transport is None:
+            raise ConnectionResetError
+        uid, gid, name = caller(request.transport.get_extra_info("socket"))
+        VISIT.set(Visit("", secure=True, private=True, peer=name))
+        self._silent.discard(request.protocol)
+        self._running += 1
+        response: web.StreamResponse
+        try:
+            if uid not in (0, os.geteuid()) and gid != os.getegid():
+                response = Problem(403, "forbidden", f"the user {name} may not operate this relay").response()
+            elif self._running > MAX_CLIENTS:
+                text = f"{MAX_CLIENTS} other commands are talking to the relay: try again"
+                response = Problem(503, "busy", text).response()
+            else:
+                response = await answered(request, self._api.serve, self._operators.trouble)
+        finally:
+            self._running -= 1
+        if not response.prepared:
+            await dress(request, response)
+        return response
+
+
+def caller(connection: socket.socket) -> tuple[int, int, str]:
+    """Return the kernel's word: the user and group of the process, and the name for the log, `root (alice)`
+    after sudo.
+    """
+    pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    login = uid
+    with contextlib.suppress(OSError, ValueError):
+        login = int(Path(f"/proc/{pid}/loginuid").read_text())
+    known = login not in (uid, _NO_LOGIN)
+    return uid, gid, f"{_user(uid)} ({_user(login)})" if known else _user(uid)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,178 @@
+"""The client of the operators' protocol: HTTP over the relay's Unix socket, one request for each connection.
+
+It starts fast, so it has nothing but the standard library and the structs of `operations`. An answer comes as
+lines of JSON, and a relay that works on it sends a `Progress` each second: one that is silent for `timeout`
+seconds is in trouble. Every failure is a ControlError, whose text says what to do.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from zonerelay.operations.answers import MAX_FRAME, End, Frame, Problem, decode_frame
+from zonerelay.operations.catalogue import operation_of
+from zonerelay.operations.errors import ControlError, Kind, NotRunningError, error_of
+
+TIMEOUT = 60.0
+LINES = "application/x-ndjson"
+_PIECE = 64 * 1024
+_FIELD = re.compile(r"{(\w+)}")
+
+F = TypeVar("F")
+
+
+class _Failed(msgspec.Struct):
+    """The body of an answer with another status than 200 (RFC 9457)."""
+
+    code: str = Kind.UNEXPECTED
+    detail: str = ""
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class ControlClient:
+    """Asks the relay that listens at `path`."""
+
+    def __init__(self, path: Path, *, timeout: float = TIMEOUT) -> None:
+        self._path = path
+        self._timeout = timeout
+
+    def stream(self, request: msgspec.Struct) -> Iterator[Frame]:
+        """Yield every frame of the answer as it comes, `End` last. Raises ControlError."""
+        try:
+            method, target, body = written(request)
+        except UnicodeEncodeError as error:  # what the shell passed on is no text
+            raise ControlError("what you ask about is not UTF-8") from error
+        connection = _Connection(self._path, self._timeout)
+        try:
+            self._connect(connection)
+            fields = {"Accept": LINES, "Connection": "close"}
+            if body is not None:
+                fields["Content-Type"] = "application/json"
+            connection.request(method, target, body, fields)
+            yield from self._frames(connection.getresponse())
+        except TimeoutError as error:
+            raise ControlError(
+                f"the relay at {self._path} has been silent for {self._timeout:.0f} seconds: "
+                "see its log, or restart it"
+            ) from error
+        except (ConnectionError, IncompleteRead) as error:
+            raise ControlError(
+                "the relay ended the connection before its answer was complete: did it stop?"
+            ) from error
+        except HTTPException as error:
+            raise ControlError(
+                f"what answers at {self._path} speaks another protocol: if it is a relay of another version, "
+                "restart it"
+            ) from error
+        except OSError as error:
+            raise ControlError(f"the connection to the relay broke: {error.strerror or error}") from error
+        finally:
+            connection.close()
+
+    def all(
+        self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
+    ) -> tuple[list[F], End]:
+        """Return the frames of one kind, few enough to be in memory, and the end. `saw` takes every frame."""
+        found: list[F] = []
+        end = End()
+        for frame in self.stream(request):
+            saw(frame)
+            if isinstance(frame, answer):
+                found.append(frame)
+            elif isinstance(frame, End):
+                end = frame
+        return found, end
+
+    def ask(self, request: msgspec.Struct, answer: type[F]) -> F:
+        """Return the one frame that answers a simple question."""
+        return self.answered(request, answer)[0]
+
+    def answered(
+        self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
+    ) -> tuple[F, End]:
+        """Return the one frame that answers a question, and the end, which names the workers that did not."""
+        found, end = self.all(request, answer, saw)
+        if not found:
+            raise ControlError(f"the relay's answer holds no {answer.__name__}: is it another version?")
+        return found[-1], end
+
+    def _connect(self, connection: _Connection) -> None:
+        try:
+            connection.connect()
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NotRunningError(
+                f"no relay answers at {self._path}: is `zonerelay serve` running with this config?"
+            ) from error
+        except PermissionError as error:
+            raise ControlError(
+                f"no permission to use {self._path}: run this as root or as the relay's own user"
+            ) from error
+        except TimeoutError as error:
+            raise ControlError(f"the relay at {self._path} does not take connections: see its log") from error
+        except OSError as error:
+            raise ControlError(
+                f"cannot reach the relay at {self._path}: {error.strerror or error}"
+            ) from error
+
+    def _frames(self, response: HTTPResponse) -> Iterator[Frame]:
+        if response.status != 200:
+            raise _failure(response)
+        unread = bytearray()
+        while piece := response.read1(_PIECE):
+            unread += piece
+            end = unread.rfind(b"\n") + 1
+            if not end and len(unread) > MAX_FRAME:
+                raise ControlError(f"the relay at {self._path} has sent more than one frame can hold")
+            lines = bytes(unread[:end]).splitlines()
+            del unread[:end]
+            for line in lines:
+                frame = decode_frame(line)
+                if isinstance(frame, Problem):
+                    raise error_of(frame.code, frame.detail, frame.pointer)
+                yield frame
+                if isinstance(frame, End):
+                    return
+        raise ConnectionResetError
+
+
+def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
+    """Return the method, the target and the body of a request. Raises UnicodeEncodeError."""
+    operation = operation_of(request)
+    given = msgspec.to_builtins(request)
+    del given["operation"]
+    target = _FIELD.sub(lambda field: quote(given.pop(field[1]), safe=""), operation.path)
+    if operation.method == "POST":
+        return "POST", target, msgspec.json.encode(given)
+    flat: dict[str, object] = {}
+    for name, value in given.items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    query = urlencode(
+        {name: str(value).lower() if isinstance(value, bool) else value for name, value in flat.items()}
+    )
+    return "GET", f"{target}?{query}" if query else target, None
+
+
+def _failure(response: HTTPResponse) -> ControlError:
+    try:
+        found = msgspec.json.decode(response.read(MAX_FRAME), type=_Failed)
+    except msgspec.DecodeError:
+        found = _Failed()
+    return error_of(found.code, found.detail or f"the relay has answered with HTTP status {response.status}")
