@@ -295,7 +295,7 @@ def rate_ignored(real: Any) -> Any:
     return lambda zone: msgspec.structs.replace(real(zone), max_rate=None)
 
 
-@_mutant("limits: a batch waits for its turn", "queue.selection.turn:BatchTurns.take")
+@_mutant("limits: a batch waits for its turn", "queue.zone.attempts:BatchTurns.take")
 def turn_not_waited_for(real: Any) -> Any:
     async def take(self: Any) -> bool:
         self._ticket.end()

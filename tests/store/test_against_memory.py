@@ -232,7 +232,7 @@ class Comparison(RuleBasedStateMachine):
                 "free": replace(delivery, held=False),
                 "now": replace(delivery, next_attempt=self.now),
                 "later": replace(delivery, next_attempt=self.now + 45.3),
-                "move": replace(delivery, queue=queue_of(ZONES[ZONES.index(delivery.queue) - 1])),
+                "move": replace(delivery, queue=queue_of(ZONES[ZONES.index(delivery.zone) - 1])),
                 "remove": None,
             }
             return changed[verb]

@@ -14,7 +14,7 @@ from zonerelay.config.settings import DestinationSettings, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.limits.values import MARGIN_LEAST, MARGIN_PART
 from zonerelay.queue.destination.rates import Pacer
-from zonerelay.queue.selection.turn import PATIENCE
+from zonerelay.queue.zone.attempts import PATIENCE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 _TOML = re.compile(r"^```toml\n(.+?)^```", re.MULTILINE | re.DOTALL)

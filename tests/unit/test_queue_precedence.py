@@ -12,7 +12,7 @@ from tests.support.queueing import DELIVERED, delivery, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import Priority, parse_queue, queue_of, queues_of
-from zonerelay.queue.destination.precedence import STRIDE, Precedence
+from zonerelay.queue.destination.backlog import STRIDE, Precedence
 from zonerelay.queue.zone.plan import ZonePlan
 
 NOW = 1_700_000_000.0

@@ -7,7 +7,7 @@ import asyncio
 from zonerelay.config.units import parse_rate
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.rates import Pace, Rates
-from zonerelay.queue.selection.turn import LONGEST_FIRST, BatchTurns
+from zonerelay.queue.zone.attempts import LONGEST_FIRST, BatchTurns
 from zonerelay.routing.destinations.route import DestinationKey, SiteKey
 
 SITE, LINE = SiteKey("default mx.example.com:25"), DestinationKey("default mx.example.com:25")

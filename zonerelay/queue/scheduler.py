@@ -82,7 +82,7 @@ class Scheduler:
         """Take up what the store holds. Raises StoreError."""
         for queue in sorted(await self._store.queues()):
             if queue.is_mail:
-                self.zone(queue.zone).claims.know(queue.priority)
+                self.zone(queue.zone).claims.priorities.add(queue.priority)
         self._running = True
         for zone in self._zones.values():
             zone.claims.wake()
@@ -132,8 +132,7 @@ class Scheduler:
     def _renew(self, old: Zone | None, settings: ZoneSettings, *, is_served: bool) -> None:
         new = self._zones[settings.name] = self._make(settings, is_served=is_served)
         if old is not None:
-            for priority in old.claims.priorities:
-                new.claims.know(priority)
+            new.claims.priorities |= old.claims.priorities
             self._retire(old)
         self.wake(queue_of(settings.name))
 
@@ -204,7 +203,7 @@ class Scheduler:
         """Deliveries of the zone have changed, or other workers may have left new ones in this queue."""
         if self._running:
             claims = self.zone(queue.zone).claims
-            claims.know(queue.priority)
+            claims.priorities.add(queue.priority)
             claims.wake()
 
     def granted(self, name: str) -> None:

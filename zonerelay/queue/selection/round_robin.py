@@ -1,7 +1,7 @@
 """The round robin: fair visits to the destinations of a zone, within its limits and rates. Pure.
 
 - Destinations with work wait in a queue and are visited one after the other. There is a queue for each
-  priority, and a destination is in that of the most urgent mail that it has; `precedence.py` chooses between
+  priority, and a destination is in that of the most urgent mail that it has; `Precedence` chooses between
   queues. Within a queue destinations with fresh mail and those without it alternate (`order.py`).
 - In a zone routed by MX a visit goes on for up to `MOST_IN_VISIT` batches, as long as the later ones take
   less than `VISIT_SECONDS` together: with more destinations than connections each visit costs a new
@@ -28,9 +28,9 @@ import heapq
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.queue_name import Priority
+from zonerelay.queue.destination.backlog import STRIDE, Precedence
 from zonerelay.queue.destination.destinations import Destination, Site, Standing
 from zonerelay.queue.destination.order import FairQueue
-from zonerelay.queue.destination.precedence import STRIDE, Precedence
 from zonerelay.queue.destination.probation import Probation
 from zonerelay.queue.destination.rates import Rates, Ticket
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle

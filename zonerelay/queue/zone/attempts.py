@@ -12,6 +12,13 @@ Failure: a message that cannot be read, and a courier that raises, cost the batc
 a `trouble` event. A cancelled attempt leaves no outcome, and its claim is released; an outcome that is known
 has been handed to the settler, which is not cancelled. Nor does an attempt that ends because the lease on its
 claim has: another relay may be making it.
+
+Rates: a batch starts when a turn is due, but only when its connection stands is it known when MAIL is
+written; connections that come late and together would else bring their mail together. So the courier takes
+the turn there. Waiting is the exception. The first turn is waited for up to `LONGEST_FIRST`: few batches wait
+(`rates.HORIZON`), and longer than that only where a reload has made the rate much slower meanwhile. A further
+one, for recipients that the peer wants in another transaction or for another try elsewhere, only for
+`PATIENCE`, because the lane keeps a connection meanwhile; what is left is tried again later.
 """
 
 from __future__ import annotations
@@ -21,12 +28,13 @@ from collections.abc import Callable, Sequence
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.config.units import format_size
+from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Tasks
 from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.selection.turn import BatchTurns
+from zonerelay.queue.destination.rates import Ticket
 from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.destinations.route import Batch
@@ -38,6 +46,9 @@ from zonerelay.store.contract import (
 )
 
 SPARE = 16
+PATIENCE = 5.0
+LONGEST_FIRST = 120.0
+"""Seconds; servers hang up on clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
 
 
 class Attempts:
@@ -192,3 +203,42 @@ class Attempts:
 
     def _release(self, work: Work) -> None:
         self._store.release([delivery.key for delivery in work.deliveries])
+
+
+class BatchTurns:
+    """The turns of one batch."""
+
+    __slots__ = ("_clock", "_ticket")
+
+    def __init__(self, ticket: Ticket, clock: Clock) -> None:
+        self._ticket = ticket
+        self._clock = clock
+
+    async def take(self) -> bool:
+        """Wait until a transaction may begin; false when it would be too long. It must begin at once."""
+        ticket = self._ticket
+        if not ticket.taken:
+            ticket.arrived(self._clock.monotonic())
+        # Looked at again after each sleep: others may have been faster, and the rate may have changed.
+        while (wait := ticket.due - self._clock.monotonic()) > 0:
+            if wait > (PATIENCE if ticket.taken else LONGEST_FIRST):
+                return False
+            await self._wait(min(wait, PATIENCE))
+        ticket.take(self._clock.monotonic())
+        return True
+
+    async def _wait(self, seconds: float) -> None:
+        """Waits `seconds`, or until there are new turns."""
+        turns = self._ticket.leased
+        if turns is None:
+            await asyncio.sleep(seconds)
+            return
+        woken = asyncio.Event()
+        turns.watch(woken.set, further=self._ticket.taken)
+        try:
+            async with asyncio.timeout(seconds):
+                await woken.wait()
+        except TimeoutError:
+            return
+        finally:
+            turns.unwatch(woken.set)

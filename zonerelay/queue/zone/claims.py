@@ -9,7 +9,7 @@ Failure: a store that raises is asked again with back-off, for everything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from zonerelay.model.queue_name import Priority, queue_of
 from zonerelay.queue.aio import Alarm, Tasks
@@ -59,8 +59,8 @@ class Claims:
         self._stopping = False
         self._busy = False
         self._wanted: asyncio.Future[None] | None = None
-        self._known = {Priority.NORMAL: queue_of(zone)}
-        """The queues that may hold something."""
+        self.priorities = {Priority.NORMAL}
+        """Those that the zone has or has had mail of: their queues may hold something."""
         self._more = {Priority.NORMAL}
         self._new = {Priority.NORMAL}
         """Those of which new mail may have come."""
@@ -68,22 +68,11 @@ class Claims:
         self._claimed_at = dict.fromkeys(Priority, 0.0)
         self._delay = CLAIM_RETRY_FIRST
 
-    @property
-    def priorities(self) -> Collection[Priority]:
-        """Those that the zone has or has had mail of."""
-        return self._known.keys()
-
     # Reasons
-
-    def know(self, priority: Priority) -> None:
-        """The store may hold mail of this priority, now or later."""
-        if priority not in self._known:
-            self._known[priority] = queue_of(self._zone, priority)
 
     def notify(self, priority: Priority) -> None:
         """There may be something new to claim."""
-        if priority is not Priority.NORMAL:
-            self.know(priority)
+        self.priorities.add(priority)
         self._more.add(priority)
         self._new.add(priority)
         self.go_on()
@@ -100,7 +89,7 @@ class Claims:
 
     def postponed(self, when: float, priority: Priority) -> None:
         """There is nothing new before `when`."""
-        self.know(priority)
+        self.priorities.add(priority)
         if not self._stopping:
             self._alarm.set(when)
 
@@ -119,9 +108,9 @@ class Claims:
         self._wake_task()
 
     def _look_everywhere(self) -> None:
-        self._due_unknown.update(self._known)
-        self._more.update(self._known)
-        self._new.update(self._known)
+        self._due_unknown.update(self.priorities)
+        self._more.update(self.priorities)
+        self._new.update(self.priorities)
 
     def _wake_task(self) -> bool:
         """False when there is none that waits."""
@@ -170,7 +159,7 @@ class Claims:
     async def _carry_out(self, plan: Question) -> None:
         now = self._clock.now()
         priority = plan.priority
-        queue = self._known[priority]
+        queue = queue_of(self._zone, priority)
         if isinstance(plan, Claim):
             self._more.discard(priority)
             self._claimed_at[priority] = now
@@ -199,7 +188,7 @@ class Claims:
     async def _ask_due(self) -> None:
         while self._due_unknown:
             priority = self._due_unknown.pop()
-            due = await self._store.next_due(self._known[priority])
+            due = await self._store.next_due(queue_of(self._zone, priority))
             if self._stopping:
                 return
             if due is not None:

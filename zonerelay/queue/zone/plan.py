@@ -17,7 +17,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   announce → no recipient is put off because of the others, and each outcome is stored when it is known.
 - Window: at most `WINDOW` deliveries of a zone and priority wait in memory → memory does not grow with the
   queue, and no queue keeps what is more urgent out of it.
-- Precedence (`precedence.py`): urgent mail first, in claims, in the round robin and in each line
+- Precedence (`backlog.py`): urgent mail first, in claims, in the round robin and in each line
   → a newsletter does not delay a password reset, and a flood of those does not starve the newsletter.
 - New mail (`window.py`): in a zone routed by MX much that waits is backlog: new mail alternates with it
   → a hundred thousand fresh messages do not hold up one for an idle host.

@@ -1,7 +1,7 @@
 """The window: how much of a zone's mail waits in memory, and what to ask the store for next. Pure.
 
 There is a window for each priority (`PriorityWindow`), made when the first mail of it comes, so a long bulk
-queue leaves room for urgent mail; `destination/precedence.py` chooses between their claims. A zone with one
+queue leaves room for urgent mail; `Precedence` chooses between their claims. A zone with one
 route asks for more only when little waits, because then one claim brings hundreds of deliveries, not one
 each; it asks for nothing while its next hop is suspended, and for little until the probe has succeeded,
 because all of it is put off if the probe fails.
@@ -35,8 +35,7 @@ from dataclasses import dataclass
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.queue_name import Priority
-from zonerelay.queue.destination.backlog import Backlog, Line
-from zonerelay.queue.destination.precedence import STRIDE, Precedence
+from zonerelay.queue.destination.backlog import STRIDE, Backlog, Line, Precedence
 
 LOW_MARK = 1000
 CLAIM_LIMIT = 500
