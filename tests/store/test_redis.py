@@ -373,7 +373,7 @@ class TestTrouble:
         fleet.server.ask("HSET", key, "default to@example.net", "0 1.0 example.net {broken")
         assert await claim_ids(spool.store) == [2]
         # Nor is it handed out again by the next round, and complained about.
-        await spool.store._claims.reconcile()  # type: ignore[attr-defined]
+        await spool.store.reconcile()  # type: ignore[attr-defined]
         assert await claim_ids(spool.store) == []
         assert sum("unreadable" in record.message for record in caplog.records) == 1
 

@@ -54,11 +54,11 @@ from zonerelay.store.disk.uploads import ScratchUploads
 from zonerelay.store.surroundings import Surroundings
 
 
-class DiskStore(LocalStore[ChangePlan]):
+class DiskStore(IndexClaims[MessageState], LocalStore[ChangePlan]):
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     def __init__(self, keeper: DiskKeeper, stock: Stock, around: Surroundings) -> None:
-        super().__init__(keeper, stock.last_id)
+        LocalStore.__init__(self, keeper, stock.last_id)
         self._keeper = keeper
         self._committer = keeper.committer
         self._index = Index()
@@ -80,14 +80,9 @@ class DiskStore(LocalStore[ChangePlan]):
         keeper.last_id = self.last_message_id
         keeper.on_failure = self._reset
         keeper.on_repair = self._repaired
-        # Called for every claim, so without a step in between.
-        claims = IndexClaims(lambda: self._index, keeper.check_usable, self._states.hold, self._states.drop)
-        self.claim = claims.claim
-        self.claim_new = claims.claim_new
-        self.claim_domain = claims.claim_domain
-        self.release = claims.release
-        self.next_due = claims.next_due
-        self.has_ready = claims.has_ready
+        IndexClaims.__init__(
+            self, lambda: self._index, keeper.check_usable, self._states.hold, self._states.drop
+        )
         for message_id, records in stock.entries:
             for record in records:
                 key = disk_format.key_of(message_id, record)

@@ -57,17 +57,16 @@ FORGET_EVERY, FORGET = 10.0, 10_000
 """Seconds between two looks for expired idempotency keys while messages with keys come, and how many go."""
 
 
-class PostgresStore(BatchedUpdate):
+class PostgresStore(QueueReader, BatchedUpdate):
     """Built by `open_postgres`; belongs to the event loop that was running then."""
 
     def __init__(self, keeper: PostgresKeeper, around: Surroundings) -> None:
+        super().__init__(keeper)
         self.uploads = 0
         self.node = keeper.node
-        self._keeper = keeper
         self._on_news = around.on_news
         self._now = around.clock.now
         claims = self._database = PostgresClaims(keeper, around.on_lost)
-        reader = self._reader = QueueReader(keeper)
         counter = self._counter = QueueCounter(keeper)
         self._claims: Claims = claims.claims
         # What was stored or read lately.
@@ -89,9 +88,6 @@ class PostgresStore(BatchedUpdate):
         self.claim, self.claim_new = claims.claim, claims.claim_new
         self.claim_domain, self.release = claims.claim_domain, claims.release
         self.next_due, self.has_ready = claims.next_due, claims.has_ready
-        self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
-        self.oldest, self.queues = reader.oldest, reader.queues
-        self.kept_keys = reader.kept_keys
         self.counts, self.is_counted = counter.current, counter.is_counted
         self.check_writable = keeper.check_usable
         health = keeper.health
@@ -311,7 +307,7 @@ class PostgresStore(BatchedUpdate):
     async def _resync(self, new_session: bool) -> None:
         """Forgets what memory says and believes the database, which is back."""
         async with self._database.exclusive:
-            await self._reader.forget(self._doubtful)
+            await self.forget(self._doubtful)
             self._doubtful.clear()
             self._messages.clear()
             self._bodies.clear()
@@ -337,7 +333,7 @@ class PostgresStore(BatchedUpdate):
 
     async def _tell_all(self) -> None:
         with contextlib.suppress(StoreError):  # once the database is back, all zones hear of it
-            for queue in await self._reader.queues():
+            for queue in await self.queues():
                 self._news_of(queue)
 
     # --- operators
@@ -396,7 +392,7 @@ class PostgresStore(BatchedUpdate):
         known = self._messages.get(message_id)
         if known is not None:
             return known
-        message, body = await self._reader.message(message_id)
+        message, body = await self.message(message_id)
         if body is not None:
             self._bodies.put(message_id, body)
         return message
@@ -408,7 +404,7 @@ class PostgresStore(BatchedUpdate):
             for chunk in chunks:
                 yield chunk
             return
-        async for chunk in self._reader.chunks(message_id, message.chunks):
+        async for chunk in self.chunks(message_id, message.chunks):
             self.check_claim(message_id)
             yield chunk
 

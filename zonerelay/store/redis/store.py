@@ -61,18 +61,18 @@ class Doubt(NamedTuple):
     beside: Sequence[MessageId] = ()
 
 
-class RedisStore(BatchedUpdate):
+class RedisStore(RedisReader, RedisClaims, BatchedUpdate):
     """Built by `open_redis`; belongs to the event loop that was running then."""
 
     def __init__(self, keeper: RedisKeeper, around: Surroundings) -> None:
+        book = ClaimBook()
+        RedisReader.__init__(self, keeper, book)
+        RedisClaims.__init__(self, keeper, book, around.clock)
         self.uploads = 0
-        self._keeper = keeper
-        self._prefix = keeper.prefix
-        self._clock = around.clock
+        self._keeper: RedisKeeper = keeper
         self._on_news = around.on_news
         self._on_lost = around.on_lost
         self._observe = around.observe_commit
-        book = self._book = ClaimBook()
         keeper.hooks = RedisHooks(
             connected=self._connected,
             counted=book.take_all_counts,
@@ -80,20 +80,10 @@ class RedisStore(BatchedUpdate):
             lease_lost=self._lease_lost,
             beating=self._beating,
         )
-        reader = self._reader = RedisReader(keeper, book)
-        claims = self._claims = RedisClaims(keeper, book, around.clock)
         # Uploads under way and commits without an answer, with the token they were begun under.
         self._owners: dict[MessageId, bytes] = {}
         self._doubtful: dict[MessageId, Doubt] = {}
         self._doubtful_submits: set[MessageId] = set()
-        self.claim, self.claim_new = claims.claim, claims.claim_new
-        self.claim_domain, self.release = claims.claim_domain, claims.release
-        self.has_ready = claims.has_ready
-        self.read_message, self.read_body = reader.read_message, reader.read_body
-        self.read_messages, self.check_claim = reader.read_messages, reader.check_claim
-        self.next_due, self.oldest, self.queues = reader.next_due, reader.oldest, reader.queues
-        self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
-        self.kept_keys = reader.kept_keys
         self.counts = book.counts
         health = keeper.health
         self.check_writable, self.unhealthy = health.check_writable, health.unhealthy
@@ -282,7 +272,7 @@ class RedisStore(BatchedUpdate):
         arguments: list[Argument] = []
         asked: list[DeliveryKey] = []
         unchanged = 0
-        for key, raw in await self._reader.read_records(keys):
+        for key, raw in await self.read_records(keys):
             place = rows.address(key)
             old = rows.decode(*place, raw)
             new = changed(old, change)
@@ -310,7 +300,7 @@ class RedisStore(BatchedUpdate):
     async def _connected(self) -> None:
         """Settles doubtful messages and lost claims after each connection."""
         await self._take_back()
-        await self._claims.reconcile()
+        await self.reconcile()
         for queue in self._book.queues():
             self._on_news(queue)
 
@@ -328,7 +318,7 @@ class RedisStore(BatchedUpdate):
 
     async def _beating(self) -> None:
         await self._keep_uploads()
-        await self._claims.go_round()
+        await self.go_round()
 
     # --- about the store
 

@@ -46,8 +46,10 @@ LOAD_PATIENCE = 2.0
 _log = logging.getLogger("zonerelay.store")
 
 
-class S3Store:
+class S3Store(S3Reader, S3Claims):
     """Built by `open_s3`; belongs to the event loop that was running then."""
+
+    _keeper: S3Keeper
 
     def __init__(self, objects: Objects, settings: S3Settings, around: Surroundings, mark: QueueMark) -> None:
         self._objects = objects
@@ -73,12 +75,8 @@ class S3Store:
         self._walks = Walks(
             objects, mine, nodes, writer, refusals, has_room=self._has_room, on_news=around.on_news
         )
-        reader = self._reader = S3Reader(objects, mine, keeper)
-        claims = S3Claims(mine, writer, keeper, self._walks)
-        self.claim, self.claim_new = claims.claim, claims.claim_new
-        self.claim_domain, self.release = claims.claim_domain, claims.release
-        self.next_due, self.has_ready = claims.next_due, claims.has_ready
-        self.settle, self.update = claims.settle, claims.update
+        S3Reader.__init__(self, objects, mine, keeper)
+        S3Claims.__init__(self, mine, writer, keeper, self._walks)
         self._alerts: Alerts | None = None
         if settings.queue_url:
             self._alerts = Alerts(objects.bucket, heard=self._heard, has_room=self._has_room)
@@ -90,20 +88,15 @@ class S3Store:
         self._walking: asyncio.Task[None] | None = None
         self._is_read = False
         self._is_closing = False
-        self.read_message, self.read_body = reader.read_message, reader.read_body
-        self.check_claim = reader.check_claim
-        self.read_messages, self.scan = reader.read_messages, reader.scan
-        self.deliveries_of, self.kept_keys = reader.deliveries_of, reader.kept_keys
         self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe
         self.problems = keeper.problems
-        self.counts, self.queues, self.oldest = reader.counts, reader.queues, reader.oldest
 
     # --- start and end
 
     async def start(self) -> None:
         """Raises StoreError, or StoreOpenError."""
         await self._nodes.join()
-        self._reader.heard_ids()
+        self.heard_ids()
         self._keeper.start()
         self._begin_walk()
         if self._walking is not None:
@@ -150,7 +143,7 @@ class S3Store:
         return BodyWriter(self._uploads, envelope)
 
     def _has_room(self) -> bool:
-        return self._reader.ready < CROWDED
+        return self.ready < CROWDED
 
     def _next_owner(self) -> str:
         return self._nodes.session if self._has_room() or not self._nodes.company() else ""
@@ -176,13 +169,13 @@ class S3Store:
     # --- what the keeper tells
 
     def _tell(self) -> LeaseRecord:
-        return self._reader.lease(self._extensions, self._clock.now())
+        return self.lease(self._extensions, self._clock.now())
 
     async def _recovered(self) -> None:
         """Settles doubtful messages, now that the service is there again."""
         await self._refusals.settle()
         await self._writer.clean()
-        for queue in self._reader.known_queues():
+        for queue in self.known_queues():
             self._on_news(queue)
 
     async def _lease_lost(self) -> None:
@@ -201,7 +194,7 @@ class S3Store:
         self._begin_walk(shares=bool(self._nodes.company()))
 
     async def _tick(self) -> None:
-        self._reader.heard_ids()
+        self.heard_ids()
         if self._refusals.open:
             # Given up without trouble, or after what was put right.
             await self._refusals.settle()
@@ -222,7 +215,7 @@ class S3Store:
             self._writer.finish_left()
         if now >= self._next_round:
             self._next_round = now + index_claims.RECONCILE
-            for queue in self._reader.known_queues():
+            for queue in self.known_queues():
                 due = await self.next_due(queue)
                 if self.has_ready(queue) or (due is not None and due <= self._clock.now()):
                     self._on_news(queue)

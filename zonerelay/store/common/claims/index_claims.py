@@ -46,14 +46,14 @@ class IndexClaims(Generic[H]):
         `hold` returns the states of messages, which stay in memory until `drop`. Those that do not exist or
         cannot be read are absent. It raises StoreError, and holds nothing then.
         """
-        self._index = index
+        self._index_now = index
         self._check_usable = check_usable
         self._hold = hold
         self._drop = drop
 
     def _show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
         """The index was wrong: this is what is stored."""
-        self._index().show(key, delivery)
+        self._index_now().show(key, delivery)
 
     def _handed_out(self, found: Collection[Delivery]) -> None:
         """These are the caller's from here on."""
@@ -83,21 +83,21 @@ class IndexClaims(Generic[H]):
         held: dict[MessageId, H] = {}
         found: list[Delivery] = []
         try:
-            while len(found) < limit and (keys := take(self._index()[queue], limit - len(found))):
-                taken |= {key: self._index()[queue].claim_of(key) for key in keys}
+            while len(found) < limit and (keys := take(self._index_now()[queue], limit - len(found))):
+                taken |= {key: self._index_now()[queue].claim_of(key) for key in keys}
                 held |= await self._hold({key.message_id for key in keys} - held.keys())
                 found = self._due(taken, held, now)
         except BaseException:
-            self.release(self._mine(taken))
+            self.release(self._handed(taken))
             raise
         finally:
             self._drop(held.values())
         self._handed_out(found)
         return sorted(found, key=lambda delivery: delivery.message_id)
 
-    def _mine(self, taken: Mapping[DeliveryKey, int]) -> list[DeliveryKey]:
+    def _handed(self, taken: Mapping[DeliveryKey, int]) -> list[DeliveryKey]:
         """Without the keys that were given back, even when another claim has taken them."""
-        index = self._index()
+        index = self._index_now()
         return [key for key, number in taken.items() if index[key.queue].claim_of(key) == number]
 
     def _due(
@@ -105,7 +105,7 @@ class IndexClaims(Generic[H]):
     ) -> list[Delivery]:
         """Those that are still there and due; the other claims are given up."""
         found: list[Delivery] = []
-        for key in self._mine(taken):
+        for key in self._handed(taken):
             state = held.get(key.message_id)
             delivery = None if state is None else state.deliveries.get(key)
             if delivery is not None and delivery.is_due(now):
@@ -116,18 +116,18 @@ class IndexClaims(Generic[H]):
 
     def _correct(self, key: DeliveryKey, delivery: Delivery | None) -> None:
         """Dropped or put off meanwhile, unreadable, or changed by hand."""
-        zone = self._index()[key.queue]
+        zone = self._index_now()[key.queue]
         zone.drop_claim(key)
         if not zone.is_changing(key):
             self._show(key, delivery)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
-            self._index()[key.queue].release(key)
+            self._index_now()[key.queue].release(key)
 
     async def next_due(self, queue: QueueName) -> float | None:
         self._check_usable()
-        return self._index()[queue].next_due()
+        return self._index_now()[queue].next_due()
 
     def has_ready(self, queue: QueueName) -> bool:
-        return self._index()[queue].has_ready()
+        return self._index_now()[queue].has_ready()
