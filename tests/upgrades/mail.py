@@ -21,8 +21,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.queue_name import Priority, queue_of, webhook_queue
 from zonerelay.model.reply import Reply
-from zonerelay.model.webhook import About, recipient_of
 from zonerelay.store.contract import BodyFacts, Finish, Kept, NotKeptError, Postpone, Store, Submit
+from zonerelay.webhook.courier import About
 
 NOW = 1_700_000_000.0
 Expected = dict[str, dict[str, Any]]
@@ -142,7 +142,7 @@ def queue() -> list[Mail]:
         _mail(
             16,
             "",
-            recipient_of(About(f"{int(NOW * 1000):011x}00100", 1, 1)),
+            About(f"{int(NOW * 1000):011x}00100", 1, 1).recipient,
             body=b'{"type":"message.delivered"}',
             zone=webhook_queue("shop").text,
             origin=Origin(protocol="webhook"),

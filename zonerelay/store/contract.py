@@ -233,10 +233,10 @@ class QueueStore(Protocol):
         now: float,
         skip_domains: Collection[str] = (),
     ) -> list[Delivery]:
-        """Up to `limit` unclaimed deliveries of the zone that are due at `now`, oldest message first.
+        """Up to `limit` unclaimed deliveries of the queue that are due at `now`, oldest message first.
 
         Deliveries to a domain in `skip_domains` are passed over and remembered: `claim_domain`
-        finds them again without another scan of the zone. Deferred deliveries that have come due
+        finds them again without another scan of the queue. Deferred deliveries that have come due
         (earliest first) and fresh ones (oldest message first) take turns, so that neither starves
         the other; the result is in message order. Fewer than `limit` means that no more is due.
         """
@@ -284,7 +284,7 @@ class QueueStore(Protocol):
         """
 
     async def next_due(self, queue: QueueName) -> float | None:
-        """Unix time of the earliest unclaimed deferred delivery of the zone, `None` if there is none.
+        """Unix time of the earliest unclaimed deferred delivery of the queue, `None` if there is none.
 
         Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
         """
@@ -320,7 +320,7 @@ class QueueStore(Protocol):
         """False while what the spool held at the start is still being counted: `counts` are too low then."""
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
-        """`created` (Unix seconds) of the zone's first delivery, `None` when there is none.
+        """`created` (Unix seconds) of the queue's first delivery, `None` when there is none.
 
         Deliveries whose `created` is after `now` are passed over: their senders hold them back. When there
         are thousands of them in front, a store may give up and answer `None`.

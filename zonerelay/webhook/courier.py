@@ -26,13 +26,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from zonerelay.config.problems import masked
 from zonerelay.config.settings import WebhookSettings
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import webhook_queue
-from zonerelay.model.webhook import GAP, About, about_of
 from zonerelay.store.contract import (
     Change,
     ClaimLostError,
@@ -62,6 +63,32 @@ Write = Callable[[Sequence[Change], Callable[[], None] | None], None]
 
 MakeGap = Callable[[int, str, float, float], Submit]
 """`make_gap(count, why, first, last)`: the event that tells of lost ones."""
+
+
+GAP = "gap"
+"""In the place of a message: the event says which others were lost."""
+
+
+class About(NamedTuple):
+    """The message that an event is about, its place among the events of that message, and how many events the
+    body holds. It is the recipient of the event's delivery, so a relay that starts knows the order without
+    reading a body.
+    """
+
+    source: str
+    step: int
+    events: int
+
+    @property
+    def recipient(self) -> Mailbox:
+        return Mailbox(f"{self.source}.{self.step}.{self.events}@webhook.invalid")
+
+    @classmethod
+    def read(cls, recipient: Mailbox) -> About:
+        """An event of a newer release, whose recipient is not understood, stands alone."""
+        source, _, rest = recipient.partition("@")[0].partition(".")
+        step, _, count = rest.partition(".")
+        return cls(source, int(step) if step.isdecimal() else 0, int(count) if count.isdecimal() else 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -207,7 +234,7 @@ class WebhookCourier:
             self._has_news = False
             found = await self._store.claim(queue, PAGE, now=self._clock.now())
             for delivery in found:
-                self._add(Item(about_of(delivery.recipient), delivery.created, delivery))
+                self._add(Item(About.read(delivery.recipient), delivery.created, delivery))
             self._has_news = self._has_news or len(found) == PAGE
             if self.queued > self.settings.max_queued:
                 self._lose(

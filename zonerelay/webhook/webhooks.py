@@ -29,17 +29,11 @@ from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.queue_name import webhook_queue
-from zonerelay.model.webhook import (
-    GAP,
-    About,
-    about_of,
-    recipient_of,
-)
 from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events, Field, accepted_fields, attempt_fields
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.webhook.courier import WebhookCourier, Write
+from zonerelay.webhook.courier import GAP, About, WebhookCourier, Write
 
 Told = tuple[Delivery, Outcome, float | None, bool]
 """A delivery, its outcome, the time of the next attempt, and whether it is held."""
@@ -145,7 +139,7 @@ class Webhooks:
                 found = await self._store.claim(queue, AT_ONCE, now=self._clock.now())
                 if not found:
                     break
-                count += sum(about_of(each.recipient).events for each in found)
+                count += sum(About.read(each.recipient).events for each in found)
                 await self._store.settle([Finish(each) for each in found])
             if count:
                 self._events.webhooks.lost(name, count, "no [[webhook]] has this name any more")
@@ -261,7 +255,7 @@ class Webhooks:
         ]
         body = b"".join(lines)
         now = self._clock.now()
-        recipient = recipient_of(About(source, step, len(events)))
+        recipient = About(source, step, len(events)).recipient
         envelope = Envelope(
             id=event_id,
             sender=NULL_SENDER,

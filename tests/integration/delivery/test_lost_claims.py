@@ -24,10 +24,9 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Verdict
 from zonerelay.model.queue_name import webhook_queue
-from zonerelay.model.webhook import About, recipient_of
 from zonerelay.store.contract import ClaimLostError, Submit
 from zonerelay.store.memory.store import MemoryStore
-from zonerelay.webhook.courier import WebhookCourier
+from zonerelay.webhook.courier import About, WebhookCourier
 
 LARGE = TEXT + b"a line of a larger text\r\n" * 20_000
 
@@ -131,7 +130,7 @@ async def test_webhooks_ask_too() -> None:
     clock, store, written = SystemClock(), Shared(), asyncio.Event()
     body = b'msg_1\t{"type": "message.delivered"}\r\n'
     message = make_message(body)
-    recipient = recipient_of(About("source", 1, 1))
+    recipient = About("source", 1, 1).recipient
     queue = webhook_queue("hook")
     event = Delivery(queue=queue, message_id=message.id, recipient=recipient, created=clock.now())
     await store.settle([Submit(message, body, (event,))])
