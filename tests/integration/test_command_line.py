@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import sys
 import termios
 from collections.abc import AsyncIterator, Iterator
@@ -577,6 +578,18 @@ async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:
     process.stdout._transport.close()  # type: ignore[attr-defined]  # as `head` does; there is no public way
     assert await process.stderr.read() == b""
     assert await process.wait() == 141
+
+
+@pytest.mark.parametrize("words", [("suspend", "--all", "--reason", "x"), ("resume", "--all")], ids=" ".join)
+async def test_ctrl_c_leaves_no_half_of_a_suspension(shell: Shell, words: tuple[str, ...]) -> None:
+    command = (sys.executable, "-c", RUN, *words, "--config", str(shell.relay.config))
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    await asyncio.wait_for(shell.relay.asked.wait(), 30)
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, err) == (130, b"")
+    shell.relay.go_on.set()
+    await asyncio.wait_for(shell.relay.done.wait(), 30)
 
 
 async def test_a_file_that_a_relay_has_started_with_is_not_checked_again(shell: Shell) -> None:

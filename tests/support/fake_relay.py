@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +45,9 @@ from zonerelay.operations.requests import (
     QueueTrace,
     Request,
     Resolve,
+    Resume,
     Status,
+    Suspend,
 )
 
 
@@ -71,6 +74,10 @@ class FakeRelay:
     rows: list[DeliveryRow] = field(default_factory=list)
     busy: int = 0
     requests: list[Request] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """A suspension or its end has begun, and waits for `go_on`."""
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def config(self) -> Path:
@@ -104,6 +111,10 @@ class FakeRelay:
     async def handle(self, request: Request, answer: Answer) -> End:
         self.requests.append(request)
         match request:
+            case Suspend() | Resume():
+                self.asked.set()
+                await self.go_on.wait()
+                self.done.set()
             case Ping():
                 await answer.send(Pong(software="1.0", pid=7))
             case QueueList():

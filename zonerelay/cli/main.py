@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from zonerelay import __version__
-from zonerelay.cli import arguments as grammar
 from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, CliError
 from zonerelay.operations.errors import ControlError, InvalidError
 
@@ -26,8 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from zonerelay.sendmail import main as sendmail
 
         return sendmail(words[1:])
-    arguments = grammar.parse(words)
     try:
+        from zonerelay.cli.arguments import parse  # Ctrl-C meanwhile is no error
+
+        arguments = parse(words)
         module, _, function = arguments.run.partition(":")
         status = int(getattr(import_module(f"zonerelay.cli.{module}"), function)(arguments))
         sys.stdout.flush()
