@@ -16,7 +16,7 @@ from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import row_id
-from zonerelay.model.queue_name import queue_of
+from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.outbox.joined import JoinedStore
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.disk import states as disk_states
@@ -104,11 +104,13 @@ async def test_postgres_claim_that_goes_on_looking_leaves_out_what_was_given_bac
 ) -> None:
     look, looks, go_on = PostgresClaims._unpark, 0, asyncio.Event()
 
-    async def slow(claims: PostgresClaims, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+    async def slow(
+        claims: PostgresClaims, queue: QueueName, limit: int, skip: Collection[str]
+    ) -> list[Delivery]:
         nonlocal looks
         looks += 1
         await go_on.wait()
-        return await look(claims, queue_of(zone), limit, skip)
+        return await look(claims, queue, limit, skip)
 
     monkeypatch.setattr(PostgresClaims, "_unpark", slow)
     async with Spool(tmp_path / "spool", backend=Backend.POSTGRES) as spool:

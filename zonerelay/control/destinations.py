@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from zonerelay.model.clock import Clock
@@ -20,7 +20,7 @@ from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.smtp.client.reputation import class_of
-from zonerelay.store.contract import EveryNth, Store, StoreError, everybody
+from zonerelay.store.contract import EveryNth, QueueCounts, Store, StoreError, everybody
 
 PATIENCE = 2.0
 FRESH = 2.0
@@ -31,30 +31,19 @@ SLICE = 1000
 
 @dataclass(slots=True)
 class Waiting:
-    """Deliveries to one domain in one zone by durable state. `oldest` is a Unix time, `last` the latest
-    attempt.
-    """
+    """Deliveries to one domain in one zone. `oldest` is a Unix time, `last` the latest attempt."""
 
-    ready: int = 0
-    deferred: int = 0
-    held: int = 0
+    counts: QueueCounts = field(default_factory=QueueCounts)
     oldest: float = float("inf")
     last: Attempt | None = None
 
     def count(self, delivery: Delivery, step: int) -> None:
-        if delivery.held:
-            self.held += step
-        elif delivery.next_attempt > 0:
-            self.deferred += step
-        else:
-            self.ready += step
+        self.counts.count(delivery.next_attempt, held=delivery.held, step=step)
         self.oldest = min(self.oldest, delivery.created)
         self._attempted(delivery.last)
 
     def add(self, other: Waiting) -> None:
-        self.ready += other.ready
-        self.deferred += other.deferred
-        self.held += other.held
+        self.counts.add(other.counts)
         self.oldest = min(self.oldest, other.oldest)
         self._attempted(other.last)
 
@@ -170,8 +159,8 @@ class _Counts(TypedDict):
 def _counts(mail: Waiting, now: float, active: int, window: int) -> _Counts:
     """A count is some seconds old: what the window holds waits in any case."""
     return _Counts(
-        ready=max(mail.ready - active, window - mail.deferred, 0),
-        deferred=mail.deferred,
-        held=mail.held,
+        ready=max(mail.counts.ready - active, window - mail.counts.deferred, 0),
+        deferred=mail.counts.deferred,
+        held=mail.counts.held,
         oldest_seconds=max(now - mail.oldest, 0.0),
     )

@@ -240,8 +240,5 @@ def _by_zone(counts: Mapping[QueueName, QueueCounts]) -> dict[str, QueueCounts]:
     """The queues of all priorities together."""
     zones: dict[str, QueueCounts] = {}
     for queue, count in counts.items():
-        zone = zones.setdefault(queue.zone, QueueCounts())
-        zone.ready += count.ready
-        zone.deferred += count.deferred
-        zone.held += count.held
+        zones.setdefault(queue.zone, QueueCounts()).add(count)
     return zones

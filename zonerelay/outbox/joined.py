@@ -173,10 +173,7 @@ class JoinedStore:
     def counts(self) -> dict[QueueName, QueueCounts]:
         both = self._spool.counts()
         for queue, rows in (self._outbox.counts() if self._counts_rows else {}).items():
-            mail = both.get(queue, QueueCounts())
-            both[queue] = QueueCounts(
-                mail.ready + rows.ready, mail.deferred + rows.deferred, mail.held + rows.held
-            )
+            both.setdefault(queue, QueueCounts()).add(rows)
         return both
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:

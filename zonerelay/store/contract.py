@@ -352,7 +352,7 @@ class QueueStore(Protocol):
 
 @dataclass(slots=True)
 class QueueCounts:
-    """Deliveries of one zone by durable state.
+    """Deliveries by durable state.
 
     A delivery counts as deferred from its first postponement (`next_attempt` > 0) until it leaves,
     also while it is due or being attempted: the durable state does not change with the clock.
@@ -365,6 +365,11 @@ class QueueCounts:
     @property
     def total(self) -> int:
         return self.ready + self.deferred + self.held
+
+    def add(self, other: QueueCounts) -> None:
+        self.ready += other.ready
+        self.deferred += other.deferred
+        self.held += other.held
 
     def count(self, next_attempt: float, *, held: bool, step: int = 1) -> None:
         """Adds `step` deliveries in this state."""

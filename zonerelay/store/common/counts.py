@@ -33,10 +33,7 @@ class Counts:
     def add(self, found: dict[QueueName, QueueCounts]) -> None:
         """Add what a walk over the spool found."""
         for queue, more in found.items():
-            counts = self._zones.setdefault(queue, QueueCounts())
-            counts.ready += more.ready
-            counts.deferred += more.deferred
-            counts.held += more.held
+            self._zones.setdefault(queue, QueueCounts()).add(more)
 
     @property
     def moves(self) -> dict[QueueName, QueueCounts]:

@@ -220,12 +220,9 @@ class S3Reader:
     def counts(self) -> dict[QueueName, QueueCounts]:
         found = dict(self._mine.index.counts())
         for lease in self._nodes.company():
-            for name, (ready, deferred, held) in lease.counts.items():
-                counts = found.setdefault(parse_queue(name), QueueCounts())
-                counts.ready += ready
-                counts.deferred += deferred
-                counts.held += held
-        return {queue: counts for queue, counts in found.items() if queue.is_mail}
+            for name, counts in lease.counts.items():
+                found.setdefault(parse_queue(name), QueueCounts()).add(QueueCounts(*counts))
+        return {queue: each for queue, each in found.items() if queue.is_mail}
 
     async def queues(self) -> set[QueueName]:
         self._keeper.check_usable()
