@@ -17,6 +17,7 @@ from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits import connections as errors
 from zonerelay.inbound.limits.memory import FAST, LARGE, SESSION_COST, SessionMemory
+from zonerelay.inbound.session.session import Phase
 from zonerelay.inbound.state.context import SharedContext
 from zonerelay.smtp.server.sasl import Credentials
 
@@ -64,7 +65,7 @@ async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_o
         talk.send(b"Subject: x\r\n.\r\n" + b"NOOP\r\n" * 1000)
         talk.writer.write_eof()
         session = next(iter(house.listener._admission.sessions))
-        await until(lambda: session._ended)
+        await until(lambda: session.phase is Phase.ENDED)
         session.transport._transport.abort()  # type: ignore[union-attr]
         await until(lambda: house.listener.connections == 0)
         go.set()
@@ -240,7 +241,7 @@ async def test_a_client_that_does_not_take_replies_does_not_keep_its_turn() -> N
         session = next(iter(house.listener._admission.sessions))
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
-        await until(lambda: session.intake is not None and session.intake.backlog == 0)
+        await until(lambda: session.body.intake is not None and session.body.intake.backlog == 0)
         session.pause_writing()
         assert session.transport.is_paused
         assert not session.held_up, "that is no reason of ours"

@@ -156,7 +156,7 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
         await writing.wait()
         session = next(iter(house.listener._admission.sessions))
         await until(lambda: session.transport.is_paused)
-        transport, intake = session.transport._transport, session.intake
+        transport, intake = session.transport._transport, session.body.intake
         assert transport is not None
         assert not transport.is_reading()
         assert intake is not None
@@ -178,7 +178,7 @@ async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
         chunk = b"VRFY x\r\n" * 5_000
         for _ in range(400):
             talk.send(chunk)
-            if session._blocked:
+            if session.transport.is_blocked:
                 break
             await asyncio.sleep(0.001)
         await until(lambda: session.transport.is_paused)

@@ -168,10 +168,10 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
         session = next(iter(house.listener._admission.sessions))
         for _ in range(400):
             talk.send(b"VRFY x\r\n" * 5_000)
-            if session._blocked:
+            if session.transport.is_blocked:
                 break
             await asyncio.sleep(0.001)
-        await until(lambda: session._blocked)
+        await until(lambda: session.transport.is_blocked)
         house.listener.stop_accepting()
         session._say_goodbye(replies.IDLE)
         await until(lambda: house.listener.connections == 0)

@@ -151,7 +151,7 @@ async def settled(session: Session) -> None:
     """Everything has been answered that can be."""
     for _ in range(5):
         await asyncio.sleep(0)
-    while session._asking or session._waits_for_store or session._yielded:
+    while session._asking or session.body.waits_for_store:
         await asyncio.sleep(0)
 
 

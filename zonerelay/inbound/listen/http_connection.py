@@ -66,7 +66,7 @@ class HttpConnection(asyncio.Protocol):
         self._client: Client
         self._server: asyncio.Protocol | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._admitted = self._closing = False
+        self._closing = False
         self._waiting = bytearray()  # until the HTTP server is there
         self.held = 0
 
@@ -79,7 +79,6 @@ class HttpConnection(asyncio.Protocol):
         if refusal is not None:
             self._refuse(refusal)
             return
-        self._admitted = True
         self._timer = self._loop.call_later(HANDSHAKE, self.abort)
         if self._client.proxies:
             self._transport.expect_proxy_header()
@@ -123,8 +122,7 @@ class HttpConnection(asyncio.Protocol):
         self.held = 0
         if self._server is not None:
             self._server.connection_lost(error)
-        if self._admitted:
-            self._admission.farewell(self, self._client)
+        self._admission.farewell(self, self._client)
         self._admission.forget(self)
 
     def pause_writing(self) -> None:

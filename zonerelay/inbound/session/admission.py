@@ -1,6 +1,6 @@
 """Admits connections to one listener and counts them: by address, by client, by network, by memory.
 
-Owns the set of live sessions. `welcome` and `farewell` come in pairs for an admitted connection; `forget`
+Owns the set of live sessions. `welcome` and `farewell` come in pairs; `forget`
 comes last, when no work of the session is left either. A refusal is the reply that the client gets, with its
 reason.
 """
@@ -85,10 +85,12 @@ class Admission(Generic[S]):
         return (named, None) if reason is None else (client, _TOO_MANY[reason])
 
     def farewell(self, session: S, client: Client) -> None:
-        """The connection is gone."""
-        self._limits.leave(_counted_as(client))
-        self._memory.holders.discard(session)
-        self._metrics.inbound.value -= 1
+        """The connection is gone. Does nothing for one that was not admitted."""
+        holders = self._memory.holders
+        if session in holders:
+            holders.discard(session)
+            self._limits.leave(_counted_as(client))
+            self._metrics.inbound.value -= 1
 
     def forget(self, session: S) -> None:
         """The connection is gone and no work of the session is left."""

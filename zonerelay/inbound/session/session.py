@@ -25,17 +25,19 @@ Promises:
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
 from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.cleanup.envelope import new_intake
-from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
+from zonerelay.inbound.cleanup.intake import Intake
 from zonerelay.inbound.limits.memory import TLS_COST
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session import commands
 from zonerelay.inbound.session.admission import Admission
+from zonerelay.inbound.session.body import Body
 from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.session.transport import Transport, TransportFault
@@ -54,9 +56,26 @@ _FOREIGN = frozenset(b"\x16P\r")
 """First octets of what is not SMTP: a TLS hello, PROXY headers of both versions."""
 
 
-class Session(asyncio.Protocol):
-    """`intake` is the message being read or stored, `parked` one between two of its chunks (BDAT)."""
+class Phase(enum.IntEnum):
+    """How far a session has come; it never goes back."""
 
+    OPENING = enum.auto()
+    """Handshakes, before the greeting."""
+    GREETED = enum.auto()
+    DRAINING = enum.auto()
+    """It ends with the mail transaction at hand."""
+    ENDED = enum.auto()
+    """The client sends nothing more, and gets the replies that it is owed."""
+    LEFT = enum.auto()
+    """It closes, or is closed, because the client has left."""
+    CLOSED = enum.auto()
+    """It closes, or is closed, for a reason of ours."""
+
+
+_DRAINING, _LEFT = Phase.DRAINING, Phase.LEFT
+
+
+class Session(asyncio.Protocol):
     transport: Transport
 
     def __init__(
@@ -73,23 +92,13 @@ class Session(asyncio.Protocol):
             transaction=settings.transaction_timeout,
             min_rate=settings.min_data_rate,
         )
-        self.intake: Intake | None = None
-        self.parked: Intake | None = None
-        self._discarding = 0  # octets of a refused chunk that are still to be dropped
-        self._owed = replies.OK  # the reply once these octets are dropped
-        self._behind_others = False  # other large bodies are read first
-        self._greeted = False
+        self.phase = Phase.OPENING
+        self.body = Body()
         self._running = 0  # tasks
-        # The next reply waits for it: a verdict, or a time.
-        self._asking: asyncio.Task[None] | asyncio.TimerHandle | None = None
+        # The next reply waits for it: a verdict, a time, or the turns of other connections.
+        self._asking: asyncio.Task[None] | asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # of the account of all sessions: TLS, and lines that wait
-        self._admitted = False
-        self._closing = False
-        self._draining = False
-        self._ended = False  # the client sends nothing more
-        self._blocked = False  # the client does not take our replies
-        self._yielded = False  # lines wait while other connections are served
         self._transcripts = context.events.transcripts
         self._record: Record | None = None
 
@@ -105,26 +114,26 @@ class Session(asyncio.Protocol):
         if refusal is not None:
             self._say_goodbye(refusal)
             return
-        self._admitted = True
         context = self.context
         self._timer = self.loop.call_at(self.deadlines.heard + context.first_look, self._look_at_time)
         if self.client.proxies:
             self.deadlines.began_handshake(self.loop.time())
             self.transport.expect_proxy_header()
         elif context.greets_at_once:
-            self._greeted = True
+            self.phase = Phase.GREETED
             self.transport.write(context.greeting.banner.wire)
         else:
             self._open()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self.phase >= _LEFT:
             return
         if self.transport.is_wrapped:
             data = self._unwrap(data)
-            if not data or self._closing:
+            if not data or self.phase >= _LEFT:
                 return
-        intake = self.intake
+        body = self.body
+        intake = body.intake
         if intake is not None and not intake.complete:
             self.deadlines.heard = self.loop.time()
             self._take_body(intake, data)
@@ -134,23 +143,24 @@ class Session(asyncio.Protocol):
         if data[0] in _FOREIGN and not self.conversation.commands and self._turns_away(data):
             return
         line = self.lines.only_line(data)
-        if line is None or intake is not None or self._blocked or self._asking or self._discarding:
+        if line is None or intake is not None or self._asking or body.discarding or self.transport.is_blocked:
             self.lines.feed(data)
             self.advance()
             return
         # The ordinary case: one command, nothing behind it, and no reply waits.
         answer = self._answer(line)
         self._reply(answer.wire, answer)
-        if self._draining:
+        if self.phase is _DRAINING:
             self._leave_if_done()
 
     def eof_received(self) -> bool:
         """The client sends nothing more, but may still be listening: say what is owed first."""
-        self._ended = True
+        self._client_ended()
         return self._owes_replies()
 
     def connection_lost(self, error: Exception | None) -> None:
-        left, self._closing = self._ended or not self._closing, True
+        if self.phase is not Phase.CLOSED:
+            self.phase = Phase.LEFT
         if self._record is not None:
             self._record.note("the connection has ended")
         self.transport.lost()
@@ -158,31 +168,30 @@ class Session(asyncio.Protocol):
             self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
-        self._abort_bodies(left=left)
+        self._abort_body()
         self._hold_nothing()
-        if self._admitted:
-            self._admission.farewell(self, self.client)
+        self._admission.farewell(self, self.client)
         if not self._running:
             self._admission.forget(self)
 
     def pause_writing(self) -> None:
-        self._blocked = True
+        self.transport.is_blocked = True
         self._regulate()
 
     def resume_writing(self) -> None:
-        self._blocked = False
+        self.transport.is_blocked = False
         self.advance()
 
     # The listener calls these.
 
     def drain(self) -> None:
         """Finish the mail transaction at hand, then close; without one, close at once with 421."""
-        self._draining = True
+        self.phase = max(self.phase, Phase.DRAINING)
         self._leave_if_done()
 
     def abort(self) -> None:
         """Close now. A message that arrived whole is still committed."""
-        self._closing = True
+        self._end()
         self.transport.abort()
 
     # `SessionMemory` and `LargeBodies` call these.
@@ -191,12 +200,11 @@ class Session(asyncio.Protocol):
     def held(self) -> int:
         """Octets that this session holds in the account of all sessions."""
         transaction = self.conversation.transaction
-        held = self._charged + (transaction.cost if transaction is not None else 0)
-        return held + sum(intake.held for intake in (self.intake, self.parked) if intake is not None)
+        return self._charged + (transaction.cost if transaction is not None else 0) + self.body.held
 
     @property
     def must_stay(self) -> bool:
-        return self._closing or self._waits_for_store
+        return self.phase >= _LEFT or self.body.waits_for_store
 
     def shed(self) -> None:
         """End the session with 421, because memory is short."""
@@ -205,11 +213,10 @@ class Session(asyncio.Protocol):
     @property
     def held_up(self) -> bool:
         """Reading stops for a reason of ours."""
-        intake = self.intake or self.parked
-        return self._behind_others or (intake is not None and intake.backlog > BACKLOG)
+        return self.body.held_up
 
     def resume_reading(self) -> None:
-        self._behind_others = False
+        self.body.behind_others = False
         self._regulate()
 
     # Handshakes and the greeting.
@@ -222,7 +229,8 @@ class Session(asyncio.Protocol):
             self._greet()
 
     def _greet(self) -> None:
-        self._greeted = True
+        if self.phase is Phase.OPENING:
+            self.phase = Phase.GREETED
         if self._transcripts.on:
             self._read_along()
         answer = self.conversation.connect()
@@ -250,8 +258,8 @@ class Session(asyncio.Protocol):
             return self._named(data)
         if transport.secured is not secured:
             self._secured()
-        if transport.ended and not self._ended:
-            self._ended = True
+        if transport.ended and self.phase < Phase.ENDED:
+            self._client_ended()
             self.loop.call_soon(self._leave_if_done)
         return data
 
@@ -277,7 +285,7 @@ class Session(asyncio.Protocol):
         before = self.conversation
         self.conversation = Conversation(self.context, self.client, info)
         self.conversation.go_on_from(before)
-        if not self._greeted:
+        if self.phase is Phase.OPENING:
             self._greet()
 
     def _readmit(self) -> None:
@@ -330,31 +338,34 @@ class Session(asyncio.Protocol):
 
     def advance(self) -> None:
         """Go on with the input that waits, as far as the order of replies allows."""
-        self._yielded = False
-        if self._closing:
+        if self.phase >= _LEFT:
             return  # what it held is out of the account
         self._charge()
         left = MAX_LINES_AT_ONCE
         while self.lines.waiting and self._may_go_on():
-            if self._discarding:
+            if self.body.discarding:
                 self._discard()
                 continue
             answered = self._answer_lines(left)
             left -= answered
-            if not left:
-                self._yielded = True
-                self.loop.call_soon(self.advance)
+            if not left and self._asking is None:
+                self._asking = self.loop.call_soon(self._take_turn)
             if not (answered and left):
                 break
-        if self._closing:
+        if self.phase >= _LEFT:
             return
         self._charge()
         self._regulate()
         self._leave_if_done()
 
+    def _take_turn(self) -> None:
+        """Go on after other connections were served."""
+        self._asking = None
+        self.advance()
+
     def _may_go_on(self) -> bool:
-        busy = self.intake is not None or self._asking is not None
-        return not (busy or self._closing or self._blocked)
+        busy = self.body.intake is not None or self._asking is not None
+        return not (busy or self.phase >= _LEFT or self.transport.is_blocked)
 
     def _answer_lines(self, most: int) -> int:
         """Answer up to `most` lines in one write, up to the first that needs more than a reply."""
@@ -392,7 +403,7 @@ class Session(asyncio.Protocol):
     def _reply(self, octets: bytes, last: ServerReply) -> None:
         """Write replies, and do what the last of them asks for."""
         self.deadlines.answered(self.loop.time(), self.conversation.transaction)
-        parked = self.parked
+        parked = self.body.parked
         if parked is not None and parked.transaction is not self.conversation.transaction:
             # Commands have ended its transaction, and perhaps begun another one.
             self._abort(parked)
@@ -405,14 +416,14 @@ class Session(asyncio.Protocol):
         """Do the step behind a reply. Comparisons, because an enumeration's hash is a Python function."""
         then = answer.then
         if then is Then.TAKE_BODY:
-            self.intake = new_intake(self.conversation, self._regulate)
+            self.body.intake = new_intake(self.conversation, self._regulate)
             self.deadlines.body_began(self.deadlines.heard)
         elif then is Then.CLOSE:
             self._close()
         elif then is Then.TAKE_CHUNK:
             self._begin_chunk()
         elif then is Then.DISCARD:
-            self._owed, self._discarding = answer, self.conversation.chunk[0]
+            self.body.owed, self.body.discarding = answer, self.conversation.chunk[0]
             self.deadlines.body_began(self.loop.time())
             self._discard()
         elif then is Then.ASK:
@@ -435,7 +446,7 @@ class Session(asyncio.Protocol):
         verdict = await self.context.consultants.ask(question)
         self._asking = None
         self.deadlines.resumed(self.loop.time())
-        if self._closing:
+        if self.phase >= _LEFT:
             return
         try:
             answer = conversation.decided(verdict)
@@ -450,21 +461,18 @@ class Session(asyncio.Protocol):
         self._asking = None
         self.deadlines.resumed(self.loop.time())
         answer, self.conversation.held_back = self.conversation.held_back, None
-        if self._closing or answer is None:
+        if self.phase >= _LEFT or answer is None:
             return
         self._reply(answer.wire, answer)
         self.advance()
 
     # The message: from 354, or from BDAT, to its reply.
 
-    @property
-    def _waits_for_store(self) -> bool:
-        return self.intake is not None and self.intake.complete
-
     def _begin_chunk(self) -> None:
         """The octets of a BDAT are next, and some of them may be here."""
-        intake, self.parked = self.parked or new_intake(self.conversation, self._regulate), None
-        self.intake = intake
+        body = self.body
+        intake, body.parked = body.parked or new_intake(self.conversation, self._regulate), None
+        body.intake = intake
         size, last = self.conversation.chunk
         intake.begin_chunk(size, last=last)
         self.deadlines.body_began(self.deadlines.heard)
@@ -472,13 +480,14 @@ class Session(asyncio.Protocol):
 
     def _discard(self) -> None:
         """Drop the octets of a refused BDAT; after the last one say why."""
-        dropped = len(self.lines.take(self._discarding))
-        self._discarding -= dropped
+        body = self.body
+        dropped = len(self.lines.take(body.discarding))
+        body.discarding -= dropped
         self.deadlines.octets += dropped
         self.deadlines.heard = self.loop.time()
-        if not self._discarding:
+        if not body.discarding:
             self.deadlines.complete()
-            self.transport.write(self._owed.later)
+            self.transport.write(body.owed.later)
 
     def _take_body(self, intake: Intake, data: bytes) -> None:
         """Feed octets to the message; what follows its end goes to the lines."""
@@ -487,7 +496,7 @@ class Session(asyncio.Protocol):
         intake.feed(data)
         if intake.complete or intake.chunk_done:
             self.context.large_bodies.leave(self)
-            self._behind_others = False
+            self.body.behind_others = False
             if intake.rest:
                 self.lines.feed(intake.rest)
             if intake.complete:
@@ -496,7 +505,7 @@ class Session(asyncio.Protocol):
             self._give_up(replies.much_too_big(self.context.settings.max_message_size))
             return
         elif intake.is_large:
-            self._behind_others = not self.context.large_bodies.may_read(self, len(data), deadlines.heard)
+            self.body.behind_others = not self.context.large_bodies.may_read(self, len(data), deadlines.heard)
         if intake.task is None and intake.refusal is None and intake.worth_storing:
             intake.task = self._spawn(self._store(intake))
         if not intake.complete:
@@ -511,10 +520,10 @@ class Session(asyncio.Protocol):
 
     def _park(self, intake: Intake) -> None:
         """A chunk is here, and the message goes on in the next one."""
-        self.intake = None
+        self.body.intake = None
         self.deadlines.chunk_complete(self.loop.time())
         if intake.refusal is None:
-            self.parked = intake
+            self.body.parked = intake
             self.transport.write(replies.chunk_taken(self.conversation.chunk[0]).wire)
         else:
             self._finish_refused(intake)
@@ -532,7 +541,7 @@ class Session(asyncio.Protocol):
             else:
                 self._finish(intake, replies.queued(accepted))
             # Mostly the client has been waiting for the reply.
-            if self.lines.waiting or self.transport.is_paused or self._ended or self._draining:
+            if self.lines.waiting or self.transport.is_paused or self.phase > Phase.GREETED:
                 self.advance()
         except Exception as error:  # noqa: BLE001 - no caller awaits this task
             self.context.events.trouble("inbound", error, message_id=intake.envelope.id)
@@ -542,7 +551,7 @@ class Session(asyncio.Protocol):
 
     def _finish(self, intake: Intake, wire: bytes) -> None:
         """End the mail transaction with this reply."""
-        self.intake = None
+        self.body.intake = None
         if self._record is not None:
             self._record.note(f"the message: {intake.size} octets, not shown")
         if intake.held:
@@ -564,25 +573,25 @@ class Session(asyncio.Protocol):
 
     def _give_up(self, answer: ServerReply) -> None:
         """End the session with this reply; a message that is here whole is still stored."""
-        intake = self.intake or self.parked
+        intake = self.body.current
         if intake is not None and not intake.complete:
             self._refuse(intake, answer)
             self._abort(intake)
             answer = ServerReply(answer.reply, answer.wire)
         self._say_goodbye(answer)
 
-    def _abort_bodies(self, *, left: bool) -> None:
-        """The connection is gone; `left`: because of the client."""
-        for intake in (self.intake, self.parked):
-            if intake is None or intake.complete:
-                continue
-            if left:
-                self._refuse(intake, ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
-            self._abort(intake)
+    def _abort_body(self) -> None:
+        """The connection is gone."""
+        intake = self.body.current
+        if intake is None or intake.complete:
+            return
+        if self.phase is Phase.LEFT:
+            self._refuse(intake, ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
+        self._abort(intake)
 
     def _abort(self, intake: Intake) -> None:
         """Forget a message whose end of data will not come."""
-        self.intake = self.parked = None
+        self.body.intake = self.body.parked = None
         self.context.large_bodies.leave(self)
         if intake.task is not None:
             intake.task.cancel()
@@ -640,8 +649,15 @@ class Session(asyncio.Protocol):
             self.transport.write(answer.wire)
         self._close()
 
+    def _client_ended(self) -> None:
+        self.phase = max(self.phase, Phase.ENDED)
+
+    def _end(self) -> None:
+        if self.phase < Phase.LEFT:
+            self.phase = Phase.LEFT if self.phase is Phase.ENDED else Phase.CLOSED
+
     def _close(self) -> None:
-        self._closing = True
+        self._end()
         handle = self.transport.close()
         self._hold_nothing()
         if handle is not None:
@@ -651,21 +667,18 @@ class Session(asyncio.Protocol):
 
     def _owes_replies(self) -> bool:
         asking = self._asking is not None
-        if (
-            asking
-            and self._ended
-            and not self.lines.waiting
-            and isinstance(self.conversation.question, LogIn)
-        ):
-            asking = False  # no command can follow the log-in, so its hash need not be computed
-        return not self._closing and (self._waits_for_store or asking or self._yielded or self._blocked)
+        if asking and self.phase is Phase.ENDED and not self.lines.waiting:
+            # No command can follow a log-in, so its hash need not be computed.
+            asking = not isinstance(self.conversation.question, LogIn)
+        owed = self.body.waits_for_store or asking or self.transport.is_blocked
+        return owed and self.phase < Phase.LEFT
 
     def _leave_if_done(self) -> None:
-        if self._closing or self._owes_replies():
+        if self.phase >= Phase.LEFT or self._owes_replies():
             return
-        if self._ended:
+        if self.phase is Phase.ENDED:
             self._close()
-        elif self._draining and self.conversation.transaction is None:
+        elif self.phase is Phase.DRAINING and self.conversation.transaction is None:
             self._say_goodbye(replies.SHUTTING_DOWN)
 
     def _regulate(self) -> None:
@@ -675,13 +688,14 @@ class Session(asyncio.Protocol):
             self.deadlines.paused(self.loop.time())
         elif self.deadlines.is_paused:
             self.deadlines.resumed(self.loop.time())
-        pause = ours or self._blocked or self.lines.waiting > MAX_PIPELINED
-        if pause is not self.transport.is_paused and not self._ended:
-            self.transport.pause_reading(pause)
+        transport = self.transport
+        pause = ours or transport.is_blocked or self.lines.waiting > MAX_PIPELINED
+        if pause is not transport.is_paused and self.phase < Phase.ENDED:
+            transport.pause_reading(pause)
 
     def _look_at_time(self) -> None:
         now = self.loop.time()
-        if self._owes_replies() and not self._blocked:
+        if self._owes_replies() and not self.transport.is_blocked:
             self.deadlines.heard = now
         late = self.deadlines.late(now)
         if late is None:

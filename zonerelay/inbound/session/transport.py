@@ -34,6 +34,7 @@ class Transport:
         self._transport: asyncio.Transport | None = transport
         self._loop = loop
         self.is_paused = False
+        self.is_blocked = False  # the client does not take our replies
         # Most connections have no TLS, and every reply goes through here.
         self.write: Callable[[bytes], None] = transport.write
         self._overheard: Callable[[bytes], None] | None = None
