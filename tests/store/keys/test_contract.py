@@ -186,8 +186,8 @@ async def test_large_ranges_take_little_memory(opened: Opened) -> None:
         tracemalloc.stop()
     assert count == 4000
     assert await all_rows(partition) == []
-    assert walked < 4_000_000
-    assert cleared < 4_000_000
+    assert walked < 6_000_000  # of 16 MB; a snapshot of objects may be under way
+    assert cleared < 6_000_000
 
 
 @pytest.mark.usefixtures("shared")

@@ -20,7 +20,7 @@ from tests.store.keys.places import PLACES, Place
 from tests.store.keys.worker import KEPT, SESSIONS
 from tests.support.power import needs_a_disk
 
-ROUNDS = 4
+ROUNDS = 2
 
 
 def command(verb: str, place: Place) -> list[str]:
