@@ -25,18 +25,20 @@ from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, kept_from, resolve_hostname
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.gc import GcTimer
-from zonerelay.process.identity import STARTED_WITH, Identity, identity_of
 from zonerelay.process.setup import (
+    STARTED_WITH,
+    Identity,
     StartError,
     allow_reload,
     build_redactor,
     close_to_others,
+    identity_of,
     prepare_home,
     put_off_reload,
     raise_limits,
     tune_for_mail,
 )
-from zonerelay.process.systemd import Notifier
+from zonerelay.process.sockets import Notifier
 from zonerelay.process.threads import OPERATORS, STORE
 from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.telemetry.logs.logs import configure as configure_logs

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from zonerelay.telemetry.load import IDLE, IDLE_INTERVAL, INTERVAL, LoopLag, interval_after
+from zonerelay.telemetry.metrics.instruments import IDLE, IDLE_INTERVAL, INTERVAL, LoopLag, interval_after
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 

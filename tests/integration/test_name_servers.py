@@ -21,8 +21,7 @@ from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.routing.dns import name_servers
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.name_servers import PER_SOCKET, NameServers, NotPlain
-from zonerelay.routing.dns.packets import Reading
-from zonerelay.routing.dns.records import A
+from zonerelay.routing.dns.packets import A, Reading
 
 FILES = Path("/proc/self/fd")
 ZONES: Zones = {"mx.example.com": {"A": ["192.0.2.1"], "TTL": 60}}

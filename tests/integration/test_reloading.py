@@ -14,7 +14,7 @@ import pytest
 from tests.support.ports import LOOPBACK
 from tests.support.relay import Running, relay_with, settings
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.process.systemd import Notifier
+from zonerelay.process.sockets import Notifier
 from zonerelay.serve import Reloading
 
 CONFIG = f"""

@@ -35,7 +35,7 @@ from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.routing.dns import name_servers
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.dns.dnspython_client import ThoroughDns
-from zonerelay.routing.dns.records import AAAA
+from zonerelay.routing.dns.packets import AAAA
 from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver
 
 ZONES: Zones = {

@@ -27,7 +27,7 @@ from zonerelay.config.units import parse_rate
 from zonerelay.limits.authority.book import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import SystemClock
-from zonerelay.process.identity import Identity
+from zonerelay.process.setup import Identity
 
 MESSAGE = b"From: a@example.org\r\nSubject: x\r\n\r\nbody\r\n"
 LIMIT = 4

@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from zonerelay.config.endpoints import ListenAddress
-from zonerelay.inbound.listen import sibling_sockets
+from zonerelay.inbound.listen import listening_socket
 from zonerelay.inbound.listen.binding import bound_group
-from zonerelay.inbound.listen.sibling_sockets import PATIENCE, SiblingSockets
+from zonerelay.inbound.listen.listening_socket import PATIENCE, SiblingSockets
 
 
 class Greeter(asyncio.Protocol):
@@ -77,7 +77,7 @@ async def test_a_worker_that_comes_for_its_clients_keeps_them() -> None:
 async def test_the_sockets_of_workers_that_are_no_more_are_served_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sibling_sockets, "PATIENCE", 30.0)
+    monkeypatch.setattr(listening_socket, "PATIENCE", 30.0)
     (own, spare), port = listening()
     own.close()
     neighbours = SiblingSockets([], lambda: Greeter(b"heir"), spare=[spare])

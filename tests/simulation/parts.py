@@ -23,7 +23,7 @@ from tests.simulation.disk import Disk, SimLevelDb, SimWriter
 from tests.simulation.loop import PROCESS, Process, SimLoop
 from zonerelay.config.settings import Settings
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.process.identity import Identity
+from zonerelay.process.setup import Identity
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.resolver import Resolver
@@ -166,7 +166,7 @@ def simulated(
         patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
         patch("zonerelay.store.common.keeper.local_keeper.SPACE_INTERVAL", 60.0),
-        patch("zonerelay.telemetry.load.LoopLag.start", lambda self: None),
+        patch("zonerelay.telemetry.metrics.instruments.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),
         patch("zonerelay.store.s3.open.Bucket", SimBucket),
         patch("zonerelay.process.threads.Pool.run", _run_on_loop),

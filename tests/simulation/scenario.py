@@ -55,8 +55,7 @@ from zonerelay.limits.authority.book import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.limits.worker import keeper
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.process.identity import Identity
-from zonerelay.process.setup import StartError
+from zonerelay.process.setup import Identity, StartError
 from zonerelay.queue.zone.plan import WINDOW
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord
 from zonerelay.routing.dns.packets import Reading

@@ -26,7 +26,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.common.claims import index as disk_index
-from zonerelay.store.common.keeper import recovery
+from zonerelay.store.common.keeper import health
 from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
 from zonerelay.store.disk import states as disk_states
@@ -205,7 +205,7 @@ async def healthy(store: Store) -> bool:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_counts_after_calls_that_failed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(recovery, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(health, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
     monkeypatch.setattr(disk_states, "HOT_DELIVERIES", 6)
     monkeypatch.setattr(disk_index, "_SLACK", 1)

@@ -12,8 +12,7 @@ import dns.resolver
 
 from zonerelay.routing.dns.answers import DnsStatus, Record
 from zonerelay.routing.dns.dnspython_client import _READERS, _is_authentic, _nxdomain_ttl, _understand
-from zonerelay.routing.dns.packets import Reading, read_answer
-from zonerelay.routing.dns.records import Kind
+from zonerelay.routing.dns.packets import Kind, Reading, read_answer
 
 FAILURES = (dns.rcode.SERVFAIL, dns.rcode.REFUSED)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
-from zonerelay.smtp.server.bdat import ChunkReader, parse_bdat
+from zonerelay.smtp.server.line_ends import ChunkReader, parse_bdat
 from zonerelay.smtp.server.paths import CommandError
 
 Chunk = tuple[bytes, bool]

@@ -17,8 +17,20 @@ from hypothesis import strategies as st
 from tests.support.dns_oracle import read_alike
 from zonerelay.routing.dns import packets as dns_packets
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, TlsaRecord
-from zonerelay.routing.dns.packets import Reading, is_truncated, question, read_answer
-from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
+from zonerelay.routing.dns.packets import (
+    AAAA,
+    CNAME,
+    MX,
+    TLSA,
+    TXT,
+    A,
+    Kind,
+    Reading,
+    is_plain_name,
+    is_truncated,
+    question,
+    read_answer,
+)
 
 NAME = "mail.example.com"
 KINDS: dict[str, Kind[object]] = {kind.name: kind for kind in (MX, A, AAAA, TLSA, TXT, CNAME)}  # type: ignore[misc]  # of several types

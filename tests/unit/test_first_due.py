@@ -6,7 +6,7 @@ import pytest
 
 from tests.store.builders import NOW, envelope_for, message_id
 from zonerelay.inbound.cleanup.deliveries import OVERDUE, first_due
-from zonerelay.inbound.limits.bursts import MANY
+from zonerelay.inbound.limits.connections import MANY
 
 
 @pytest.mark.parametrize(("recipients", "due"), [(1, 0.0), (MANY, 0.0), (MANY + 1, NOW - OVERDUE)])

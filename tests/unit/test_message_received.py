@@ -6,8 +6,7 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from zonerelay.message.header.headers import EMPTY_LINE, Header
-from zonerelay.message.header.received import rfc5322_date, trace_fields
+from zonerelay.message.header.headers import EMPTY_LINE, Header, rfc5322_date, trace_fields
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId

@@ -7,8 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import zonerelay
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.telemetry.metrics.collectors import ZoneQueue
-from zonerelay.telemetry.metrics.instruments import MAX_LABEL_VALUES
+from zonerelay.telemetry.metrics.instruments import MAX_LABEL_VALUES, ZoneQueue
 from zonerelay.telemetry.metrics.metrics import TROUBLES, Metrics
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

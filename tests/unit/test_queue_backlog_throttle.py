@@ -22,7 +22,7 @@ from zonerelay.queue.selection.backlog_throttle import (
     BacklogThrottle,
 )
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.telemetry.load import CpuDemand
+from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 SATURATED, IDLE = 0.95, 0.2

@@ -12,8 +12,7 @@ from tests.support import lenient
 from tests.support.feeding import cuts
 from tests.support.lenient import LENIENT, STRICT, Receiver
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
-from zonerelay.smtp.server.bdat import ChunkReader
-from zonerelay.smtp.server.line_ends import BodyReader
+from zonerelay.smtp.server.line_ends import BodyReader, ChunkReader
 
 HIDDEN_DOT = re.compile(rb"^(\x00+)\.", re.MULTILINE)
 BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")

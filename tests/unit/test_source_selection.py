@@ -11,8 +11,13 @@ from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
 from zonerelay.delivery.peer.connection_key import ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import SourceTrouble
-from zonerelay.delivery.source.penalties import ABSENT_FOR, MAX_REMEMBERED, SourceMemory
-from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere
+from zonerelay.delivery.source.selection import (
+    ABSENT_FOR,
+    MAX_REMEMBERED,
+    SourceMemory,
+    SourceSelection,
+    from_elsewhere,
+)
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply

@@ -16,8 +16,8 @@ from OpenSSL import SSL
 from tests.support.certificates import Made, make
 from tests.support.tls_client import Cut, TlsClient, bytewise, halved, trusting, whole
 from zonerelay.inbound.tls.certificate_files import read_pair
+from zonerelay.inbound.tls.certificates import build_context
 from zonerelay.inbound.tls.channel import MAX_HANDSHAKE, TlsChannel
-from zonerelay.inbound.tls.contexts import build_context
 from zonerelay.inbound.tls.ports import TlsFault
 
 CUTS = [whole, halved, bytewise]

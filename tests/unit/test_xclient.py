@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.smtp.server.paths import CommandError
-from zonerelay.smtp.server.xclient import KEYWORDS, MAX_VALUE, XClient, parse_xclient
+from zonerelay.smtp.server.proxy_protocol import KEYWORDS, MAX_VALUE, XClient, parse_xclient
 
 GOOD = [
     (

@@ -17,7 +17,6 @@ from zonerelay.config.options import forms
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report
 from zonerelay.config.settings import REPEATED, TABLES, Backend, Idempotency, Settings, is_fully_qualified
-from zonerelay.config.tables.access import access_advice, auth_advice, check_access
 from zonerelay.config.tables.admin import admin_advice, check_admin
 from zonerelay.config.tables.credential import check_credentials, credential_advice, try_credentials
 from zonerelay.config.tables.delivery import check_retry, dns_advice, retry_advice
@@ -31,7 +30,14 @@ from zonerelay.config.tables.rewrite import (
     srs_advice,
     try_srs,
 )
-from zonerelay.config.tables.route import check_route_zones, check_routes, route_advice
+from zonerelay.config.tables.route import (
+    access_advice,
+    auth_advice,
+    check_access,
+    check_route_zones,
+    check_routes,
+    route_advice,
+)
 from zonerelay.config.tables.store import (
     check_capture,
     check_outbox,

@@ -31,7 +31,6 @@ from zonerelay.config.options.options import (
     text,
     workers,
 )
-from zonerelay.config.tables.access import AccessAction, AccessSettings, AuthSettings
 from zonerelay.config.tables.admin import (
     AdminSettings,
     HistoryAddresses,
@@ -76,7 +75,7 @@ from zonerelay.config.tables.rewrite import (
     srs_secrets,
     upgraded_at,
 )
-from zonerelay.config.tables.route import RouteSettings
+from zonerelay.config.tables.route import AccessAction, AccessSettings, AuthSettings, RouteSettings
 from zonerelay.config.tables.store import (
     LOSS_WORDS,
     Addressing,

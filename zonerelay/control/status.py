@@ -30,7 +30,7 @@ from zonerelay.routing.destinations.route import DestinationKey
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import QueueCounts, Store, StoreError
 from zonerelay.store.spool_paths import directories_of
-from zonerelay.telemetry.metrics.collectors import ZoneQueue
+from zonerelay.telemetry.metrics.instruments import ZoneQueue
 
 if TYPE_CHECKING:
     from zonerelay.capture.store import Capture, Totals

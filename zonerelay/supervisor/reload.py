@@ -20,7 +20,7 @@ from pathlib import Path
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.settings import NEXT_START, RESTART, Backend, Settings, kept_from
 from zonerelay.model.clock import Clock
-from zonerelay.process.systemd import Notifier
+from zonerelay.process.sockets import Notifier
 from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, Sockets

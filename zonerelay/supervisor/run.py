@@ -37,8 +37,7 @@ from zonerelay.process.setup import (
     put_off_reload,
     raise_limits,
 )
-from zonerelay.process.sockets import Inherited
-from zonerelay.process.systemd import Notifier
+from zonerelay.process.sockets import Inherited, Notifier
 from zonerelay.process.tasks import Part, Retried
 from zonerelay.store.spool_paths import count_of, spools_beyond
 from zonerelay.supervisor import lock

@@ -2,7 +2,7 @@
 
 Each worker has a socket of its own for every IP address (SO_REUSEPORT): the kernel deals clients out evenly,
 also those who stay for long. All workers inherit all of them, so that a client in the queue of one that hangs
-or is being replaced is taken by another (`inbound/listen/sibling_sockets`); and since none is ever closed
+or is being replaced is taken by another (`inbound/listen/listening_socket`); and since none is ever closed
 while the relay runs, no client is reset. A Unix socket, and one from systemd, is one for all.
 """
 

@@ -24,7 +24,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.queue_name import queue_of
 from zonerelay.routing.zones.zones import Choice, Zones, zone_notes
-from zonerelay.smtp.server.bdat import ChunkReader
+from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import MessageWriter, Store
 from zonerelay.transfer.register import Register
 from zonerelay.transfer.stored import NO_QUEUE, Source, Stored, Unusable

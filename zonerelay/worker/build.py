@@ -42,8 +42,7 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.queue_name import QueueName
 from zonerelay.operations.errors import ControlError
-from zonerelay.process.identity import Identity
-from zonerelay.process.setup import StartError, history_redactor
+from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.threads import STATUS
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.journal import DIRECTORY, Journal
@@ -58,8 +57,8 @@ from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_books
 from zonerelay.store.spool_paths import name_of
 from zonerelay.telemetry.events.events import Events, LogSink
-from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
+from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints

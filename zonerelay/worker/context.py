@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from zonerelay.model.clock import Clock
-from zonerelay.process.identity import Identity
+from zonerelay.process.setup import Identity
 from zonerelay.routing.mta_sts.policies import HTTPS_PORT
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor

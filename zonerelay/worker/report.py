@@ -15,8 +15,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.settings import Settings
-from zonerelay.message.header.headers import field
-from zonerelay.message.header.received import rfc5322_date
+from zonerelay.message.header.headers import field, rfc5322_date
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource

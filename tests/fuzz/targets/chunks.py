@@ -10,7 +10,7 @@ from tests.fuzz.pieces import cuttings, in_pieces
 from tests.fuzz.targets.bodies import CRLF, normalized
 from tests.fuzz.targets.commands import refusal
 from zonerelay.smtp.client.stuffing import stuffed
-from zonerelay.smtp.server.bdat import ChunkReader, parse_bdat
+from zonerelay.smtp.server.line_ends import ChunkReader, parse_bdat
 from zonerelay.smtp.server.paths import CommandError
 
 COMMAND = b"BDAT 1\r\n"

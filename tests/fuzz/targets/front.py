@@ -15,12 +15,13 @@ from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.proxy_protocol import (
     MAX_HEADER,
     MAX_LINE,
+    MAX_VALUE,
     ProxyFault,
     ProxyHeader,
     ProxyReader,
     looks_like_proxy,
+    parse_xclient,
 )
-from zonerelay.smtp.server.xclient import MAX_VALUE, parse_xclient
 
 
 def proxy(data: bytes) -> None:

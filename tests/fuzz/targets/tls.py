@@ -16,8 +16,8 @@ from OpenSSL import SSL
 
 from tests.fuzz.pieces import in_pieces
 from zonerelay.inbound.tls.certificate_files import read_pair
+from zonerelay.inbound.tls.certificates import build_context
 from zonerelay.inbound.tls.channel import TlsChannel
-from zonerelay.inbound.tls.contexts import build_context
 from zonerelay.inbound.tls.ports import TlsFault
 
 HELLO = b"hello"

@@ -110,7 +110,7 @@ def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> 
     if listener.tls is ListenerTls.NONE:
         return []
     from zonerelay.inbound.tls.certificate_files import CertificateError, KeyFileError, read_pair
-    from zonerelay.inbound.tls.contexts import build_context
+    from zonerelay.inbound.tls.certificates import build_context
 
     notes: list[str] = []
     names: set[str] = set()

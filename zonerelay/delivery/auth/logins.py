@@ -32,10 +32,9 @@ from zonerelay.config.settings import (
     ZoneSettings,
     passwords_that_end,
 )
-from zonerelay.delivery.auth.accounts import Account, digest
+from zonerelay.delivery.auth.accounts import Account, KeptTokens, Secrets, digest
 from zonerelay.delivery.auth.oauth import Post, TokenSource, post
 from zonerelay.delivery.auth.oauth_grants import TokenError
-from zonerelay.delivery.auth.secret_files import KeptTokens, Secrets
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls.verify import ENCRYPTED

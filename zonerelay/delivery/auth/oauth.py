@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError
 from zonerelay.config.settings import CredentialSettings
+from zonerelay.delivery.auth.accounts import KeptTokens, Secrets
 from zonerelay.delivery.auth.oauth_grants import MAX_ANSWER, Grant, TokenError, read_answer, request_form
-from zonerelay.delivery.auth.secret_files import KeptTokens, Secrets
 from zonerelay.model.clock import Clock
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Response, WebError, request

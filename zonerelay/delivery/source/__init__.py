@@ -1,5 +1,4 @@
-"""Source addresses: `selection` is the face and draws the source of a message; `penalties` keeps
-refusals.
+"""Source addresses: `selection` draws the source of a message and keeps refusals.
 
 Code outside takes `selection`.
 """

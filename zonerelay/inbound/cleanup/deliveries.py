@@ -12,7 +12,7 @@ in the queue until an operator releases or drops it.
 
 from __future__ import annotations
 
-from zonerelay.inbound.limits.bursts import MANY, Bursts
+from zonerelay.inbound.limits.connections import MANY, Bursts
 from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope

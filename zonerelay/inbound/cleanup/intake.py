@@ -42,8 +42,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.server.bdat import ChunkReader
-from zonerelay.smtp.server.line_ends import BodyReader
+from zonerelay.smtp.server.line_ends import BodyReader, ChunkReader
 from zonerelay.store.contract import (
     CHUNK_SIZE,
     BeingStoredError,

@@ -12,8 +12,7 @@ from dataclasses import replace
 from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.transaction import Edits, HeaderRules
 from zonerelay.message.header.address_fields import edit_header
-from zonerelay.message.header.headers import Header
-from zonerelay.message.header.received import trace_fields
+from zonerelay.message.header.headers import Header, trace_fields
 from zonerelay.model.envelope import Envelope
 
 

@@ -23,7 +23,7 @@ from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
-from zonerelay.smtp.server.bdat import ChunkReader
+from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import CHUNK_SIZE, MessageWriter
 
 COPIES = 2

@@ -24,7 +24,7 @@ from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.cleanup.submit import Accepted, Options, Pieces, Principal, Refused, SubmittedEnvelope
 from zonerelay.inbound.drop_directory import Local
-from zonerelay.inbound.limits.bursts import Bursts
+from zonerelay.inbound.limits.connections import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.binding import ListenError
 from zonerelay.inbound.listen.http_connection import OpenHttp

@@ -37,7 +37,6 @@ from zonerelay.inbound.policy.api import (
     PolicyContext,
     Rcpt,
 )
-from zonerelay.inbound.policy.call import Failure, FailureKind
 from zonerelay.inbound.policy.changes import (
     HANDLER_EVENTS,
     Changes,
@@ -48,6 +47,7 @@ from zonerelay.inbound.policy.changes import (
     Vrfy,
     WholeMessage,
 )
+from zonerelay.inbound.policy.threads import Failure, FailureKind
 from zonerelay.model.envelope import Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.params import MailCommand

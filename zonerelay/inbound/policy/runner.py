@@ -32,9 +32,8 @@ from zonerelay.inbound.policy.api import (
     Policy,
     Rcpt,
 )
-from zonerelay.inbound.policy.call import Call, Failure, FailureKind, Result
 from zonerelay.inbound.policy.changes import PresentedLogin
-from zonerelay.inbound.policy.threads import LoopThread, Threads
+from zonerelay.inbound.policy.threads import Call, Failure, FailureKind, LoopThread, Result, Threads
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 

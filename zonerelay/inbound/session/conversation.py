@@ -27,8 +27,8 @@ from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
+from zonerelay.smtp.server.proxy_protocol import XClient
 from zonerelay.smtp.server.sasl import SaslExchange
-from zonerelay.smtp.server.xclient import XClient
 
 
 class Conversation(Submission):

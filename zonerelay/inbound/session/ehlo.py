@@ -12,7 +12,7 @@ from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import ServerReply
-from zonerelay.smtp.server.xclient import parse_xclient
+from zonerelay.smtp.server.proxy_protocol import parse_xclient
 
 MAX_HELO = 255
 

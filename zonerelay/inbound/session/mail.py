@@ -25,7 +25,7 @@ from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.replies import ServerReply, Then, refused
 from zonerelay.model.address import recipient_key
 from zonerelay.model.envelope import Recipient
-from zonerelay.smtp.server.bdat import parse_bdat
+from zonerelay.smtp.server.line_ends import parse_bdat
 from zonerelay.smtp.server.params import parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
 

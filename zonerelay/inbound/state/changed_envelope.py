@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zonerelay.inbound.access.guard import Allowance
-from zonerelay.inbound.policy.call import FailureKind
 from zonerelay.inbound.policy.changes import Changes
+from zonerelay.inbound.policy.threads import FailureKind
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState

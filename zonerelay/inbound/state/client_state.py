@@ -22,7 +22,7 @@ from zonerelay.model.address_list import read_addresses
 from zonerelay.model.envelope import Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.smtp.server.xclient import XClient
+from zonerelay.smtp.server.proxy_protocol import XClient
 
 MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and are not legitimate
 _ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")

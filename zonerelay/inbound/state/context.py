@@ -16,8 +16,7 @@ from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.inbound.limits.auth_failures import SrsRecipients
-from zonerelay.inbound.limits.bursts import Bursts
-from zonerelay.inbound.limits.connections import ErrorDelays
+from zonerelay.inbound.limits.connections import Bursts, ErrorDelays
 from zonerelay.inbound.limits.memory import LargeBodies, SessionMemory
 from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.state.ehlo_reply import Greeting

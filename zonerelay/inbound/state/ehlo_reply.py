@@ -9,8 +9,8 @@ from __future__ import annotations
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.state.replies import ServerReply, said
 from zonerelay.smtp.client.extensions import future_release_line, limits_line
+from zonerelay.smtp.server.proxy_protocol import KEYWORDS
 from zonerelay.smtp.server.sasl import MECHANISMS
-from zonerelay.smtp.server.xclient import KEYWORDS
 
 FRESH = 60.0  # seconds that an EHLO reply with a date in it (RFC 4865) is used
 

@@ -3,5 +3,5 @@ cryptography.
 
 The libraries are imported only when a listener offers TLS: they cost more memory than the rest of a listener.
 
-Code outside takes `certificate_files`, `certificates` and `contexts`, to check certificates before a start.
+Code outside takes `certificate_files` and `certificates`, to check certificates before a start.
 """

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 from zonerelay.message.compose import mime
-from zonerelay.message.header.received import rfc5322_date
+from zonerelay.message.header.headers import rfc5322_date
 from zonerelay.model.address import Mailbox
 
 _FOLD = 76

@@ -26,8 +26,7 @@ from zonerelay.message.dsn.text import (
     for_people,
     shown,
 )
-from zonerelay.message.header.headers import crlf, field, one_line, seven_bit
-from zonerelay.message.header.received import rfc5322_date
+from zonerelay.message.header.headers import crlf, field, one_line, rfc5322_date, seven_bit
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 

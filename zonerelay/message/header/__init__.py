@@ -1,5 +1,5 @@
-"""Header sections: `headers` finds, parses and folds fields, `address_fields` changes them,
-`received` writes the relay's own.
+"""Header sections: `headers` finds, parses and folds fields, and writes the relay's own;
+`address_fields` changes them.
 
 All modules are for code outside.
 """

@@ -39,8 +39,18 @@ from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
 from zonerelay.queue.operator.reroute import Rerouting
-from zonerelay.queue.operator.summary import BOUNDS, KEYS, MAX_KEYS, NEED_MESSAGE, UNKNOWN, Summary, Tally
-from zonerelay.queue.operator.trace import Shown, Step, steps
+from zonerelay.queue.operator.summary import (
+    BOUNDS,
+    KEYS,
+    MAX_KEYS,
+    NEED_MESSAGE,
+    UNKNOWN,
+    Shown,
+    Step,
+    Summary,
+    Tally,
+    steps,
+)
 from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler

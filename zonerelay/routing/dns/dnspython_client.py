@@ -27,8 +27,7 @@ from zonerelay.config.endpoints import parse_name_server
 from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.name_servers import LOCAL_SERVER, RESOLV_CONF, TRY_TIMEOUT
-from zonerelay.routing.dns.packets import EDNS_PAYLOAD, Reading
-from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind
+from zonerelay.routing.dns.packets import AAAA, CNAME, EDNS_PAYLOAD, MX, TLSA, TXT, A, Kind, Reading
 
 _HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
 

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING
 from zonerelay.config.endpoints import NameServer, parse_name_server
 from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, Record
-from zonerelay.routing.dns.packets import Reading, is_truncated, question, read_answer
-from zonerelay.routing.dns.records import Kind
+from zonerelay.routing.dns.packets import Kind, Reading, is_truncated, question, read_answer
 
 if TYPE_CHECKING:
     from zonerelay.telemetry.events.subsystems import NameServerEvents

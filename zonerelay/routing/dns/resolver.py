@@ -46,8 +46,7 @@ from zonerelay.routing.dns.name_servers import (
     NotPlain,
     servers_of,
 )
-from zonerelay.routing.dns.packets import Reading
-from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
+from zonerelay.routing.dns.packets import AAAA, CNAME, MX, TLSA, TXT, A, Kind, Reading, is_plain_name
 from zonerelay.routing.idna import ascii_domain
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.cache import BodyCache
-from zonerelay.store.common.body.chunks import check_own_message
+from zonerelay.store.common.body.writer import check_own_message
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import Change, Finish, Submit

@@ -22,8 +22,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.process.threads import STORE
-from zonerelay.store.common.body.chunks import split
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage, split
 from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.keeper.ballast import Ballast

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
-from zonerelay.store.common.keeper import recovery
+from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
@@ -95,7 +95,7 @@ class SpoolKeeper(LocalKeeper[LevelDb, Op, WriteJob, View]):
         self._unreadable: set[str] = set()
         self._losses: set[str] = set()
         self._refused = 0
-        self._pause = recovery.FIRST_PAUSE
+        self._pause = health.FIRST_PAUSE
 
     def sweep(self, view: View, last: MessageId | None) -> None:
         """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the

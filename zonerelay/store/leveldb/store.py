@@ -19,8 +19,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.common.body.chunks import split
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage, split
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore

@@ -19,8 +19,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.once.reservations import Page, Reservations
 from zonerelay.store.common.reading import read_each

@@ -24,8 +24,7 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.common.body.cache import BodyCache
-from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.claims.pool import Claims
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne

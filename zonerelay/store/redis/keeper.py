@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from zonerelay.config.settings import LOSS_WORDS
 from zonerelay.process.tasks import cancel_all
-from zonerelay.store.common.keeper.health import Health
-from zonerelay.store.common.keeper.recovery import recover
+from zonerelay.store.common.keeper.health import Health, recover
 from zonerelay.store.common.queue_mark import QueueMark, StrangeStoreError
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.redis.connection import (

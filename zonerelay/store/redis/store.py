@@ -22,8 +22,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
-from zonerelay.store.common.body.chunks import check_own_message, split
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.common.write.replies import then
 from zonerelay.store.contract import (

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.body.chunks import check_own_message
+from zonerelay.store.common.body.writer import check_own_message
 from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
 from zonerelay.store.contract import Change, Finish, StoreError, Submit

@@ -24,7 +24,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.model.queue_name import QueueName, parse_queue
-from zonerelay.store.common.body.chunks import split
+from zonerelay.store.common.body.writer import split
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     KeptKeys,

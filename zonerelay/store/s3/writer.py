@@ -22,7 +22,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common import records
-from zonerelay.store.common.body.chunks import split
+from zonerelay.store.common.body.writer import split
 from zonerelay.store.contract import StoreCorruptError, StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError

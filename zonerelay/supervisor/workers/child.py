@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from zonerelay.process.identity import CHANNEL
+from zonerelay.process.setup import CHANNEL
 
 MAX_PACKET = 1024 * 1024
 """More than any is; the last metrics of a worker come in pieces."""

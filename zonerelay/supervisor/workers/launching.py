@@ -13,7 +13,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.settings import Settings
-from zonerelay.process.identity import LIMITS, SOCKETS, STARTED_WITH
+from zonerelay.process.setup import LIMITS, SOCKETS, STARTED_WITH
 from zonerelay.store.spool_paths import count_of
 from zonerelay.supervisor.sockets import Sockets
 

@@ -7,14 +7,118 @@ has at most `MAX_LABEL_VALUES` values; further values are counted as `other`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+# How busy the event loop is: how late its timers run, and which part of the time its thread needs a
+# processor.
+#
+# `LoopLag` measures with one timer how much later than asked it is called, which is how long a client, a
+# peer or another timer waits because the relay is busy. A pause of the loop shows as a lag between its
+# length and its length less the interval; the interval is longer while the loop is idle. `longest` is the
+# worst lag of the last one to two minutes, so that every reader of the metrics sees it, whatever its
+# interval.
+#
+# `CpuDemand` adds the time in the kernel's run queue (/proc/thread-self/schedstat) to the thread's CPU time,
+# because CPU time alone would say little where other programs use the machine.
+
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Nanoseconds: running, and waiting to run; then a count."""
+
+
+class CpuDemand:
+    """The demand of the thread that calls it for a processor."""
+
+    def __init__(self, *, schedstat: Path = SCHEDSTAT) -> None:
+        self._schedstat = schedstat
+        self._at = 0.0
+        self._needed = 0.0
+
+    def since_last(self) -> float:
+        """0.0 to 1.0, since the last call; 0.0 at the first."""
+        now, needed = time.monotonic(), time.thread_time() + self._waited()
+        passed, more = now - self._at, needed - self._needed
+        is_first, self._at, self._needed = self._at == 0.0, now, needed
+        if is_first or passed <= 0:
+            return 0.0
+        return min(1.0, max(0.0, more / passed))
+
+    def _waited(self) -> float:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(self._schedstat.read_bytes().split()[1]) / 1e9
+        return 0.0
+
+
+INTERVAL = 0.025
+"""Seconds: short against a pause that matters (0.05)."""
+IDLE_INTERVAL = 0.1
+"""Forty wake-ups a second were more than half of what an idle relay cost."""
+IDLE = 0.002
+"""CPU seconds since the last look: with less the loop had next to nothing to do."""
+SPAN = 60.0
+"""Seconds that the worst lag is remembered for, at least."""
+
+
+class LoopLag:
+    """Belongs to the loop that runs when it is started."""
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self._observe = observe
+        self._used = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._worst = self._worst_before = 0.0
+        self._span_ends = 0.0
+
+    @property
+    def longest(self) -> float:
+        """Seconds."""
+        return max(self._worst, self._worst_before)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._span_ends = self._loop.time() + SPAN
+        self._used = time.thread_time()
+        self._arm(self._loop, INTERVAL)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, interval: float) -> None:
+        self._due = loop.time() + interval
+        self._timer = loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        # Timers have a resolution of a millisecond, and may come that much too early.
+        lag = max(0.0, now - self._due)
+        self._observe(lag)
+        if now >= self._span_ends:
+            self._worst_before, self._worst, self._span_ends = self._worst, 0.0, now + SPAN
+        self._worst = max(self._worst, lag)
+        before, self._used = self._used, time.thread_time()
+        self._arm(self._loop, interval_after(self._used - before, lag))
+
+
+def interval_after(cpu: float, lag: float) -> float:
+    """Returns the seconds until the next look, after so much CPU time and so late a timer."""
+    return IDLE_INTERVAL if cpu < IDLE and lag < INTERVAL else INTERVAL
+
 
 MAX_LABEL_VALUES = 200
 OTHER = "other"
@@ -143,3 +247,118 @@ class Instruments(Collector):
     def collect(self) -> Iterator[Metric]:
         for instrument in self._made:
             yield instrument.family()
+
+
+# Collectors of figures that other parts keep: a scrape reads them, so that no part keeps gauges in step.
+#
+# Each collector is given a `read` that must answer from memory. Labels are from the configuration; a family
+# has at most `MAX_LABEL_VALUES` samples of a label whose values grow with the configuration.
+
+
+class ZoneQueue(NamedTuple):
+    """One zone at the time of a scrape; `oldest` is an age in seconds, `connections` are those to peers."""
+
+    zone: str
+    ready: int
+    active: int
+    deferred: int
+    held: int
+    oldest: float
+    connections: int = 0
+    overdue: float = 0.0
+    """Seconds for which the deferred delivery that is due first has been due."""
+
+
+class QueueCollector(Collector):
+    """Before the queue is counted there are no samples of it: a figure that is too low reads as a queue that
+    has emptied.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]) -> None:
+        self._read = read
+        self._is_counted = is_counted
+
+    def collect(self) -> Iterator[Metric]:
+        deliveries = GaugeMetricFamily(
+            "zonerelay_queue_deliveries", "Deliveries in the queue.", labels=("zone", "state")
+        )
+        oldest = GaugeMetricFamily(
+            "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", labels=("zone",)
+        )
+        overdue = GaugeMetricFamily(
+            "zonerelay_queue_overdue_seconds",
+            "How long the deferred delivery that was due first has been due.",
+            labels=("zone",),
+        )
+        outbound = GaugeMetricFamily(
+            "zonerelay_outbound_connections", "Open connections to peers.", labels=("zone",)
+        )
+        counting = GaugeMetricFamily(
+            "zonerelay_queue_counting", "Workers that are still counting what they found in the queue."
+        )
+        is_counted = self._is_counted()
+        for queue in self._read():
+            outbound.add_metric((queue.zone,), queue.connections)
+            if is_counted:
+                deliveries.add_metric((queue.zone, "ready"), queue.ready)
+                deliveries.add_metric((queue.zone, "active"), queue.active)
+                deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
+                deliveries.add_metric((queue.zone, "held"), queue.held)
+                oldest.add_metric((queue.zone,), queue.oldest)
+                overdue.add_metric((queue.zone,), queue.overdue)
+        counting.add_metric((), int(not is_counted))
+        yield deliveries
+        yield oldest
+        yield overdue
+        yield counting
+        yield outbound
+
+
+Readings = Iterable[tuple[tuple[str, ...], float]]
+"""Label values, in the order of the labels, and a number for each."""
+
+
+class ReadGauge(Collector):
+    """One family; `read` is called at each scrape. What it yields beyond `MAX_LABEL_VALUES` is left out."""
+
+    _family: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], Readings], *labels: str) -> None:
+        self._name = name
+        self._help = help_text
+        self._read = read
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        family = self._family(self._name, self._help, labels=self._labels)
+        for values, number in islice(self._read(), MAX_LABEL_VALUES):
+            family.add_metric(values, number)
+        yield family
+
+
+class ReadCounter(ReadGauge):
+    """A family of numbers that only grow."""
+
+    _family = CounterMetricFamily
+
+
+class ReloadCollector(Collector):
+    """When the configuration in force was taken up, and whether the last reload was. The names are those that
+    Prometheus has for the same of itself.
+    """
+
+    def __init__(self, read: Callable[[], tuple[float, bool]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        since, is_good = self._read()
+        yield GaugeMetricFamily(
+            "zonerelay_config_last_reload_success_timestamp_seconds",
+            "When the configuration in force was taken up, Unix time.",
+            since,
+        )
+        yield GaugeMetricFamily(
+            "zonerelay_config_last_reload_successful",
+            "1, or 0 while the configuration on disk was refused.",
+            float(is_good),
+        )

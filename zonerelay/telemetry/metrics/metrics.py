@@ -19,8 +19,10 @@ from prometheus_client.registry import Collector
 
 from zonerelay import __version__
 from zonerelay.model.queue_name import queue_of
-from zonerelay.telemetry.load import LoopLag
-from zonerelay.telemetry.metrics.collectors import (
+from zonerelay.telemetry.metrics.families import Family, collect
+from zonerelay.telemetry.metrics.instruments import (
+    Instruments,
+    LoopLag,
     QueueCollector,
     ReadCounter,
     ReadGauge,
@@ -28,8 +30,6 @@ from zonerelay.telemetry.metrics.collectors import (
     ReloadCollector,
     ZoneQueue,
 )
-from zonerelay.telemetry.metrics.families import Family, collect
-from zonerelay.telemetry.metrics.instruments import Instruments
 from zonerelay.telemetry.metrics.subsystems import (
     LimitMetrics,
     NameServerMetrics,

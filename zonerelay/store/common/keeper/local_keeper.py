@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from zonerelay.store.common.keeper import recovery
+from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
@@ -111,7 +111,7 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
 
     def _first_pause(self) -> float:
         """Seconds until the first attempt at a repair."""
-        return recovery.FIRST_PAUSE
+        return health.FIRST_PAUSE
 
     # --- writing
 
@@ -176,11 +176,11 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
             return await attempt(), await self._read_space()
 
         first = self._first_pause()
-        found, free = await recovery.recover(
+        found, free = await health.recover(
             repair,
             lambda error: _log.warning(self.NOT_YET, error),
             first=first,
-            longest=max(first, recovery.LONGEST_PAUSE),
+            longest=max(first, health.LONGEST_PAUSE),
         )
         self._repaired(found)
         self._health.refusal = None
