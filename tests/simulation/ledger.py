@@ -28,6 +28,7 @@ STANDSTILL = "stands still"
 NO_SUPERVISOR = "no supervisor"
 NO_BUCKET = "no bucket"
 CLOCK = "clock stepped"
+DEATHS = ("kill -9", "power cut")
 REPEATS_NOTHING = (CLOCK, NO_SUPERVISOR)
 NOTICED_WITHIN = 6.0
 """Seconds: a quarter of the lease, and the time after which a request is given up."""
@@ -123,6 +124,17 @@ class Ledger:
             if start.what == NO_SUPERVISOR
             for each in self.injected
             if each.what == STANDSTILL
+        )
+
+    def turns_forgotten(self, seconds: float) -> bool:
+        """A worker died before it could tell a new supervisor of its turns, which bind for so long."""
+        return any(
+            each.what in DEATHS
+            and start.at - 1.0 < each.at < start.ended
+            and self.loop.now < start.ended + seconds
+            for start in self.injected
+            if start.what == NO_SUPERVISOR
+            for each in self.injected
         )
 
     def taken_in_vain(self, mails: list[float]) -> list[str]:

@@ -594,8 +594,10 @@ class Run:
             if process is not None and self.receivers.is_sending(process):
                 break
             await asyncio.sleep(0.1)
-        if process is None or not process.alive:
-            return
+        if process is not None and process.alive:
+            await self._stand_still(process, seconds)
+
+    async def _stand_still(self, process: Process, seconds: float) -> None:
         noted = self.ledger.inject(STANDSTILL, process.name, lasts=True)
         process.stand_still()
         await asyncio.sleep(seconds)
@@ -611,19 +613,18 @@ class Run:
 
     async def do_still_at_write(self, index: int, seconds: float, seed: int) -> None:
         """The process stands still as it is about to write a message into the bucket."""
-        stopped = asyncio.Event()
+        stopped: asyncio.Future[Process] = self.loop.create_future()
 
         def at_write(process: Process | None) -> None:
-            if process is not None and process is self.nodes[index].process:
-                self.objects.at_write = lambda process: None
+            if process is not None and process is self.nodes[index].process and not stopped.done():
                 process.stand_still()
-                stopped.set()
+                stopped.set_result(process)
                 self.sometimes["stood still at a write"] += 1
 
         self.objects.at_write = at_write
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), BUSY)
-            await self.do_still(index, max(seconds, LEASE / 2), seed)
+            process = await asyncio.wait_for(stopped, BUSY)
+            await self._stand_still(process, max(seconds, LEASE / 2))
 
     async def do_hesitating(self, index: int, seconds: float, seed: int) -> None:
         """A worker stands still for a moment while the supervisor starts again."""

@@ -127,7 +127,7 @@ class Watch:
             recent.popleft()
         if len(recent) == rate.count:
             self.sometimes["a rate was used up"] += 1
-        if len(recent) > rate.count:
+        if len(recent) > rate.count and not self._ledger.turns_forgotten(rate.seconds):
             self._fail(f"{len(recent)} transactions in {rate.seconds} s with {who}")
 
     # Leases

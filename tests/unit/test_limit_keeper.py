@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from zonerelay.config.units import Rate
 from zonerelay.limits.values import Answer, AuthorityError, Held, Request
-from zonerelay.limits.worker.keeper import SAFE, LimitKeeper
+from zonerelay.limits.worker.keeper import FORGET, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
 
 LEASE = 15.0
@@ -36,7 +37,7 @@ class Authority:
         if trouble is not None:
             raise trouble
         held = tuple(Held(each.site, each.line, max(each.want, each.keep)) for each in request.claims)
-        return Answer(0.0, held)
+        return Answer(0.0, held, tuple(() for _ in request.turns))
 
     async def close(self) -> None:
         pass
@@ -139,3 +140,22 @@ async def test_after_trouble_of_any_kind_everything_is_asked_for_again() -> None
             it.authority.news("z")
             await it.settled()
             assert it.may_start()
+
+
+async def test_turns_that_were_idle_are_declared_again_once_they_are_used() -> None:
+    """Seed 2554: a supervisor that was started again gave a second turn within a rate's time."""
+    async with kept() as it:
+        rate = Rate(1, 4.0)
+        turns = it.keeper.turns("z", "a", "", rate, None)
+        turns.expect("line", 1)
+        assert turns.due > it.clock.monotonic()
+        await it.settled()
+        it.clock.advance(FORGET + 1)
+        it.keeper._tick()
+        assert turns.due > it.clock.monotonic()
+        await it.settled()
+        turns.given((it.clock.monotonic(),))
+        it.authority.back()
+        await it.settled()
+        assert [known.site for known, _ in it.authority.asked[-1].known_turns] == ["a"]
+        assert it.keeper.turns("z", "a", "", rate, None) is turns

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
 from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnAsk
@@ -63,7 +64,10 @@ _TurnKey = tuple[str, str, Rate | None, Rate | None]
 @dataclass(slots=True, eq=False)
 class _Zone:
     allowance: ZoneAllowance
-    turns: dict[_TurnKey, LeasedTurns] = field(default_factory=dict)
+    named: WeakValueDictionary[_TurnKey, LeasedTurns] = field(default_factory=WeakValueDictionary)
+    """The turns of each line, for as long as its destination has them."""
+    turns: dict[LeasedTurns, None] = field(default_factory=dict)
+    """Those that were used of late, which a new authority has to be told of."""
     wanted: dict[LeasedTurns, None] = field(default_factory=dict)
     everything: bool = False
     due: bool = False
@@ -135,9 +139,9 @@ class LimitKeeper:
         if rate is None:
             site = line = ""
         key = (site, line, rate, zone_rate)
-        turns = found.turns.get(key)
+        turns = found.named.get(key)
         if turns is None:
-            turns = found.turns[key] = LeasedTurns(
+            turns = found.named[key] = LeasedTurns(
                 site,
                 line,
                 rate,
@@ -160,7 +164,7 @@ class LimitKeeper:
 
     def _want(self, zone: _Zone, turns: LeasedTurns) -> None:
         turns.asked = True
-        zone.wanted[turns] = None
+        zone.wanted[turns] = zone.turns[turns] = None
         self._changed(zone)
 
     def _changed(self, zone: _Zone) -> None:
@@ -205,9 +209,9 @@ class LimitKeeper:
         allowance.tidy(now)
         if allowance.pressed or allowance.is_crowded or allowance.closed:
             self._observer.relieve(allowance.name)
-        for key, turns in list(zone.turns.items()):
+        for turns in list(zone.turns):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
-                del zone.turns[key]
+                del zone.turns[turns]
         silent = now - max(zone.heard, zone.asked)
         renew = lease is not None and not allowance.is_empty and silent > lease / RENEWALS
         if renew or (allowance.waits and silent > POLL):
@@ -255,7 +259,7 @@ class LimitKeeper:
         return True
 
     def _known(self, zone: _Zone) -> tuple[tuple[TurnAsk, tuple[float, ...]], ...]:
-        return tuple(known for turns in zone.turns.values() if (known := turns.known) is not None)
+        return tuple(known for turns in zone.turns if (known := turns.known) is not None)
 
     def _take_in(self, zone: _Zone, answer: Answer, wanted: list[LeasedTurns], sent: float) -> None:
         now = self._clock.monotonic()
