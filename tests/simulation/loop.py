@@ -233,7 +233,12 @@ class SimLoop(VirtualLoop):
         return await self.network.connect(str(path), factory)
 
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
-        """Nothing that the relay watches outside the network ever becomes readable."""
+        """Nothing that the relay watches outside the network ever becomes readable. The system closes it with
+        the process.
+        """
+        process = PROCESS.get()
+        if process is not None and hasattr(fd, "close"):
+            process.at_death.append(fd.close)
 
     def remove_reader(self, fd: Any) -> bool:
         return False
