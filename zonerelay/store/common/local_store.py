@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -19,8 +19,9 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body.cache import BodyCache
 from zonerelay.store.common.body.writer import check_own_message
 from zonerelay.store.common.keeper.local_keeper import LocalKeeper
+from zonerelay.store.common.once.reservations import Reservations
 from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
-from zonerelay.store.contract import Change, Finish, Submit
+from zonerelay.store.contract import Change, Finish, KeptKeys, Once, Submit, Unhealthy
 
 
 class Planned(Protocol):
@@ -44,19 +45,41 @@ class LocalStore(BatchedUpdate, Generic[Plan]):
     """Belongs to the event loop that opened it."""
 
     node = 0
+    _reservations: Reservations
 
     def __init__(self, keeper: LocalKeeper[Any, Any, Any, Any], last_id: MessageId | None) -> None:
+        self._local_keeper = keeper
         self.uploads = 0
         self._bodies = BodyCache()
         self._last_id = last_id
         # Reports whose settle is under way, and those whose settle has failed: these may be stored, too.
         self._reporting: set[MessageId] = set()
         self._doubtful: set[MessageId] = set()
-        self.check_writable = keeper.check_writable
-        self.unhealthy = keeper.unhealthy
-        self.problems = keeper.problems
-        self.usable = keeper.usable
-        self.probe = keeper.probe
+
+    # --- what its parts say
+
+    def check_writable(self) -> None:
+        self._local_keeper.check_writable()
+
+    def unhealthy(self) -> Unhealthy | None:
+        return self._local_keeper.unhealthy()
+
+    def problems(self) -> Sequence[str]:
+        return self._local_keeper.problems()
+
+    async def usable(self) -> bool:
+        return await self._local_keeper.usable()
+
+    async def probe(self) -> None:
+        await self._local_keeper.probe()
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        return await self._reservations.kept_keys(cursor)
+
+    async def submit_once(
+        self, once: Once, message_id: MessageId, submit: Callable[[], asyncio.Future[None]]
+    ) -> asyncio.Future[None]:
+        return await self._reservations.store(once, message_id, submit)
 
     # --- what an engine says
 

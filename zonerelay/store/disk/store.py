@@ -72,8 +72,6 @@ class DiskStore(IndexClaims[MessageState], LocalStore[ChangePlan]):
             clock=around.clock,
             siblings=around.siblings,
         )
-        self.kept_keys = self._reservations.kept_keys
-        self.submit_once = self._reservations.store
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
         keeper.last_id = self.last_message_id

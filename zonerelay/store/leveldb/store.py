@@ -65,8 +65,6 @@ class LevelDbStore(LocalStore[WritePlan]):
             clock=around.clock,
             siblings=around.siblings,
         )
-        self.kept_keys = self._reservations.kept_keys
-        self.submit_once = self._reservations.store
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
 
