@@ -26,7 +26,7 @@ PATIENCE = 25.0
 SAMPLE = 5
 MAX_REASON = 200
 
-SELECTORS = ("destination", "domain", "zone", "sender", "user", "recipient", "everything")
+SELECTORS = requests.Selectors.__struct_fields__
 
 _DONE = {
     "retry": "will be tried now",

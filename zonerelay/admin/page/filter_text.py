@@ -13,39 +13,15 @@ import shlex
 import msgspec
 
 from zonerelay.config.units import format_duration, parse_duration
-from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
-from zonerelay.model.queue_name import Priority
+from zonerelay.operations.operation import fields_of
 from zonerelay.operations.requests import Filter
 
 MAX_TEXT = 1000
 
-WORDS = ("from", "to", "domain", "reply", "age", "zone", "state", "priority", "id")
-
 _TERM = re.compile(r'\s*(?:(\w+):)?("(?:[^"\\]|\\.)*"|\S+)')
-_FIELDS = {
-    "from": "sender",
-    "domain": "domain",
-    "reply": "reply_text",
-    "zone": "zone",
-    "state": "state",
-    "priority": "priority",
-}
-_CHOICES = {
-    "state": tuple(each.value for each in DeliveryState),
-    "priority": tuple(each.value for each in Priority),
-}
-_OPTIONS = (
-    ("sender", "--sender"),
-    ("recipient", "--recipient"),
-    ("domain", "--domain"),
-    ("zone", "--zone"),
-    ("priority", "--priority"),
-    ("state", "--state"),
-    ("min_age", "--older-than"),
-    ("max_age", "--younger-than"),
-    ("reply_text", "--reply"),
-)
+_FIELDS = {each.option.word: each for each in fields_of(Filter)}
+WORDS = tuple(_FIELDS)
 
 
 class FilterTextError(ValueError):
@@ -95,10 +71,10 @@ def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - 
             return "recipient", value
         case "from" if value.startswith("@"):
             return "sender", f"*{value}"
-        case "state" | "priority" if value not in _CHOICES[name]:
-            raise FilterTextError(f"{name}:{value}: there are {', '.join(_CHOICES[name])}")
+        case "state" | "priority" if value not in _FIELDS[name].choices:
+            raise FilterTextError(f"{name}:{value}: there are {', '.join(_FIELDS[name].choices)}")
         case _ if name in _FIELDS:
-            return _FIELDS[name], value
+            return _FIELDS[name].name, value
     raise FilterTextError(f"{name}: is no word of a filter; there are {', '.join(WORDS)}")
 
 
@@ -114,11 +90,11 @@ def command(verb: str, wanted: Filter, *, reason: str = "", target: str = "") ->
         return f"zonerelay queue show {wanted.message_id}"
     words = ["zonerelay", "queue", verb, *([wanted.message_id] if wanted.message_id else [])]
     words += [f"--zone={target}"] if verb == "reroute" else []
-    for field, option in _OPTIONS:
-        value = getattr(wanted, field)
-        if value is not None:
+    for field in fields_of(Filter):
+        value = getattr(wanted, field.name)
+        if value is not None and field.option.flag:
             text = format_duration(value) if isinstance(value, float) else value
-            name = "--from-zone" if (verb, field) == ("reroute", "zone") else option
+            name = "--from-zone" if (verb, field.name) == ("reroute", "zone") else field.option.flag
             words += [f"{name}={text}"] if text.startswith("-") else [name, text]
     if verb != "list":
         words += ["--all"] if wanted.is_everything else []
