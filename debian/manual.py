@@ -166,6 +166,8 @@ def say_what_are_files(parser: argparse.ArgumentParser) -> None:
     import shtab  # noqa: PLC0415 - no page needs it
 
     for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            action.help = None  # shtab leaves out what help does not show
         if action.type is Path:
             is_directory = action.metavar == "DIR"
             action.complete = shtab.DIRECTORY if is_directory else shtab.FILE  # type: ignore[attr-defined]

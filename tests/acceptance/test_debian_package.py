@@ -217,7 +217,7 @@ echo "${COMPREPLY[@]}"
 def _look_at_manual_and_completion(machine: Machine) -> None:
     page = machine.run("gzip", "-dc", "/usr/share/man/man1/zonerelay-queue.1.gz")
     assert ".SH HOLD\n" in page
-    assert "\\-\\-older\\-than AGE\naccepted longer ago" in page
+    assert "\\-\\-older\\-than AGE\nAccepted longer ago" in page
     commands = machine.run("gzip", "-dc", "/usr/share/man/man1/zonerelay.1.gz")
     for name in re.findall(r"^\.BR (\S+) \(1\)$", commands.replace("\\-", "-"), re.MULTILINE):
         assert (machine.root / f"usr/share/man/man1/{name}.1.gz").is_file()

@@ -397,7 +397,7 @@ def build(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     for command in commands:
         top, _, verb = command.words.partition(" ")
         if verb and top not in groups:
-            group = tops.add_parser(top, description=f"{_TOPS[top]}.", allow_abbrev=False)
+            group = tops.add_parser(top, help=_TOPS[top], description=f"{_TOPS[top]}.", allow_abbrev=False)
             groups[top] = group.add_subparsers(dest="verb", required=True, metavar="VERB")
         _add(groups[top] if verb else tops, verb or top, command)
     return parser
