@@ -36,8 +36,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Authenticator
-from zonerelay.inbound.access.networks import AccessRules
-from zonerelay.inbound.access.sender_domain import SenderDomains
+from zonerelay.inbound.access.networks import AccessRules, SenderDomains
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.state.context import SharedContext

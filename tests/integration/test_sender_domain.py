@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.dns import GARBAGE, NXDOMAIN, REFUSED, SERVFAIL, SILENCE, FakeDns, Trouble, Troubles
 from zonerelay.config.settings import DnsSettings
-from zonerelay.inbound.access.sender_domain import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
+from zonerelay.inbound.access.networks import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Reply
 from zonerelay.routing.dns.resolver import Hosts, Resolver

@@ -17,7 +17,7 @@ from typing import Any
 from sortedcontainers import SortedDict
 
 from zonerelay.store.common import records
-from zonerelay.store.common.write.writer_thread import Failed
+from zonerelay.store.common.write.group_commit import Failed
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb import engine
 from zonerelay.store.leveldb.damage.losses import Losses

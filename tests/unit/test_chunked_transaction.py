@@ -8,9 +8,8 @@ from tests.support.mail import TEXT, make_message
 from tests.unit.test_transaction import LOST, PEER, outcomes, reply, summary, to
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.client.chunked import ChunkedTransaction, can_be_chunked
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.transaction import BdatTrouble, Phase
+from zonerelay.smtp.client.transaction import BdatTrouble, ChunkedTransaction, Phase, can_be_chunked
 
 PLAIN = Capabilities(chunking=True)
 PIPELINING = Capabilities(chunking=True, pipelining=True)

@@ -13,9 +13,9 @@ from zonerelay.config.load import load_text
 from zonerelay.config.settings import DestinationSettings
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.route import MxHost
+from zonerelay.routing.mta_sts import policies as mta_sts
 from zonerelay.routing.mta_sts import policies as sts_files
 from zonerelay.routing.mta_sts import policies as sts_policies
-from zonerelay.routing.mta_sts import policy_text as mta_sts
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "destinations.md").read_text()

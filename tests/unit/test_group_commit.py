@@ -12,8 +12,7 @@ import pytest
 
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.common.write import group_commit
-from zonerelay.store.common.write.group_commit import GroupCommitter
-from zonerelay.store.common.write.writer_thread import WriterThread
+from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.leveldb.engine import Batches, Op
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.routing.mta_sts.policy_text import (
+from zonerelay.routing.mta_sts.policies import (
     MAX_LIFE,
     MAX_PATTERNS,
     MIN_LIFE,

@@ -8,8 +8,7 @@ from tests.support.queueing import route_to
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import Pool
-from zonerelay.delivery.connection.session import Session
-from zonerelay.delivery.connection.slots import Slot
+from zonerelay.delivery.connection.session import Session, Slot
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.transaction import Peer

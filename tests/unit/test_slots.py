@@ -7,7 +7,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.delivery.connection.slots import Slot, Slots
+from zonerelay.delivery.connection.session import Slot, Slots
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route
 

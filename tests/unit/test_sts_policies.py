@@ -17,8 +17,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import Resolve, Response, WebError
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.mta_sts import policies as sts_policies
-from zonerelay.routing.mta_sts.policies import RETRY_AFTER, PolicyLookup, StsFiles, StsPolicies
-from zonerelay.routing.mta_sts.policy_text import MAX_POLICY
+from zonerelay.routing.mta_sts.policies import MAX_POLICY, RETRY_AFTER, PolicyLookup, StsFiles, StsPolicies
 
 DOMAIN = "example.com"
 ZONE = ZoneSettings()

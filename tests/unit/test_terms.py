@@ -11,8 +11,14 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable, by_policy
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies, StsUntold
-from zonerelay.routing.mta_sts.policy_text import HeldPolicy, StsMode, StsPolicy
+from zonerelay.routing.mta_sts.policies import (
+    HeldPolicy,
+    PolicyLookup,
+    StsMode,
+    StsPolicies,
+    StsPolicy,
+    StsUntold,
+)
 
 CLOCK = ManualClock()
 NOW = CLOCK.now()

@@ -16,8 +16,7 @@ from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import Pool
-from zonerelay.delivery.connection.session import Session
-from zonerelay.delivery.connection.slots import AllowanceOf, Slot
+from zonerelay.delivery.connection.session import AllowanceOf, Session, Slot
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict

@@ -52,9 +52,15 @@ from zonerelay.delivery.batch.extensions import REMEMBER_FOR, UsedExtensions
 from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
-from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver, TlsTrouble
+from zonerelay.delivery.connection.session import (
+    AllowanceOf,
+    Session,
+    SessionOpener,
+    Slot,
+    TlsObserver,
+    TlsTrouble,
+)
 from zonerelay.delivery.connection.session_limits import SessionLimits
-from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address

@@ -18,9 +18,8 @@ from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.smtp.client.chunked import ChunkedTransaction, can_be_chunked
 from zonerelay.smtp.client.stuffing import as_chunk
-from zonerelay.smtp.client.transaction import BdatTrouble, Transaction
+from zonerelay.smtp.client.transaction import BdatTrouble, ChunkedTransaction, Transaction, can_be_chunked
 
 REMEMBER_FOR = 24 * 3600.0
 

@@ -1,4 +1,4 @@
-"""Connections to peers: `session` opens one, `pool` keeps idle ones, `slots` counts them, `host_order` orders
+"""Connections to peers: `session` opens and counts them, `pool` keeps idle ones, `host_order` orders
 hosts.
 
 `session_limits` learns how much a host takes on one connection. `client_protocol` is the asyncio protocol

@@ -23,8 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from zonerelay.delivery.connection.session import Session
-from zonerelay.delivery.connection.slots import AllowanceOf, Slot, Slots
+from zonerelay.delivery.connection.session import AllowanceOf, Session, Slot, Slots
 from zonerelay.delivery.peer.connection_key import PoolKey, Terms
 from zonerelay.routing.destinations.route import Route
 

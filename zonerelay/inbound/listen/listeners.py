@@ -20,8 +20,7 @@ from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.settings import ListenerAuth, ListenerProtocol, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.guard import Guard
-from zonerelay.inbound.access.networks import AccessRules
-from zonerelay.inbound.access.sender_domain import SenderDomains
+from zonerelay.inbound.access.networks import AccessRules, SenderDomains
 from zonerelay.inbound.cleanup.submit import Accepted, Options, Pieces, Principal, Refused, SubmittedEnvelope
 from zonerelay.inbound.drop_directory import Local
 from zonerelay.inbound.limits.connections import Bursts

@@ -1,6 +1,6 @@
 """MTA-STS policies of recipient domains (RFC 8461): `policies.StsPolicies` is the face.
 
-It keeps policies on disk; `policy_text` parses records and policies.
+It parses records and policies, and keeps policies on disk.
 
 Code outside takes `policies`.
 """

@@ -1,4 +1,4 @@
-"""The client's half of SMTP as values: `transaction` (DATA) and `chunked` (BDAT) are its state machines. No
+"""The client's half of SMTP as values: `transaction` has its state machines, for DATA and BDAT. No
 I/O.
 
 `script` writes the commands with their DSN parameters, `replies` and `extensions` parse what the peer

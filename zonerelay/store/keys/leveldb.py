@@ -19,8 +19,8 @@ from typing import NamedTuple
 from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
+from zonerelay.store.common.write.group_commit import Failed, WriterThread
 from zonerelay.store.common.write.replies import refuse
-from zonerelay.store.common.write.writer_thread import Failed, WriterThread
 from zonerelay.store.contract import StoreFullError
 from zonerelay.store.keys.port import (
     NOTHING,

@@ -28,9 +28,8 @@ from typing import Any, NamedTuple
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.queue_mark import StrangeStoreError
-from zonerelay.store.common.write.group_commit import GroupCommitter
+from zonerelay.store.common.write.group_commit import Failed, GroupCommitter
 from zonerelay.store.common.write.replies import refuse
-from zonerelay.store.common.write.writer_thread import Failed
 from zonerelay.store.contract import ClaimLostError, StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.port import (
     PAGE_OCTETS,

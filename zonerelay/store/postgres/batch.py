@@ -21,7 +21,7 @@ from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
 from zonerelay.store.common.records import DeliveryStatus
 from zonerelay.store.common.write.batches import ChangeOne, changed
-from zonerelay.store.common.write.writer_thread import Failed
+from zonerelay.store.common.write.group_commit import Failed
 from zonerelay.store.contract import Kept, Once, StoreError, check_kept
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.driver import ClashError, Columns, Fetch, Link, SickError
