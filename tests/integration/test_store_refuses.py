@@ -36,7 +36,9 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.control.client import ControlClient
+from zonerelay.control.runner import Runner
 from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.operations.answers import Families, Reasons
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import (
     CHANGES,
@@ -176,8 +178,11 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
         assert shown.counted is not counting
 
         client = ControlClient(control_socket_path(chosen))
-        for request in (Ping(), Explain(address="x@example.com"), PartMetrics(), PartReadiness()):
+        for request in (Ping(), Explain(address="x@example.com")):
             assert await asyncio.to_thread(sentence, client, request) == "", request
+        asking = Runner(running.worker.endpoints.handler, running.worker.events.trouble)
+        assert (await asking.one(PartMetrics(), Families, "")).families
+        assert reason in (await asking.one(PartReadiness(), Reasons, "")).reasons
         everything = Filter()
         asked: list[Request] = [
             QueueList(filter=everything),

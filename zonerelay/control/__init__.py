@@ -1,5 +1,6 @@
-"""The control socket, a Unix socket through which operators ask the relay and command it.
+"""What the operations of the catalogue do in a worker, and the sockets through which they are asked for.
 
-`messages` has the requests and answers, `socket` the two ends, `explain` the route of mail for an address,
-`handler` the answers of a worker, and `status` the figures of `zonerelay status` and of the queue gauges.
+`handler` has a method for each operation, `runner` runs it for everybody who asks, `client` asks a relay over
+its control socket, `explain` has the route of mail for an address, and `status` the figures of `zonerelay
+status` and of the queue gauges.
 """

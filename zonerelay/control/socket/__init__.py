@@ -1,1 +1,1 @@
-"""The control socket: its file, the relay's end (asynchronous) and the command line's end (synchronous)."""
+"""The control socket's file, and the socket on which a worker answers its supervisor."""
