@@ -44,8 +44,8 @@ deb:  ## Debian packages for this release of Debian, into dist/
 	@debian/build dist
 
 check: $(DEVELOPMENT)  ## ruff, mypy strict, import-linter
-	$(BIN)/ruff check zonerelay tests debian
-	$(BIN)/ruff format --check zonerelay tests debian
+	$(BIN)/ruff check zonerelay tests debian docs/examples
+	$(BIN)/ruff format --check zonerelay tests debian docs/examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
