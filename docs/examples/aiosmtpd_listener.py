@@ -23,10 +23,10 @@ from typing import Any
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP
-from zonerelay.smtp.server.dots import BodyReader
 
 from zonerelay.inbound.cleanup.submit import DEFAULT_OPTIONS, Accepted, Principal, Submit, SubmittedEnvelope
 from zonerelay.inbound.listen.submit_socket import SubmitClient
+from zonerelay.smtp.server.line_ends import BodyReader
 from zonerelay.smtp.server.params import parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
 
