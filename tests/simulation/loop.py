@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import math
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -130,7 +131,9 @@ class SimLoop(VirtualLoop):
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:  # type: ignore[override]
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        # A delay that is smaller than a step of the clock would never be over.
+        when = max(self.now + delay, math.nextafter(self.now, math.inf)) if delay > 0 else self.now
+        return self.call_at(when, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:  # type: ignore[override]
         timer = _Handle(callback, args, self, context, when)
