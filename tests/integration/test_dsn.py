@@ -137,9 +137,12 @@ async def test_an_8bit_message_comes_back_whole_and_unharmed(tmp_path: Path) -> 
 
 async def test_what_no_host_takes_comes_back_in_a_report_that_they_take(tmp_path: Path) -> None:
     async with relay(tmp_path, eight_bit_mime=False) as (running, sink):
-        text = TEXT.replace(b"Subject: ", "Subject: Grüße ".encode()) + "Grüße.\r\n".encode()
+        await running.send("app@example.org", ["a@example.com"], TEXT)  # a host that takes mail is believed
+        await sink.wait_for(1)
+        signed = b"DKIM-Signature: v=1; d=example.org; b=x\r\n" + TEXT  # which is not converted
+        text = signed.replace(b"Subject: ", "Subject: Grüße ".encode()) + "Grüße.\r\n".encode()
         await put(running, [to("b@example.com", FAILURE)], ret=Ret.FULL, text=text)
-        (dsn,) = await sink.wait_for(1)
+        _, dsn = await sink.wait_for(2)
         assert dsn.body.isascii()
         report = Report(dsn.body)
         assert report.recipients[0]["Status"] == "5.6.3"

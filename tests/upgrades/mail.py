@@ -103,7 +103,7 @@ def queue() -> list[Mail]:
             "eightbit@example.org",
             "eightbit@example.net",
             body=HEAD + bytes(range(0x80, 0x100)) + b"\r\n..\r\n.a dot, and NUL: \0\r\n",
-            facts={"eight_bit": True},
+            facts={"eight_bit": True, "long_lines": True},
         ),
         _mail(10, "übung@bücher.example", '"jörg müller"@bücher.example', "plain@example.net", smtputf8=True),
         _mail(

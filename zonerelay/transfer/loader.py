@@ -187,7 +187,7 @@ class Loader:
             headers=message.headers,
             eight_bit=message.eight_bit or body.eight_bit,
             plain_lines=message.plain_lines and body.reader.is_plain,
-            long_lines=body.reader.has_long,
+            long_lines=message.long_lines or body.reader.has_long,
             body_hash=message.body_hash,
             trace=message.trace,
         )
