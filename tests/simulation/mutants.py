@@ -333,7 +333,7 @@ def turns_not_declared(real: Any) -> Any:
     return lambda self, ask, moments: None
 
 
-@_mutant("limits over workers: a dead worker's places come back", "limits.authority.table:LimitTable.leave")
+@_mutant("limits over workers: a dead worker's places come back", "limits.authority.book:LimitTable.leave")
 def places_of_the_dead_kept(real: Any) -> Any:
     return lambda self, holder: None
 
@@ -348,7 +348,7 @@ def passed_over(real: Any) -> Any:
     return lambda self, waiting, wanted, now: None
 
 
-@_mutant("limits over workers: quiet after a start", "limits.authority.table:LimitTable._gives")
+@_mutant("limits over workers: quiet after a start", "limits.authority.book:LimitTable._gives")
 def no_quiet_time(real: Any) -> Any:
     return lambda self, now: True
 
@@ -358,7 +358,7 @@ def grant_not_heard(real: Any) -> Any:
     return lambda self, now: None
 
 
-@_mutant("a slot is given back with its connection", "delivery.connection.slots:Slot.release")
+@_mutant("a slot is given back with its connection", "delivery.connection.session:Slot.release")
 def slot_leaks(real: Any) -> Any:
     released = itertools.count()
 
