@@ -31,6 +31,7 @@ from zonerelay.operations.requests import (
     QueueList,
     Request,
     Reroute,
+    Retry,
     Undo,
 )
 
@@ -64,8 +65,9 @@ def _fill_queue(relay: RelayProcess) -> None:
         return sum(zone.deferred for zone in status(relay).zones) == MESSAGES * RECIPIENTS
 
     relay.wait_for(waits, what="all mail deferred")
-    # Nothing is attempted from here on.
-    _change(relay, "retry", at=time.time() + 4 * 3600)
+    # Nothing is attempted from here on. On a slow machine a few are being tried again already.
+    later = Retry(everything=True, at=time.time() + 4 * 3600)
+    _until(lambda: client_of(relay).ask(later, Changed).busy == 0, "nothing is attempted")
 
 
 def _kill_and_undo(relay: RelayProcess) -> None:
@@ -145,8 +147,8 @@ def _queue(relay: RelayProcess) -> Queue:
     return found
 
 
-def _change(relay: RelayProcess, verb: ChangeVerb, to_zone: str = "", at: float | None = None) -> str:
-    more = {name: value for name, value in {"to_zone": to_zone, "at": at}.items() if value}
+def _change(relay: RelayProcess, verb: ChangeVerb, to_zone: str = "") -> str:
+    more = {"to_zone": to_zone} if to_zone else {}
     request = msgspec.convert({"everything": True, **more}, CHANGES[verb])
     changed = client_of(relay).ask(request, Changed)
     assert changed.busy == 0
