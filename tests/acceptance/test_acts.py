@@ -65,9 +65,14 @@ def _fill_queue(relay: RelayProcess) -> None:
         return sum(zone.deferred for zone in status(relay).zones) == MESSAGES * RECIPIENTS
 
     relay.wait_for(waits, what="all mail deferred")
-    # Nothing is attempted from here on. On a slow machine a few are being tried again already.
-    later = Retry(everything=True, at=time.time() + 4 * 3600)
-    _until(lambda: client_of(relay).ask(later, Changed).busy == 0, "nothing is attempted")
+    # Nothing is attempted from here on. What the scheduler has in hand is told again.
+    at = time.time() + 4 * 3600
+
+    def is_later() -> bool:
+        client_of(relay).ask(Retry(everything=True, at=at), Changed)
+        return all(due >= at - 1 for _, _, due in _queue(relay).values())
+
+    _until(is_later, "nothing is attempted")
 
 
 def _kill_and_undo(relay: RelayProcess) -> None:
