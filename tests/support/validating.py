@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.debian import UnpackedPackage
 from tests.support.ports import LOOPBACK, free_port, wait_until
+from zonerelay.routing.dns import dnspython_client  # noqa: F401 - it reads what dnspython alone refuses
 
 PROGRAM = "usr/sbin/unbound"
 TTL = 60
