@@ -145,6 +145,12 @@ async def test_readers_are_closed_whatever_happens(
     [outcome] = await start_courier(bodies).deliver(make_batch(declared(LONG), route_to(sink.port)))
     assert outcome.verdict is F
     assert bodies.open_now == 0
+    many = TEXT.replace(b"\r\n\r\n", b"\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n", 1)
+    bodies = Bodies(many.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + b"--b\r\n\r\n" * 30_000)
+    batch = make_batch(declared(bodies.body), route_to(sink.port))
+    [outcome] = await start_courier(bodies).deliver(batch)
+    assert outcome.verdict is B
+    assert bodies.open_now == 0
 
 
 @pytest.mark.parametrize("manners", [Manners(), Manners(chunking=True)])

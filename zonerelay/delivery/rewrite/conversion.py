@@ -43,16 +43,20 @@ async def conversion_of(
     NotConvertibleError and StoreError.
     """
     survey = Survey(seven_bit=seven_bit)
-    async for piece in read_body(message_id):
-        survey.feed(piece)
+    pieces = read_body(message_id)
+    try:
+        async for piece in pieces:
+            survey.feed(piece)
+    finally:
+        await _close(pieces)
     survey.finish()
     if not survey.plan.needed:
         return None
     if survey.signed and not signed_too:
         raise NotConvertibleError("its author has signed it")
     size = 0
-    async with aclosing(_converted(survey.plan, read_body(message_id))) as pieces:
-        async for piece in pieces:
+    async with aclosing(_converted(survey.plan, read_body(message_id))) as written:
+        async for piece in written:
             size += len(piece)
     return Conversion(survey.plan, size)
 
@@ -67,6 +71,10 @@ async def _converted(plan: Plan, pieces: AsyncIterator[bytes]) -> AsyncGenerator
         if written := writer.finish():
             yield written
     finally:
-        close = getattr(pieces, "aclose", None)  # generators hold resources, plain iterators need not
-        if close is not None:
-            await close()
+        await _close(pieces)
+
+
+async def _close(pieces: AsyncIterator[bytes]) -> None:
+    close = getattr(pieces, "aclose", None)  # generators hold resources, plain iterators need not
+    if close is not None:
+        await close()

@@ -28,6 +28,8 @@ from zonerelay.smtp.server.line_ends import MAX_LINE
 CRLF = b"\r\n"
 MAX_HEADER = 1024 * 1024
 """Octets of the header section of a part. A longer one is not converted."""
+MAX_PARTS = 1000
+"""Header sections, of which each is parsed. A message with more is not converted."""
 MAX_DEPTH = 64
 """Parts within parts. RFC 2046 knows no limit; what is deeper is not converted."""
 _FRAGMENT = 16 * 1024
@@ -84,6 +86,7 @@ class _Walk:
         self._covered: list[bool] = []
         self._entity: _Entity | None = None
         self._leaf = -1
+        self._parts = 0
 
     def feed(self, piece: bytes) -> bytes:
         """Takes the next piece. Raises NotConvertibleError."""
@@ -153,6 +156,9 @@ class _Walk:
     def _header_ended(self, empty_line: bytes) -> bytes:
         assert self._header is not None
         block, self._header = bytes(self._header), None
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise NotConvertibleError("it has too many parts")
         fields = email.message_from_bytes(block)
         kind, encoding = fields.get_content_type(), str(fields.get("Content-Transfer-Encoding", ""))
         encoding = encoding.partition(";")[0].strip().lower()
