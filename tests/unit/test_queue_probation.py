@@ -442,3 +442,31 @@ def test_a_good_host_goes_at_once_beside_sixty_dead_ones(each: int) -> None:
     plan.finish("good")
     plan.add("good", 10)
     assert plan.start()["good"] == 10
+
+
+def test_mail_that_is_withdrawn_takes_its_wish_with_it() -> None:
+    """Found by simulation (seed 943): the wish of a destination whose mail was put off kept the only place of
+    destinations that fail. The mail of another one waited behind it until it expired.
+    """
+    plan = Sharing(max_connections=6)
+    plan.allowance.holders = 2  # one connection for destinations that fail
+    plan.queue.granted(plan.now)
+    for name in ("a", "b"):
+        plan.add(name, 1)
+        plan.start()
+        plan.give(name)
+        plan.start()
+        plan.fail(name)
+        plan.give(name, 0)
+    plan.now += 2 * RETRY.suspend_max
+    plan.add("a", 1)
+    plan.start()
+    assert plan.wished == 1
+    waiting = DeliveryKey(queue_of("default"), MessageId(f"{3:016x}"), Mailbox("u@a.example"))
+    plan.queue.withdraw([waiting])
+    assert not plan.wished
+    plan.add("b", 1)
+    plan.start()
+    assert plan.wished == 1
+    plan.give("b")
+    assert plan.start() == {"b": 1}

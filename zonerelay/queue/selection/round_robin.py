@@ -250,6 +250,8 @@ class RoundRobin:
                 continue
             elif self._is_granted(destination):
                 self.offer(destination, now)
+                if not destination.is_queued:
+                    self._give_up(destination)  # it is suspended, or its hosts have no room
         aside, self._aside = self._aside, []
         for entry in sorted(aside):
             self._append(entry[2])
@@ -268,6 +270,14 @@ class RoundRobin:
         if self._probation is not None:
             self._probation.wishes(destination)
         return False
+
+    def emptied(self, destination: Destination) -> None:
+        """What waited there has been taken away: a wish that stayed would keep the place for good that other
+        destinations wait for.
+        """
+        if not destination.waiting:
+            self._ungranted.pop(destination, None)
+            self._give_up(destination)
 
     def _give_up(self, destination: Destination) -> None:
         if self._shared is None or self._has_ended:

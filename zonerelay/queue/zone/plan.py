@@ -301,6 +301,8 @@ class ZonePlan:
                 window = self._window.of(priority)
                 window.left((delivery,))
                 window.shortened(line.backlog(priority))
+                if isinstance(line, Destination):
+                    self._round_robin.emptied(line)
 
     def _without_withdrawn(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         return [delivery for delivery in deliveries if delivery.key not in self._withdrawn]
@@ -392,6 +394,8 @@ class ZonePlan:
         claims pass over too many domains already, it is to be held.
         """
         deliveries = self._window.drain(line)
+        if isinstance(line, Destination):
+            self._round_robin.emptied(line)
         if self._by_domain:
             for delivery in deliveries:
                 backlog, window = line.backlog(delivery.priority), self._window.of(delivery.priority)
@@ -433,6 +437,7 @@ class ZonePlan:
 
     def _park(self, destination: Destination) -> None:
         deliveries = self._window.drain(destination)
+        self._round_robin.emptied(destination)
         if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
             for priority, domain in {(delivery.priority, delivery.domain) for delivery in deliveries}:
                 window = self._window.of(priority)
@@ -457,6 +462,7 @@ class ZonePlan:
             deliveries = destination.drain(priority)
             self._window.of(priority).left(deliveries)
             self._enter(deliveries, now, priority)
+        self._round_robin.emptied(destination)
 
     def _replace(self, domain: str, priority: Priority) -> None:
         """A line for a domain that is passed over and has lost its own."""
