@@ -43,8 +43,7 @@ from zonerelay.process.threads import OPERATORS, STORE
 from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.telemetry.logs.logs import configure as configure_logs
 from zonerelay.worker.build import build
-from zonerelay.worker.drain_spool import until_empty
-from zonerelay.worker.worker import Worker
+from zonerelay.worker.worker import Worker, until_empty
 
 
 def serve(config: Path) -> int:

@@ -24,7 +24,7 @@ from tests.support.sink_conversation import Manners, Script
 from tests.support.validating import Records, ValidatingResolver
 from zonerelay.config.settings import DnsSettings, TlsMode, ZoneSettings
 from zonerelay.control.client import ControlClient
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket import control_socket_path
 from zonerelay.operations.answers import Explanation
 from zonerelay.operations.requests import Explain
 from zonerelay.telemetry.events.events import Field

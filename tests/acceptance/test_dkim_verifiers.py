@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.dkim import NOW, entry, keys_of, records
 from tests.support.opendkim import OpenDkim
-from zonerelay.message.dkim.body import RelaxedBody
-from zonerelay.message.dkim.signature import ED25519, RSA, sign
+from zonerelay.message.dkim.signature import ED25519, RSA, RelaxedBody, sign
 
 ENTRIES = (entry("example.com", "rsa"), entry("example.com", "ed", "ed.pem"))
 KEYS = keys_of(*ENTRIES).for_author("example.com", NOW)

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 import uvloop
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.delivery.rewrite.stored_pieces import Signing
-from zonerelay.message.dkim.body import RelaxedBody
-from zonerelay.message.dkim.signature import DkimKey, author_domain, sign
+from zonerelay.delivery.rewrite.rendering import Signing
+from zonerelay.message.dkim.signature import DkimKey, RelaxedBody, author_domain, sign
 
 ROUNDS = 7
 PIECE = 4096

@@ -23,7 +23,7 @@ from zonerelay.config.credentials.identities import is_token
 from zonerelay.message.header.headers import HeaderScanner, HeaderTooLargeError
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.charsets import CODECS, text_of
-from zonerelay.routing.mta_sts.policies import MAX_POLICY, parse_policy
+from zonerelay.routing.mta_sts import MAX_POLICY, parse_policy
 
 KB, MB = 1024, 1024 * 1024
 

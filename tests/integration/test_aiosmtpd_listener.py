@@ -14,7 +14,7 @@ import pytest
 from tests.support.inbound import House, listening
 from tests.support.ports import free_port
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.control.socket.socket_file import bind
+from zonerelay.control.socket import bind
 from zonerelay.inbound.listen.submit_socket import SubmitClient, SubmitSocket
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "docs/examples/aiosmtpd_listener.py"))

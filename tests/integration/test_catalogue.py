@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from tests.support.control import control_socket
+from zonerelay.control import socket as worker_socket
 from zonerelay.control.client import LINES, written
 from zonerelay.control.runner import Answer
-from zonerelay.control.socket import worker_socket
-from zonerelay.control.socket.worker_socket import WorkerSocket
+from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations.answers import End, RelayStatus
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.operation import How, Operation, Shape, fields_of

@@ -18,7 +18,7 @@ from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.bodies import Bodies
 from zonerelay.control.client import ControlClient
-from zonerelay.control.explain.explainer import Explainer, Suspended
+from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.streams import Streams

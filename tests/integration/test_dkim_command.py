@@ -15,9 +15,8 @@ from tests.support.dkim import NOW, ed25519_pem, record, rsa_pem, verified
 from tests.support.dns import FakeDns, Zones
 from zonerelay.cli.main import main
 from zonerelay.config.load import load_text
-from zonerelay.message.dkim.body import RelaxedBody
 from zonerelay.message.dkim.keys import DkimKeys
-from zonerelay.message.dkim.signature import sign
+from zonerelay.message.dkim.signature import RelaxedBody, sign
 from zonerelay.routing.idna import ascii_domain
 
 HEADER = b"From: ann@example.com\r\nSubject: x\r\n"

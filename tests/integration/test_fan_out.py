@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.control.runner import Answer, Handler
-from zonerelay.control.socket.worker_socket import WorkerSocket
+from zonerelay.control.socket import WorkerSocket
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import Acknowledged, BodyPiece, Count, DeliveryRow, End, RelayStatus
 from zonerelay.operations.catalogue import Call

@@ -37,7 +37,7 @@ from zonerelay.config.settings import (
 )
 from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import Runner
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket import control_socket_path
 from zonerelay.operations.answers import Families, Reasons
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import (

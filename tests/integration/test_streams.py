@@ -36,8 +36,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.control.client import written
-from zonerelay.control.socket.socket_file import control_socket_path
-from zonerelay.control.socket.worker_socket import WorkerSocket
+from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.streams import EVENTS_ROOM, Streams
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations import answers as messages

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.inbound import House, listening, until
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.control.socket.socket_file import bind
+from zonerelay.control.socket import bind
 from zonerelay.inbound.cleanup.submit import (
     DEFAULT_OPTIONS,
     Accepted,

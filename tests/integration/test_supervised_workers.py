@@ -18,7 +18,7 @@ from zonerelay.supervisor.sockets import Sockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import Phase, WorkerTimeouts
 from zonerelay.supervisor.workers.workers import Launch, Workers
-from zonerelay.telemetry.metrics.families import MetricTotals
+from zonerelay.telemetry.metrics.instruments import MetricTotals
 
 STAYS = """
 import os, signal, socket, time

@@ -27,7 +27,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.inbound.refusal import Reason
-from zonerelay.message.dsn.text import DsnKind
+from zonerelay.message.dsn import DsnKind
 from zonerelay.model.queue_name import queue_of
 from zonerelay.telemetry.metrics.metrics import OUTCOMES
 

@@ -19,7 +19,7 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
 from zonerelay.store.leveldb import keeper as leveldb_keeper
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.worker.drain_spool import until_empty
+from zonerelay.worker.worker import until_empty
 
 DAMAGED = "the spool is damaged"
 COUNT = 300

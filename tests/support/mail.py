@@ -13,7 +13,7 @@ from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.delivery.rewrite.rendering import Renderer
-from zonerelay.delivery.source.selection import SourceSelection
+from zonerelay.delivery.source import SourceSelection
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
@@ -25,12 +25,10 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch, MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
-from zonerelay.telemetry.events.events import Events, Field
-from zonerelay.telemetry.events.subsystems import SmarthostEvents
+from zonerelay.telemetry.events.events import Events, Field, SmarthostEvents
 from zonerelay.telemetry.events.transcript import Transcripts
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.metrics import Metrics
-from zonerelay.telemetry.metrics.subsystems import SmarthostMetrics
+from zonerelay.telemetry.metrics.metrics import Metrics, SmarthostMetrics
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"

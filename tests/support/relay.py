@@ -32,12 +32,12 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.control.client import ControlClient
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import Frame, RelayStatus
 from zonerelay.operations.requests import Request, Status
 from zonerelay.process.setup import Identity
-from zonerelay.routing.mta_sts.policies import HTTPS_PORT
+from zonerelay.routing.mta_sts import HTTPS_PORT
 from zonerelay.telemetry.events.events import Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.build import ALONE, build

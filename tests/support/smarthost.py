@@ -16,9 +16,9 @@ from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.destinations.route import Route
-from zonerelay.telemetry.events.subsystems import SmarthostEvents
+from zonerelay.telemetry.events.events import SmarthostEvents
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.subsystems import SmarthostMetrics
+from zonerelay.telemetry.metrics.metrics import SmarthostMetrics
 
 LOOPBACK = "127.0.0.1"
 REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}

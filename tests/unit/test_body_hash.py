@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.message.dkim.body import BodyHash
+from zonerelay.message.dkim.signature import BodyHash
 from zonerelay.message.header.headers import HeaderScanner
 
 OURS = b"Received: from x\r\n\tby y;\r\nMessage-ID: <z>\r\n"

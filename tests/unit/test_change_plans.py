@@ -12,8 +12,7 @@ from zonerelay.cli.setup.check_config import summary
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
-from zonerelay.control.explain.changes import ChangePlans
-from zonerelay.control.explain.explainer import too_large_for
+from zonerelay.control.explain import ChangePlans, too_large_for
 from zonerelay.message.dkim.keys import DkimKeys
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock

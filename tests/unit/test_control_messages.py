@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket import control_socket_path
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import (

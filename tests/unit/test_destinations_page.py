@@ -11,11 +11,11 @@ import pytest
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import DestinationSettings
+from zonerelay.routing import mta_sts
+from zonerelay.routing import mta_sts as sts_files
+from zonerelay.routing import mta_sts as sts_policies
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.route import MxHost
-from zonerelay.routing.mta_sts import policies as mta_sts
-from zonerelay.routing.mta_sts import policies as sts_files
-from zonerelay.routing.mta_sts import policies as sts_policies
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "destinations.md").read_text()

@@ -12,7 +12,7 @@ from dkim.canonicalization import Relaxed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.dkim.body import RelaxedBody, single_spaces
+from zonerelay.message.dkim.signature import RelaxedBody, single_spaces
 
 EMPTY = "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="  # RFC 6376 3.4.4
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.dkim import NOW, entry, keys_of, records, verified
-from zonerelay.message.dkim.body import RelaxedBody
-from zonerelay.message.dkim.signature import MAX_SAME_FIELDS, DkimKey, sign
+from zonerelay.message.dkim.signature import MAX_SAME_FIELDS, DkimKey, RelaxedBody, sign
 
 ENTRIES = (entry("example.com", "ed", "ed.pem"), entry("example.com", "rsa"))
 PUBLISHED = records(ENTRIES)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.delivery.rewrite.stored_pieces import Signing
+from zonerelay.delivery.rewrite.rendering import Signing
 from zonerelay.message.dkim.signature import ED25519, RSA, DkimKey, sign
 
 HEADER = b"From: ann@example.com\r\n"

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.dsn.report import DsnKind, RecipientReport, can_return_whole, compose
-from zonerelay.message.dsn.text import MAX_REPLY
+from zonerelay.message.dsn import MAX_REPLY, DsnKind, RecipientReport, can_return_whole, compose
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message

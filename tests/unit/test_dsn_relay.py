@@ -12,8 +12,14 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Message, Notify, Ret
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.script import mail_parameters, original_recipient, rcpt_parameters
-from zonerelay.smtp.client.transaction import Peer, Phase, Transaction
+from zonerelay.smtp.client.transaction import (
+    Peer,
+    Phase,
+    Transaction,
+    mail_parameters,
+    original_recipient,
+    rcpt_parameters,
+)
 from zonerelay.smtp.server.params import MAX_ORCPT, parse_notify, parse_orcpt
 
 DSN = Capabilities(pipelining=True, dsn=True, smtputf8=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.routing.mta_sts.policies import (
+from zonerelay.routing.mta_sts import (
     MAX_LIFE,
     MAX_PATTERNS,
     MIN_LIFE,

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from zonerelay.operations.requests import CHANGES
-from zonerelay.telemetry.events import events, subsystems
-from zonerelay.telemetry.logs import refusals
+from zonerelay.telemetry.events import events
+from zonerelay.telemetry.events import events as subsystems
+from zonerelay.telemetry.logs import logs as refusals
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()

@@ -25,7 +25,7 @@ from zonerelay.config.load import load
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import parse_duration
 from zonerelay.delivery.auth.logins import token_directory
-from zonerelay.routing.mta_sts.policies import policy_directory
+from zonerelay.routing.mta_sts import policy_directory
 
 ROOT = Path(__file__).parents[2]
 CONFIG_EXIT_STATUS = "2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.mail import make_batch, make_message, route_to
-from zonerelay.delivery.batch.progress import NO_8BITMIME, BatchProgress
+from zonerelay.delivery.batch.batch_state import NO_8BITMIME, BatchProgress
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply

@@ -13,8 +13,7 @@ from tests.support.mail import Bodies, Log, make_message
 from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.delivery.rewrite import rendering
 from zonerelay.delivery.rewrite.rendering import Rendered, Renderer, RenderError, SigningKeys
-from zonerelay.message.dkim.body import RelaxedBody
-from zonerelay.message.dkim.signature import DkimKey
+from zonerelay.message.dkim.signature import DkimKey, RelaxedBody
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message

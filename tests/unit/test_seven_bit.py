@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.conversion.encoding import Encoder, Plan, Survey
-from zonerelay.message.conversion.fields import NotConvertibleError, ascii_fields, folded
+from zonerelay.message.conversion import Encoder, NotConvertibleError, Plan, Survey, ascii_fields, folded
 from zonerelay.smtp.server.line_ends import MAX_LINE
 
 READ = email.policy.default.clone(refold_source="none")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.config.settings import SourceBy, SourceSettings
-from zonerelay.delivery.source.selection import in_order, key_of, shares
+from zonerelay.delivery.source import in_order, key_of, shares
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.message_id import MessageId
 

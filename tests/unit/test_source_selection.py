@@ -11,7 +11,7 @@ from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
 from zonerelay.delivery.peer.connection_key import ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import SourceTrouble
-from zonerelay.delivery.source.selection import (
+from zonerelay.delivery.source import (
     ABSENT_FOR,
     MAX_REMEMBERED,
     SourceMemory,

@@ -10,7 +10,7 @@ from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import SourceSettings, ZoneSettings
 from zonerelay.config.units import format_duration
-from zonerelay.delivery.source.selection import ABSENT_FOR, shares
+from zonerelay.delivery.source import ABSENT_FOR, shares
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)

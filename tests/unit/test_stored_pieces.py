@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.feeding import cuts
-from zonerelay.delivery.rewrite.stored_pieces import StoredPieces
-from zonerelay.message.dkim.body import RelaxedBody
+from zonerelay.delivery.rewrite.rendering import StoredPieces
+from zonerelay.message.dkim.signature import RelaxedBody
 from zonerelay.store.contract import StoreError
 
 LIMIT = 10_000

@@ -11,8 +11,8 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs import refusals as strangers
-from zonerelay.telemetry.logs.refusals import ALL_IN_FULL, IN_FULL, MAX_CLIENTS, TOLD
+from zonerelay.telemetry.logs import logs as strangers
+from zonerelay.telemetry.logs.logs import ALL_IN_FULL, IN_FULL, MAX_CLIENTS, TOLD
 
 DENIED = Reply(550, "7.1", "Relaying denied")
 

@@ -15,9 +15,9 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import Resolve, Response, WebError
+from zonerelay.routing import mta_sts as sts_policies
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
-from zonerelay.routing.mta_sts import policies as sts_policies
-from zonerelay.routing.mta_sts.policies import MAX_POLICY, RETRY_AFTER, PolicyLookup, StsFiles, StsPolicies
+from zonerelay.routing.mta_sts import MAX_POLICY, RETRY_AFTER, PolicyLookup, StsFiles, StsPolicies
 
 DOMAIN = "example.com"
 ZONE = ZoneSettings()

@@ -11,7 +11,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable, by_policy
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.mta_sts.policies import (
+from zonerelay.routing.mta_sts import (
     HeldPolicy,
     PolicyLookup,
     StsMode,

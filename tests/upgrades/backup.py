@@ -24,7 +24,7 @@ from zonerelay.inbound.limits.quotas import Quotas
 from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.queue.operator.journal import Act, Entry, Journal, State
 from zonerelay.queue.orders.order import HOLD, SUSPEND, Order
-from zonerelay.routing.mta_sts.policies import HeldPolicy, StsFiles, StsMode, StsPolicy
+from zonerelay.routing.mta_sts import HeldPolicy, StsFiles, StsMode, StsPolicy
 from zonerelay.transfer.register import Register
 
 FILE = "backup.tar.gz"

@@ -161,7 +161,7 @@ async def test_the_relay_takes_up_its_rows_again_when_the_database_is_back(
 
 async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink: Sink) -> None:
     from zonerelay.control.client import ControlClient
-    from zonerelay.control.socket.socket_file import control_socket_path
+    from zonerelay.control.socket import control_socket_path
     from zonerelay.operations.answers import Changed
     from zonerelay.operations.requests import CHANGES
 

@@ -85,7 +85,7 @@ def load_needed(option: Path | None, table: str) -> Settings:
 
 def client_of(settings: Settings) -> ControlClient:
     from zonerelay.control.client import ControlClient
-    from zonerelay.control.socket.socket_file import control_socket_path
+    from zonerelay.control.socket import control_socket_path
 
     return ControlClient(control_socket_path(settings))
 
@@ -104,7 +104,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     told.
     """
     from zonerelay.control.client import ControlClient
-    from zonerelay.control.socket.socket_file import answers
+    from zonerelay.control.socket import answers
 
     if arguments.socket is not None:
         return ControlClient(arguments.socket), None
@@ -142,7 +142,7 @@ def _socket_since(config: Path) -> Path | None:
     """
     import tomllib
 
-    from zonerelay.control.socket.socket_file import SOCKET_NAME
+    from zonerelay.control.socket import SOCKET_NAME
 
     try:
         document = tomllib.loads(config.read_bytes().decode("utf-8-sig"))
@@ -156,7 +156,7 @@ def _socket_since(config: Path) -> Path | None:
 
 def _socket_of(found: Whereabouts) -> Path | None:
     """`None`: the file does not say, or names a path that no socket can have."""
-    from zonerelay.control.socket.socket_file import control_socket_path
+    from zonerelay.control.socket import control_socket_path
 
     try:
         return control_socket_path(found.settings) if found.is_sure else None
@@ -182,7 +182,7 @@ def _warn(config: Path, problems: Sequence[Problem]) -> None:
 
 def _sandbox() -> Path | None:
     """Returns the control socket of this user's sandbox and tells the person, if just one runs."""
-    from zonerelay.control.socket.socket_file import answers
+    from zonerelay.control.socket import answers
     from zonerelay.sandbox import DIRECTORY
 
     # Others may write into the directory of temporary files, too.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody
+from zonerelay.delivery.rewrite.rendering import ReadBody, Renderer, RenderError
 from zonerelay.model.message_id import MessageId
 from zonerelay.operations.answers import BodyPiece, MessageBody
 from zonerelay.operations.errors import ControlError

@@ -15,7 +15,7 @@ import msgspec
 from zonerelay import __version__
 from zonerelay.control.acts import OperatorActs, queue_filter
 from zonerelay.control.bodies import Bodies
-from zonerelay.control.explain.explainer import Explainer
+from zonerelay.control.explain import Explainer
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.runner import Answer
 from zonerelay.control.streams import Streams
@@ -28,7 +28,7 @@ from zonerelay.operations.errors import NotFoundError, UnavailableError
 from zonerelay.queue.operator.operations import BOUNDS, Operations, QueueFilter, Tally
 from zonerelay.store.contract import MessageNotFoundError, StoreError
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.families import Family
+from zonerelay.telemetry.metrics.instruments import Family
 
 if TYPE_CHECKING:
     from zonerelay.history.writer import History

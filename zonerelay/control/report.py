@@ -17,7 +17,7 @@ from datetime import datetime
 from zonerelay.config.settings import Settings
 from zonerelay.config.units import format_duration, format_size
 from zonerelay.control.client import ControlClient
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket import control_socket_path
 from zonerelay.history.reader import Gap, Histories, Record
 from zonerelay.history.writer import DIRECTORY
 from zonerelay.operations.answers import RelayStatus

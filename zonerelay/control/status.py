@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, raised_guard
 from zonerelay.control.destinations import Destinations
-from zonerelay.control.explain.explainer import Suspended
-from zonerelay.control.explain.sources import SourcePlans
+from zonerelay.control.explain import SourcePlans, Suspended
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
 from zonerelay.model.queue_name import QueueName, queue_of

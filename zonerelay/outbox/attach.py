@@ -18,7 +18,7 @@ from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.postgres.driver import Access, load_driver
 from zonerelay.store.surroundings import secret_of
-from zonerelay.telemetry.metrics.subsystems import OutboxFigures
+from zonerelay.telemetry.metrics.metrics import OutboxFigures
 
 NAME_FILE = "outbox-{:02d}.name"
 

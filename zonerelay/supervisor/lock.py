@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zonerelay.config.settings import Settings
 from zonerelay.control.client import ControlClient
-from zonerelay.control.socket.socket_file import control_socket_path, refuse_live
+from zonerelay.control.socket import control_socket_path, refuse_live
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Status

@@ -22,7 +22,7 @@ from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.operators import Operators, build_operators
 from zonerelay.config.checks import advice
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.socket.socket_file import control_socket_path, limits_socket_path
+from zonerelay.control.socket import control_socket_path, limits_socket_path
 from zonerelay.inbound.listen.submit_socket import SubmitClient
 from zonerelay.limits.authority.book import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
@@ -52,7 +52,7 @@ from zonerelay.telemetry.events.events import http_request
 from zonerelay.telemetry.logs.logs import LogWriter
 from zonerelay.telemetry.logs.logs import configure as configure_logs
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.metrics.families import MetricTotals
+from zonerelay.telemetry.metrics.instruments import MetricTotals
 
 
 def supervise(config: Path, settings: Settings) -> int:

@@ -3,10 +3,18 @@
 Only 2xx is success; 3xx is a failure, because events for one address do not go to another. Addresses that are
 not public are refused unless the configuration allows them, at each connection: a name may resolve
 differently the next time. Never raises but for CancelledError.
+
+Signatures of Standard Webhooks: HMAC-SHA256 with `whsec_` secrets, ed25519 with `whsk_` secrets. Pure.
+
+What is signed is the event's id, the time of the attempt in seconds, and the body, with dots between. No text
+or repr contains an octet of a key.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -16,7 +24,25 @@ from zonerelay.model.clock import Clock
 from zonerelay.process.threads import FILES, addresses_of
 from zonerelay.process.webclient import Poster, WebError
 from zonerelay.routing.addresses import is_private
-from zonerelay.webhook.signature import signatures
+
+
+def signatures(keys: Sequence[str], event_id: str, timestamp: int, body: bytes) -> str:
+    """The header `webhook-signature`: a signature with each key, the newest first."""
+    signed = b"%s.%d.%s" % (event_id.encode(), timestamp, body)
+    return " ".join(_sign(key, signed) for key in keys)
+
+
+def _sign(key: str, signed: bytes) -> str:
+    kind, _, encoded = key.partition("_")
+    octets = base64.b64decode(encoded + "=" * (-len(encoded) % 4))
+    if kind == "whsk":
+        # A relay that signs nothing with ed25519 does without the library.
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
+        signature = Ed25519PrivateKey.from_private_bytes(octets).sign(signed)
+        return f"v1a,{base64.b64encode(signature).decode()}"
+    return f"v1,{base64.b64encode(hmac.digest(octets, signed, hashlib.sha256)).decode()}"
+
 
 _BUSY = frozenset({408, 425, 429, 502, 503, 504})
 _LONGEST_WAIT = 24 * 3600.0

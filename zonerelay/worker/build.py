@@ -28,7 +28,7 @@ from zonerelay import __version__
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.config.settings import Backend, ListenerSettings, Settings, space_guard
 from zonerelay.control.handler import PartAnswers
-from zonerelay.control.socket.socket_file import bind, submission_socket_path
+from zonerelay.control.socket import bind, submission_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.cleanup.submit import Submit
@@ -51,7 +51,7 @@ from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.parts import ZoneParts
-from zonerelay.routing.mta_sts.policies import HTTPS_PORT
+from zonerelay.routing.mta_sts import HTTPS_PORT
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_books

@@ -8,7 +8,7 @@ from random import Random
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.setup import Identity
-from zonerelay.routing.mta_sts.policies import HTTPS_PORT
+from zonerelay.routing.mta_sts import HTTPS_PORT
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 

@@ -16,8 +16,7 @@ from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import Answer, Handler
-from zonerelay.control.socket.socket_file import control_socket_path
-from zonerelay.control.socket.worker_socket import WorkerSocket
+from zonerelay.control.socket import WorkerSocket, control_socket_path
 from zonerelay.control.status import StatusBoard
 from zonerelay.inbound.cleanup.submit import Submit
 from zonerelay.inbound.listen.http_connection import ServesHttp

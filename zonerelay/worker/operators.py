@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from zonerelay.config.settings import Settings, ZoneSettings
 from zonerelay.control.acts import OperatorActs
 from zonerelay.control.bodies import Bodies
-from zonerelay.control.explain.changes import ChangePlans, RewritePlans
-from zonerelay.control.explain.explainer import Explainer
-from zonerelay.control.explain.guard_rails import GuardPlans
-from zonerelay.control.explain.sources import SourcePlans
+from zonerelay.control.explain import ChangePlans, Explainer, GuardPlans, RewritePlans, SourcePlans
 from zonerelay.control.handler import ControlHandler, PartAnswers
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.status import StatusBoard, Surface

@@ -18,9 +18,8 @@ from zonerelay.config.settings import Settings, read_key_file, srs_secrets, upgr
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.batch.capturing import Capturing
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.rewrite.rendering import Renderer
-from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody, Signing
-from zonerelay.delivery.source.selection import SourceSelection
+from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, Signing
+from zonerelay.delivery.source import SourceSelection
 from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
@@ -31,7 +30,7 @@ from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain
-from zonerelay.routing.mta_sts.policies import StsFiles, StsPolicies, policy_directory
+from zonerelay.routing.mta_sts import StsFiles, StsPolicies, policy_directory
 from zonerelay.store.open import open_limits
 from zonerelay.worker.context import WorkerContext
 

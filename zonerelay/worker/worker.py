@@ -3,12 +3,18 @@ stops.
 
 Promise: a reload changes everything that can change, or nothing; `stop` ends everything that was started,
 also when the end of one part fails.
+
+The end of a worker that drains its spool: when the spool counts as empty.
+
+Promise: the spool counts as empty when its store says that no queue has a delivery left and proves that
+nothing else is stored, twice in a row: nothing waits, is being attempted, is held, or cannot be read, nothing
+is damaged, and no loss waits to be acknowledged. Else it stays for ever, and `tell` says why.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
@@ -19,12 +25,37 @@ from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts
 from zonerelay.worker.report import DailyReport
+
+LOOK_EVERY = 1.0
+
+
+async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
+    """Returns when nothing is left in the store, into which no listener writes mail. `tell(left)` is called
+    when what is left without a delivery that could be sent has changed.
+    """
+    empty, told = 0, ""
+    while empty < 2:
+        try:
+            left = "" if (queues := await store.queues()) else await store.left_over() or _trouble(store)
+            empty = 0 if queues or left else empty + 1
+        except StoreError:
+            left, empty = told, 0
+        if left != told:
+            told = left
+            tell(left)
+        if empty < 2:
+            await asyncio.sleep(LOOK_EVERY)
+
+
+def _trouble(store: Store) -> str:
+    """Damage, and losses that wait to be acknowledged; a full disk is no reason to stay."""
+    return "; ".join(text for text in store.problems() if text != store.unhealthy())
 
 
 class Worker:

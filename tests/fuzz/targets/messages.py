@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
 from zonerelay.message.dkim.signature import author_domain
-from zonerelay.message.dsn.report import DsnKind, RecipientReport, compose
+from zonerelay.message.dsn import DsnKind, RecipientReport, compose
 from zonerelay.message.header.address_fields import change_field, edit_header
 from zonerelay.message.header.headers import (
     EMPTY_LINE,

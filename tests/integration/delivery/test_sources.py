@@ -29,8 +29,8 @@ from tests.support.receivers.nature import Nature
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.delivery import source as source_ways
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.source import selection as source_ways
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId

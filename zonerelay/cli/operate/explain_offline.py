@@ -15,12 +15,9 @@ from zonerelay.config import rails
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.control.explain.changes import ChangePlans, RewritePlans
-from zonerelay.control.explain.explainer import Explainer
-from zonerelay.control.explain.guard_rails import GuardPlans
-from zonerelay.control.explain.sources import SourcePlans, Untold
+from zonerelay.control.explain import ChangePlans, Explainer, GuardPlans, RewritePlans, SourcePlans, Untold
 from zonerelay.delivery.auth.logins import first_for, senders_of
-from zonerelay.delivery.source.selection import SourceSelection
+from zonerelay.delivery.source import SourceSelection
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import SystemClock
@@ -30,7 +27,7 @@ from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.mta_sts.policies import StsFiles, StsPolicies, StsUntold, policy_directory
+from zonerelay.routing.mta_sts import StsFiles, StsPolicies, StsUntold, policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.worker.outbound import build_dkim_keys, build_srs
 

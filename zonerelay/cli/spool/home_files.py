@@ -30,7 +30,7 @@ from zonerelay.process.setup import REDACT_KEY, redact_key_of
 from zonerelay.queue.operator.journal import DIRECTORY as ACTS
 from zonerelay.queue.orders.orders import DIRECTORY as ORDERS
 from zonerelay.queue.orders.orders import OrdersError, OrdersFile
-from zonerelay.routing.mta_sts.policies import policy_directory
+from zonerelay.routing.mta_sts import policy_directory
 from zonerelay.store.check import Fault, Findings
 from zonerelay.transfer.register import FILE as REGISTER
 from zonerelay.transfer.register import merge_registers

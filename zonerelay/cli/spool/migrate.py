@@ -41,7 +41,7 @@ from zonerelay.cli.spool.stopped import RunningError, beside, opened, spools, st
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
-from zonerelay.control.socket.socket_file import answers, control_socket_path
+from zonerelay.control.socket import answers, control_socket_path
 from zonerelay.model.message_id import LENGTH, MessageId
 from zonerelay.operations.answers import OrderRow, RelayStatus
 from zonerelay.operations.errors import ControlError

@@ -24,7 +24,7 @@ from zonerelay.operations.requests import SpoolAcknowledge
 from zonerelay.store.contract import StoreError
 from zonerelay.store.offline import acknowledge_loss, forget_queue, place_of_queue
 from zonerelay.store.spool_paths import directories_of, remove_spool, spool_of
-from zonerelay.worker.drain_spool import until_empty
+from zonerelay.worker.worker import until_empty
 
 PROOF_TIMEOUT = 10.0
 """Seconds in which what a crash has left half done is swept."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from zonerelay.cli.spool import home_files
 from zonerelay.cli.terminal.exits import USAGE, CliError
 from zonerelay.config.settings import Backend
-from zonerelay.control.socket.socket_file import control_socket_path
+from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import StartError, prepare_home

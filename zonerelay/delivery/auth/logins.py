@@ -33,8 +33,7 @@ from zonerelay.config.settings import (
     passwords_that_end,
 )
 from zonerelay.delivery.auth.accounts import Account, KeptTokens, Secrets, digest
-from zonerelay.delivery.auth.oauth import Post, TokenSource, post
-from zonerelay.delivery.auth.oauth_grants import TokenError
+from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls.verify import ENCRYPTED
@@ -59,7 +58,7 @@ from zonerelay.smtp.client.sasl import (
 )
 
 if TYPE_CHECKING:  # a command that only explains needs no metrics
-    from zonerelay.telemetry.events.subsystems import SmarthostEvents
+    from zonerelay.telemetry.events.events import SmarthostEvents
 
 MAX_SHOWN = 200
 MAX_WORDS = 500

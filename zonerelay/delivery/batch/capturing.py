@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
 from zonerelay.delivery.batch.transaction_io import unreadable
-from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
+from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply

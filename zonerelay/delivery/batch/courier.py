@@ -64,9 +64,8 @@ from zonerelay.delivery.connection.session_limits import SessionLimits
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.expiring_set import ExpiringSet
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble, display_address
-from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
-from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
-from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
+from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody, Renderer, RenderError
+from zonerelay.delivery.source import SourceSelection, from_elsewhere, sent_from
 from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock

@@ -18,7 +18,7 @@ from zonerelay.delivery.connection.client_protocol import (
     ProtocolError,
     ReplyTimeoutError,
 )
-from zonerelay.delivery.rewrite.stored_pieces import CheckClaim, ReadBody
+from zonerelay.delivery.rewrite.rendering import CheckClaim, ReadBody
 from zonerelay.model.envelope import Message
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.replies import PeerError

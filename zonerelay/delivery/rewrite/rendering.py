@@ -19,29 +19,221 @@ Policies:
 
 Raises StoreError when the store does, and RenderError with the deferral's reply. The caller makes a deferral
 of any other exception.
+
+Reads a stored body that is examined before it is sent: its header, the hash of the rest, then its octets.
+
+One object serves one reading. Pieces that were read for the examination are not read again as long as all of
+them are still there (`intact`). Memory holds the pieces of the header and one more. Raises StoreError.
+
+Reads a stored message as it is after a conversion (`message/conversion`): in seven bits for hosts that
+take no other, and without lines that some hosts refuse.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from zonerelay.config.settings import Convert, DkimMode, ZoneSettings
-from zonerelay.delivery.rewrite.conversion import Conversion, conversion_of
-from zonerelay.delivery.rewrite.stored_pieces import ReadBody, Signing, StoredPieces
-from zonerelay.message.conversion.fields import NotConvertibleError
-from zonerelay.message.dkim.signature import DkimKey, author_domain
+from zonerelay.message.conversion import Encoder, NotConvertibleError, Plan, Survey
+from zonerelay.message.dkim.signature import DkimKey, RelaxedBody, author_domain, unsigned_fields
 from zonerelay.message.header.address_fields import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Message
+from zonerelay.model.envelope import Body, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How a message is written, and the octets that it has then."""
+
+    plan: Plan
+    size: int
+
+    def of(self, message: Message) -> Message:
+        message = replace(message, size=self.size, plain_lines=False, long_lines=False, body_hash="")
+        if not self.plan.seven_bit:
+            return message
+        envelope = replace(message.envelope, body=Body.SEVEN_BIT, smtputf8=False)
+        return replace(message, envelope=envelope, eight_bit=False)
+
+    def reader(self, read_body: ReadBody) -> ReadBody:
+        def read(message_id: MessageId) -> AsyncIterator[bytes]:
+            return _converted(self.plan, read_body(message_id))
+
+        return read
+
+
+async def conversion_of(
+    message_id: MessageId, read_body: ReadBody, *, seven_bit: bool, signed_too: bool
+) -> Conversion | None:
+    """Reads the message once, or twice where it has to be converted; returns `None` where it has not. Raises
+    NotConvertibleError and StoreError.
+    """
+    survey = Survey(seven_bit=seven_bit)
+    pieces = read_body(message_id)
+    try:
+        async for piece in pieces:
+            survey.feed(piece)
+    finally:
+        await _close(pieces)
+    survey.finish()
+    if not survey.plan.needed:
+        return None
+    if survey.signed and not signed_too:
+        raise NotConvertibleError("its author has signed it")
+    size = 0
+    async with aclosing(_converted(survey.plan, read_body(message_id))) as written:
+        async for piece in written:
+            size += len(piece)
+    return Conversion(survey.plan, size)
+
+
+async def _converted(plan: Plan, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yields the message as it is written. No piece is empty."""
+    writer = Encoder(plan)
+    try:
+        while piece := await anext(pieces, b""):
+            if written := writer.feed(piece):
+                yield written
+        if written := writer.finish():
+            yield written
+    finally:
+        await _close(pieces)
+
+
+async def _close(pieces: AsyncIterator[bytes]) -> None:
+    close = getattr(pieces, "aclose", None)  # generators hold resources, plain iterators need not
+    if close is not None:
+        await close()
+
+
+# Makes DKIM signatures: slow ones in a thread if a core is free for it, others on the event loop.
+#
+# RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock meanwhile
+# (from cryptography 49 on), so a thread lets the loop continue. The thread costs some CPU, which is a loss
+# where the loop has the only core. All work but the signature is done before the thread starts
+# (tests/bench/dkim.py has the figures).
+
+
+class Signing:
+    """One per worker. `beside`: use a thread, which starts with the first slow signature."""
+
+    def __init__(self, *, beside: bool) -> None:
+        self._beside = beside
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
+        """Returns the DKIM-Signature fields, as `message.dkim.signature.sign` does."""
+        fields = []
+        for each in unsigned_fields(header, body_hash, keys, now=now):
+            if self._beside and each.key.slow:
+                signature = await self._in_thread(each.key, each.digest)
+            else:
+                signature = each.key.sign(each.digest)
+            fields.append(each.signed(signature))
+        return b"".join(fields)
+
+    async def _in_thread(self, key: DkimKey, digest: bytes) -> bytes:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dkim")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, key.sign, digest)
+
+    def close(self) -> None:
+        """Ends the thread. Waiting signatures are cancelled."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
+"""Reads a stored body piece by piece. The iterator raises StoreError."""
+
+CheckClaim = Callable[[MessageId], None]
+"""Raises ClaimLostError when another relay may be sending the message."""
+
+_CRLF = b"\r\n"
+_END = b"\r\n\r\n"
+
+
+class StoredPieces:
+    """Call `header`, then perhaps `body_hash`, then `spliced` once, or `close`."""
+
+    __slots__ = ("_header_size", "_held", "_pieces", "intact")
+
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held: deque[bytes] = deque()
+        self._header_size = 0
+        self.intact = True
+        """False when a part of the body was dropped, so that the body has to be read again."""
+
+    async def header(self, limit: int) -> bytes | None:
+        """Returns all fields with the CRLF of the last one; `None` when the end is not within `limit` and one
+        piece.
+
+        In a message without an empty line everything is header.
+        """
+        block = b""
+        while piece := await anext(self._pieces, b""):
+            self._held.append(piece)
+            searched = max(len(block) - len(_END) + 1, 0)
+            block = block + piece if block else piece
+            end = 0 if block.startswith(_CRLF) else block.find(_END, searched) + len(_CRLF)
+            if end != 1:
+                self._header_size = end
+                return block[:end]
+            if len(block) > limit:
+                return None
+        self._header_size = len(block)
+        return block
+
+    async def body_hash(self) -> str:
+        """Returns the hash, in DKIM's relaxed form, of the body after the empty line."""
+        body = RelaxedBody()
+        skipped = self._header_size + len(_CRLF)
+        for piece in self._held:
+            body.feed(piece[skipped:])
+            skipped = max(skipped - len(piece), 0)
+        while piece := await anext(self._pieces, b""):
+            self.intact = False
+            body.feed(piece[skipped:])
+            skipped = max(skipped - len(piece), 0)
+        return body.digest()
+
+    async def spliced(self, header: bytes, skipped: int) -> AsyncGenerator[bytes, None]:
+        """Yields `header`, then the stored body without its first `skipped` octets. No piece is empty."""
+        try:
+            while piece := await self._next():
+                if skipped >= len(piece):
+                    skipped -= len(piece)
+                    continue
+                if skipped:
+                    piece, skipped = piece[skipped:], 0
+                if header:
+                    piece, header = header + piece, b""
+                yield piece
+            if header:
+                yield header
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        close = getattr(self._pieces, "aclose", None)  # generators hold resources, plain iterators need not
+        if close is not None:
+            await close()
+
+    async def _next(self) -> bytes:
+        return self._held.popleft() if self._held else await anext(self._pieces, b"")
+
 
 MAX_HEADER = 1024 * 1024
 """Octets of a header that are examined, unless a listener accepts longer ones."""

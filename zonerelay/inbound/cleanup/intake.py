@@ -36,7 +36,7 @@ from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import notes_of
 from zonerelay.inbound.state.transaction import NO_EDITS, Edits, HeaderRules, Transaction, mailboxes
-from zonerelay.message.dkim.body import BodyHash
+from zonerelay.message.dkim.signature import BodyHash
 from zonerelay.message.header.headers import Header, HeaderScanner, HeaderTooLargeError, authors, parse_header
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message

@@ -24,7 +24,7 @@ from zonerelay.model.address import Mailbox, recipient_key
 from zonerelay.model.envelope import Notify, Origin, Recipient
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.zones.address_patterns import AddressTable
-from zonerelay.smtp.client.script import original_recipient
+from zonerelay.smtp.client.transaction import original_recipient
 from zonerelay.smtp.server.paths import CommandError, reverse_path
 
 MAX_DOMAIN = 180

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zonerelay.config.settings import BounceSettings
-from zonerelay.message.dsn.report import DsnKind, RecipientReport, can_return_whole, compose
+from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock

@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zonerelay.config.settings import BounceSettings, InDoubt
-from zonerelay.message.dsn.report import DsnKind
+from zonerelay.message.dsn import DsnKind
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import OUTBOX, Envelope, Message, Notify

@@ -20,7 +20,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 
 from zonerelay.config.settings import BounceSettings, InDoubt, ZoneSettings
-from zonerelay.message.dsn.report import DsnKind, RecipientReport
+from zonerelay.message.dsn import DsnKind, RecipientReport
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey

@@ -19,7 +19,7 @@ from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMo
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.mta_sts.policies import HeldPolicy, PolicyLookup, StsMode, StsPolicies
+from zonerelay.routing.mta_sts import HeldPolicy, PolicyLookup, StsMode, StsPolicies
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 
 

@@ -42,7 +42,7 @@ from zonerelay.routing.destinations.route import MxHost, Route, Unroutable
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal
-from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies
+from zonerelay.routing.mta_sts import PolicyLookup, StsPolicies
 from zonerelay.smtp.server.paths import literal_address
 
 STATIC_TTL = 3600.0

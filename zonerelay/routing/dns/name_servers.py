@@ -36,7 +36,7 @@ from zonerelay.routing.dns.answers import DnsStatus, Record
 from zonerelay.routing.dns.packets import Kind, Reading, is_truncated, question, read_answer
 
 if TYPE_CHECKING:
-    from zonerelay.telemetry.events.subsystems import NameServerEvents
+    from zonerelay.telemetry.events.events import NameServerEvents
 
 
 # Notices that no name server answers. A domain whose own servers are silent or broken is no outage.

@@ -51,7 +51,7 @@ from zonerelay.routing.idna import ascii_domain
 
 if TYPE_CHECKING:
     from zonerelay.routing.dns.dnspython_client import ThoroughDns
-    from zonerelay.telemetry.events.subsystems import NameServerEvents
+    from zonerelay.telemetry.events.events import NameServerEvents
 
 
 # Names that need no DNS: `localhost` (RFC 6761 6.3) and the names of the machine's hosts file.

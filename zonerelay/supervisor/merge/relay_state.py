@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, raised_guard, resolve_hostname
-from zonerelay.control.socket.socket_file import control_socket_path, submission_socket_path
+from zonerelay.control.socket import control_socket_path, submission_socket_path
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import RelayStatus
 from zonerelay.process.tasks import Retried

@@ -22,7 +22,7 @@ from zonerelay.supervisor.workers.child import Child, ending
 from zonerelay.supervisor.workers.restart_policy import Action, Phase, RestartPolicy, WorkerTimeouts
 from zonerelay.supervisor.workers.rolling import RollingRestart
 from zonerelay.telemetry.events.events import Field, LogSink
-from zonerelay.telemetry.metrics.families import Family, MetricTotals
+from zonerelay.telemetry.metrics.instruments import Family, MetricTotals
 
 MAX_WORDS = 500
 

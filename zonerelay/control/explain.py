@@ -2,42 +2,61 @@
 
 Nothing is sent: DNS is asked as for real mail, and the source address is the zone's, or what the system's
 routing table says. The same code runs inside the relay and, when none runs, in the command line.
+
+The part of `explain` and `status` about the sources of a zone, as messages of the control socket.
+
+Explains the guard rails of a user (`config/rails`): whether they let a mail pass, and what its mode makes
+of it. Quotas that are used up are in the status.
+
+The part of `explain` about changes to mail: addresses at the entry, fields and signatures at the exit.
+
+`RewritePlans` covers [[rewrite]] and the reversal of SRS, `ChangePlans` the header rules of a zone, SRS and
+DKIM. The author is that of `--header 'From: …'`; without it, the envelope sender is taken for the author.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
 from zonerelay.config.problems import did_you_mean, in_words
-from zonerelay.config.settings import ListenerSettings, ZoneSettings
+from zonerelay.config.rails import Mode, Rails
+from zonerelay.config.settings import DkimMode, ListenerSettings, ZoneSettings
 from zonerelay.config.units import Rate, format_size
-from zonerelay.control.explain.changes import ChangePlans, RewritePlans, Rewritten
-from zonerelay.control.explain.guard_rails import GuardPlans
-from zonerelay.control.explain.sources import SourcePlans, candidates, own_addresses
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, display_address
+from zonerelay.delivery.source import SourceSelection, SourceStatus
 from zonerelay.delivery.tls.plan import TlsPlanner
+from zonerelay.inbound.access.guard import UNREADABLE, Allowance
 from zonerelay.inbound.cleanup.own_headers import without
 from zonerelay.inbound.state.context import dropped_headers
 from zonerelay.inbound.state.zone_header import ZoneHeader
+from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.header.headers import Header
+from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.model.queue_name import Kind, Priority
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.queue_name import Kind, Priority, queue_of
+from zonerelay.model.reply import Reply
 from zonerelay.operations.answers import (
     AddressPlan,
+    ChangePlan,
     DeliveryRow,
     Explanation,
     HostPlan,
     OrderRow,
     RewritePlan,
     RouteCheck,
+    SourcePenalty,
     SourcePlan,
     StsPlan,
     TlsPlan,
@@ -52,15 +71,258 @@ from zonerelay.routing.destinations.route import (
     DestinationLimits,
     MxHost,
     Route,
+    SiteKey,
     TlsDemand,
     Unroutable,
 )
 from zonerelay.routing.dns.answers import TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.mta_sts.policies import PolicyLookup
+from zonerelay.routing.mta_sts import PolicyLookup
 from zonerelay.routing.zones.route_rules import RoutedMail
 from zonerelay.routing.zones.zones import BY_HEADER, DEFAULT_ZONE, NO_ROUTE, Zones
 from zonerelay.routing.zones.zones import Explanation as Choice
+
+if TYPE_CHECKING:
+    from zonerelay.message.dkim.keys import DkimKeys
+    from zonerelay.message.dkim.signature import DkimKey
+
+from zonerelay.inbound.state.rewriting import Place, Rewriting
+
+
+class ChangePlans:
+    """`keys` and `srs` are those of now; `keys` may raise ValueError, with what is wrong."""
+
+    def __init__(
+        self, keys: Callable[[], DkimKeys | None], srs: Callable[[], Srs | None], clock: Clock
+    ) -> None:
+        self._keys = keys
+        self._srs = srs
+        self._clock = clock
+
+    def of(self, zone: ZoneSettings, sender: str, headers: Sequence[tuple[str, str]]) -> ChangePlan | None:
+        """`None` where mail is sent as it came."""
+        author, certain = _author(sender, headers)
+        signed_by, unsigned = self._signatures(zone, author)
+        plan = ChangePlan(
+            sender=self._sender(zone, sender),
+            removed=zone.header_remove,
+            replaced=zone.header_replace,
+            added=zone.header_add,
+            author=author if signed_by or unsigned else "",
+            author_assumed=not certain,
+            signed_by=signed_by,
+            unsigned=unsigned,
+            must_sign=zone.dkim is DkimMode.REQUIRED,
+        )
+        changes = (plan.sender, plan.removed, plan.replaced, plan.added, signed_by, unsigned)
+        return plan if any(changes) else None
+
+    def _signatures(self, zone: ZoneSettings, author: str) -> tuple[tuple[str, ...], str]:
+        """Returns the signatures there would be, or why there is none; neither where none is asked for."""
+        if zone.dkim is DkimMode.OFF:
+            return (), ""
+        try:
+            keys = self._keys()
+        except ValueError as error:
+            return (), str(error)
+        if keys is None:
+            return (), "there are no keys" if zone.dkim is DkimMode.REQUIRED else ""
+        found = keys.for_author(author, self._clock.now()) if author else ()
+        if not found:
+            return (), f"no key for {author}" if author else "From is not known"
+        return tuple(map(_name, found)), ""
+
+    def _sender(self, zone: ZoneSettings, sender: str) -> str:
+        """Returns what SRS makes of the sender; "" where it stays."""
+        srs = self._srs() if zone.srs else None
+        if srs is None or not sender:
+            return ""
+        try:
+            becomes = srs.forward(Mailbox(sender), self._clock.now())
+        except SrsError:
+            return ""
+        return "" if becomes == sender else str(becomes)
+
+
+def _name(key: DkimKey) -> str:
+    return f"{key.selector}._domainkey.{key.domain} ({key.algorithm})"
+
+
+def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]:
+    """Returns the domain of the author, and whether that is certain."""
+    given = [value for name, value in headers if name.lower() == "from"]
+    if not given:
+        return domain_of(Mailbox(sender)) if "@" in sender else "", False
+    return author_domain("".join(f"From: {value}\r\n" for value in given).encode()), True
+
+
+SRS = "srs"
+
+
+class Rewritten(NamedTuple):
+    """The recipient and the sender that rewriting leads to, with its steps."""
+
+    recipient: str
+    sender: str
+    plans: tuple[RewritePlan, ...]
+
+
+class RewritePlans:
+    """`rewriting` and `srs` are those of now."""
+
+    def __init__(
+        self, rewriting: Callable[[], Rewriting | None], srs: Callable[[], Srs | None], clock: Clock
+    ) -> None:
+        self._rewriting = rewriting
+        self._srs = srs
+        self._clock = clock
+
+    def of(self, recipient: str, sender: str, *, listener: str, user: str) -> Rewritten:
+        plans: list[RewritePlan] = []
+        recipient = self._reversed(recipient, plans)
+        rewriting = self._rewriting()
+        if rewriting is not None:
+            rewrites = rewriting.of(listener, user)
+            found = []
+            for place, address in ((Place.SENDER, sender), (Place.RECIPIENT, recipient)):
+                other, rule = rewrites.find(place, Mailbox(address))
+                if rule:
+                    plans.append(RewritePlan(what=place.name.lower(), becomes=other, by=f"rewrite={rule}"))
+                found.append(other)
+            sender, recipient = found
+        return Rewritten(recipient, sender, tuple(plans))
+
+    def _reversed(self, recipient: str, plans: list[RewritePlan]) -> str:
+        srs = self._srs()
+        if srs is None:
+            return recipient
+        try:
+            first = srs.reverse(Mailbox(recipient), self._clock.now())
+        except SrsError as error:
+            plans.append(RewritePlan(what="recipient", by=SRS, problem=f"refused with 550 5.1.1: {error}"))
+            return recipient
+        if first is None:
+            return recipient
+        plans.append(RewritePlan(what="recipient", becomes=first, by=SRS))
+        return first
+
+
+class Guarded(NamedTuple):
+    """The allowance of the user, `None` where it cannot be read. `mailbox`: the mail goes there instead."""
+
+    allowance: Allowance | None
+    mailbox: str = ""
+
+
+class GuardPlans:
+    """`rails` gives those of a user, `None` when they cannot be read."""
+
+    def __init__(self, rails: Callable[[str], Awaitable[Rails | None]], clock: Clock) -> None:
+        self._rails = rails
+        self._clock = clock
+
+    async def of(self, user: str) -> Guarded:
+        rails = await self._rails(user)
+        if rails is None:
+            return Guarded(None)
+        return Guarded(Allowance(user, rails), rails.mailbox if rails.mode is Mode.REDIRECT else "")
+
+    def words(self, guarded: Guarded, request: Explain, address: str, zone: str) -> str:
+        """A sentence about mail for an address that would go to the zone; "" where nothing is to be said."""
+        allowance, recipient = guarded.allowance, Mailbox(address)
+        if allowance is None:
+            return f"refused with {UNREADABLE.reply}"
+        if not request.client and allowance.rails.networks:  # an unknown one may be in these networks
+            allowance = replace(allowance, rails=replace(allowance.rails, networks=()))
+        delivery = Delivery(
+            queue=queue_of(zone), message_id=MessageId("0" * 16), recipient=recipient, created=0.0
+        )
+        refusal = (
+            allowance.mail_refusal(request.client, self._clock.now(), request.size or 0)
+            or allowance.rcpt_refusal(recipient, 0)
+            or allowance.zone_refusal([delivery])
+        )
+        if refusal is not None:
+            return f"refused with {refusal.reply}"
+        mode = f'mode = "{allowance.rails.mode}"'
+        if allowance.is_captured(recipient):
+            return f"not sent: captured, or held where no zone captures ({mode})"
+        if allowance.rails.mode is Mode.COPY:
+            return f"a copy goes to {allowance.rails.mailbox} ({mode})"
+        return ""
+
+
+MAX_PENALTIES = 1000
+
+
+class Untold:
+    """Satisfies `source_ways.Reports` where there is no relay whose log it could go to."""
+
+    def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
+        pass
+
+    def source_refused_again(self, source: str) -> None:
+        pass
+
+    def source_absent(self, source: str, address: str, problem: str) -> None:
+        pass
+
+    def source_back(self, source: str, address: str) -> None:
+        pass
+
+
+class SourcePlans:
+    """`hostname` is what the relay calls itself."""
+
+    def __init__(self, selection: SourceSelection, *, hostname: str) -> None:
+        self._selection = selection
+        self._hostname = hostname
+
+    def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[SourcePlan, ...]:
+        """Returns the sources for mail of this sender (`""`: unknown) to these hosts, if there are any."""
+        if not zone.sources:
+            return ()
+        return tuple(self._plan(zone, each) for each in self._selection.statuses(zone, site, sender))
+
+    def _plan(self, zone: ZoneSettings, status: SourceStatus) -> SourcePlan:
+        source, penalty = status.source, status.penalty
+        return SourcePlan(
+            name=source.name,
+            addresses=source.address,
+            ehlo_name=source.ehlo_name or zone.ehlo_name or self._hostname,
+            share=round(status.share, 4),
+            chosen=status.first,
+            refused_until=penalty.until if penalty else None,
+            refused_reply=str(penalty.reply) if penalty else "",
+            refused_ipv6_only=penalty.ipv6 if penalty else False,
+            absent=status.absent,
+        )
+
+    def penalties(self) -> tuple[SourcePenalty, ...]:
+        """The latest first."""
+        latest = self._selection.penalties()[: -MAX_PENALTIES - 1 : -1]
+        return tuple(
+            SourcePenalty(
+                source=each.source,
+                destination=each.hosts,
+                until=each.until,
+                reply=str(each.reply),
+                ipv6_only=each.ipv6,
+            )
+            for each in latest
+        )
+
+
+def candidates(plans: Sequence[SourcePlan]) -> list[SourcePlan]:
+    """Returns the sources that the mail may go out from: one, where that is certain."""
+    chosen = [plan for plan in plans if plan.chosen]
+    return chosen or [plan for plan in plans if plan.share]
+
+
+def own_addresses(plans: Sequence[SourcePlan], *, ipv6: bool) -> str:
+    """Returns the addresses of a family, in the order of the configuration; `""` if there is none."""
+    return ", ".join(ip for plan in candidates(plans) for ip in plan.addresses if (":" in ip) == ipv6)
+
 
 MAX_ADDRESS = 512
 

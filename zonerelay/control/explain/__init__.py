@@ -1,1 +1,0 @@
-"""`zonerelay explain`: how mail for an address would travel; no mail is sent."""

@@ -1,1 +1,0 @@
-"""The control socket's file, and the socket on which a worker answers its supervisor."""
