@@ -23,7 +23,7 @@ LATER = {
     "redis",
     "aiobotocore",
     "zonerelay.store.disk.store",
-    "zonerelay.store.memory.store",
+    "zonerelay.store.keys",
     "zonerelay.outbox.store",
     "zonerelay.supervisor.run",
     "zonerelay.policies",

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id, own_message
 from tests.store.spools import Spool, until
+from tests.support.memory_store import MemoryStore
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import shared_moto
@@ -31,10 +32,10 @@ from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
 from zonerelay.store.disk import reader as disk_reader
 from zonerelay.store.disk import states as disk_states
+from zonerelay.store.keys import port, queue_reads
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import in_flight, ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
-from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.postgres import reader as postgres_reader
 from zonerelay.store.postgres import store as postgres
 from zonerelay.store.redis import claim_book as redis_claim_book
@@ -54,6 +55,8 @@ SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
 TINY: dict[object, dict[str, int]] = {
     ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "PARKED_LIMIT": 2},
     leveldb_scan: {"PAGE_ROWS": 3, "SAMPLED_ROWS": 7},
+    queue_reads: {"PAGE_ROWS": 3},
+    port: {"PAGE_ROWS": 3},
     leveldb_claims: {"_READ_AHEAD": 1},
     in_flight: {"HOT_MESSAGES": 2},
     batches: {"UPDATE_BATCH": 2},
@@ -93,7 +96,9 @@ class Comparison(RuleBasedStateMachine):
                 self.patches.setattr(module, name, value)
         self.loop = asyncio.new_event_loop()
         self.directory = tempfile.TemporaryDirectory()
-        self.spool = Spool(Path(self.directory.name) / "spool", backend=self.backend)
+        home = Path(self.directory.name)
+        places = {"shelve": home / "shelf"} if self.backend is Backend.MEMORY else {}
+        self.spool = Spool(home / "spool", backend=self.backend, places=places)
         self.run(self.spool.open())
         self.memory = MemoryStore()
         self.now = NOW
@@ -470,6 +475,17 @@ class RedisComparison(Comparison):
         return list(await redis_rows(self.spool))
 
 
+class KeysComparison(Comparison):
+    """The same with ordered keys in memory."""
+
+    backend = Backend.MEMORY
+
+    async def left_behind(self) -> list[object]:
+        left = await self.spool.store.left_over()
+        await self.spool.store.close()
+        return [left] if left else []
+
+
 class DiskComparison(Comparison):
     """The same with files."""
 
@@ -521,6 +537,8 @@ _SETTINGS = settings(
 
 TestAgainstMemory = Comparison.TestCase
 TestAgainstMemory.settings = _SETTINGS
+TestKeysAgainstMemory = KeysComparison.TestCase
+TestKeysAgainstMemory.settings = _SETTINGS
 TestRedisAgainstMemory = RedisComparison.TestCase
 TestRedisAgainstMemory.settings = _SETTINGS
 TestDiskAgainstMemory = DiskComparison.TestCase

@@ -9,6 +9,7 @@ import pytest
 
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
+from tests.support.memory_store import MemoryStore
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish
@@ -16,7 +17,6 @@ from zonerelay.store.leveldb import ready_window
 from zonerelay.store.leveldb.engine import AtomicBatch, Batches, Row, View
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.leveldb.store import LevelDbStore
-from zonerelay.store.memory.store import MemoryStore
 
 LIST = 5000
 MANY = 300

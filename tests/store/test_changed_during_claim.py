@@ -13,6 +13,7 @@ import pytest
 
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
+from tests.support.memory_store import MemoryStore
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import row_id
@@ -22,7 +23,6 @@ from zonerelay.store.contract import Finish, Store
 from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.s3 import own_messages as s3_own_messages
 

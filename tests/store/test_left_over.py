@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shelve
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import SHARED, Finish, Store
+from zonerelay.store.keys.shelf import Shelf
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.worker import worker as heir
 
@@ -88,9 +88,9 @@ def of_a_disk_queue(path: Path) -> None:
 
 
 def cut_in_the_shelf(path: Path) -> None:
-    with shelve.open(str(path)) as shelf:
-        for key in [key for key in shelf if key.startswith("message") and key.endswith("*")]:
-            shelf[key] = b"{"
+    shelf = Shelf(path)
+    rows = shelf.open()
+    shelf.close({key: row for key, row in rows.items() if not key.startswith(records.DELIVERY_PREFIX)})
 
 
 DAMAGE: list[tuple[Backend, Damage]] = [

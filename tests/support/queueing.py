@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from tests.support.memory_store import MemoryStore
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock, SystemClock
@@ -26,7 +27,6 @@ from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.route import Batch, MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.store.contract import Change, StoreError
-from zonerelay.store.memory.store import MemoryStore
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics

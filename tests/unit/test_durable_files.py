@@ -62,7 +62,7 @@ ALLOWED = {
     "store/leveldb/damage/directory.py": _ENGINE,
     "store/leveldb/damage/losses.py": "a link to a log, followed by a sync of the directory",
     "store/leveldb/repair.py": _REPAIR,
-    "store/memory/shelf.py": _LOCK,
+    "store/keys/shelf.py": _LOCK,
 }
 
 

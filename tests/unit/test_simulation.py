@@ -27,13 +27,13 @@ from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.timeline import NothingLeftError, VirtualClock, VirtualLoop
 from tests.bench.simulate.world import Kind, World, kind_name
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id
+from tests.support.memory_store import MemoryStore
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Postpone
-from zonerelay.store.memory.store import MemoryStore
 
 T = TypeVar("T")
 FAST = Kind(name="fast", share=1.0, domains=100, even=True)

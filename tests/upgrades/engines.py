@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dbm
 import gzip
 import io
 import json
-import shelve
 import subprocess
 import tarfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,24 +139,24 @@ class Disk(Files):
 
 
 class Shelf(Files):
+    """That of 0.1.0, which this release refuses."""
+
     file = "shelf.tar.gz"
 
     def spool(self, home: Path) -> Spool:
-        return Spool(
-            home / "spool",
-            backend=Backend.MEMORY,
-            clock=mail.clock(),
-            places={"shelve": home / "spool" / "shelf"},
-        )
+        path = home / "spool"
+        return Spool(path, backend=Backend.MEMORY, clock=mail.clock(), places={"shelve": path / "shelf"})
 
     def unpack(self, raw: bytes, home: Path) -> Spool:
         unpack_tar(raw, home)
         return self.spool(home)
 
     def records(self, spool: Spool) -> Records:
-        assert spool.settings.shelve is not None
-        with shelve.open(str(spool.settings.shelve), "r") as found:
-            return {key: _text(value) for key, value in found.items()}
+        return {
+            str(path): _text(path.read_bytes())
+            for path in spool.settings.path.rglob("*")
+            if path.is_file() and path.suffix != ".lock"
+        }
 
 
 # --- servers
@@ -365,19 +363,10 @@ Engine = LevelDb | Disk | Shelf | Redis | Postgres | S3
 ENGINES: dict[str, Engine] = {
     "leveldb": LevelDb(),
     "disk": Disk(),
-    "shelf": Shelf(),
     "redis": Redis(),
     "postgres": Postgres(),
     "s3": S3(),
 }
 
-
-@contextlib.contextmanager
-def portable_shelf() -> Iterator[None]:
-    """A shelf that is made meanwhile is a database of Python's own, which every Python reads."""
-    before = dbm._names  # type: ignore[attr-defined]  # not in typeshed
-    dbm._names, dbm._defaultmod = ["dbm.dumb"], None  # type: ignore[attr-defined]  # not in typeshed
-    try:
-        yield
-    finally:
-        dbm._names, dbm._defaultmod = before, None  # type: ignore[attr-defined]  # not in typeshed
+REFUSED = {"shelf": Shelf()}
+"""Queues of 0.1.0 that this release refuses."""

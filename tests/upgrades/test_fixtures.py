@@ -17,9 +17,6 @@ from zonerelay.store.check import Examination, Findings
 from zonerelay.store.contract import Finish, KeptKeys, Store
 from zonerelay.store.offline import check_spool
 
-CHECKED = tuple(name for name in ENGINES if name != "shelf")
-"""Engines with a check: all but the memory store."""
-
 
 @pytest.fixture(params=fixtures.stored(), ids="-".join)
 def fixture(request: pytest.FixtureRequest) -> tuple[str, str]:
@@ -87,19 +84,16 @@ async def _sent(store: Store) -> int:
 
 
 async def test_a_check_finds_nothing(fixture: tuple[str, str], spool: Spool, tmp_path: Path) -> None:
-    if fixture[1] in CHECKED:
-        findings = Findings()
-        settings = Settings(
-            spool=spool.settings,
-            redis=spool.redis or RedisSettings(),
-            postgres=spool.postgres or PostgresSettings(),
-            s3=spool.s3 or S3Settings(),
-        )
-        environment = {"SECRET": SECRET}
-        await check_spool(
-            settings, 0, Examination(tmp_path / "scratch", findings, lambda *_: None, environment)
-        )
-        assert findings.kept == []
+    findings = Findings()
+    settings = Settings(
+        spool=spool.settings,
+        redis=spool.redis or RedisSettings(),
+        postgres=spool.postgres or PostgresSettings(),
+        s3=spool.s3 or S3Settings(),
+    )
+    environment = {"SECRET": SECRET}
+    await check_spool(settings, 0, Examination(tmp_path / "scratch", findings, lambda *_: None, environment))
+    assert findings.kept == []
 
 
 def test_tables_of_the_first_revision_become_those_of_a_new_queue(tmp_path: Path) -> None:

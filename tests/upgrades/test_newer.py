@@ -1,10 +1,9 @@
-"""A queue that a newer release has marked as its own is refused in words, and stays as it is."""
+"""A queue of a release that this one does not read is refused in words, and stays as it is."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shelve
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.store.spools import Spool
 from tests.support.postgres import shared_postgres
 from tests.support.s3_server import BUCKET, shared_moto
 from tests.upgrades import fixtures
-from tests.upgrades.engines import ENGINES
+from tests.upgrades.engines import ENGINES, REFUSED
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.leveldb.engine import plyvel
@@ -31,12 +30,6 @@ def _leveldb(spool: Spool) -> None:
 def _disk(spool: Spool) -> None:
     for lock in spool.settings.path.rglob("zonerelay.lock"):
         lock.write_bytes(lock.read_bytes().replace(b"queue 1", b"queue 2"))
-
-
-def _shelf(spool: Spool) -> None:
-    assert spool.settings.shelve is not None
-    with shelve.open(str(spool.settings.shelve)) as found:
-        found[records.META_FORMAT.decode()] = b"2"
 
 
 def _redis(spool: Spool) -> None:
@@ -60,7 +53,6 @@ def _s3(spool: Spool) -> None:
 MARKS: dict[str, tuple[Callable[[Spool], None], str]] = {
     "leveldb": (_leveldb, r"format version 2; this zonerelay reads version 1: run the release that wrote it"),
     "disk": (_disk, r"zonerelay\.lock is not of a queue that this zonerelay can read: run the release that"),
-    "shelf": (_shelf, r"format version 2; this zonerelay reads version 1: start the release that wrote it"),
     "redis": (_redis, r"says b'2 2': .* knows 1; a newer zonerelay may have been here: start that one"),
     "postgres": (_postgres, r"version 99, .* a newer zonerelay has been here; start that one"),
     "s3": (_s3, r"says '2 2': .* knows 1; a newer zonerelay has been here: start that one"),
@@ -75,5 +67,18 @@ def test_a_newer_queue_is_refused_and_left_alone(name: str, tmp_path: Path) -> N
     mark(spool)
     before = engine.records(spool)
     with pytest.raises(StoreOpenError, match=words):
+        asyncio.run(spool.open())
+    assert engine.records(spool) == before
+
+
+OLD = {"shelf": r"it was written by Python's shelve\. Nothing was changed\. Start the release that wrote it"}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_queue_of_the_first_release_is_refused_and_left_alone(name: str, tmp_path: Path) -> None:
+    engine = REFUSED[name]
+    spool = engine.unpack((fixtures.DIRECTORY / "0.1.0" / engine.file).read_bytes(), tmp_path)
+    before = engine.records(spool)
+    with pytest.raises(StoreOpenError, match=OLD[name]):
         asyncio.run(spool.open())
     assert engine.records(spool) == before

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.upgrades import backup, passing
 from tests.upgrades.configuration import every_option
-from tests.upgrades.engines import ENGINES, pack_tar, portable_shelf
+from tests.upgrades.engines import ENGINES, pack_tar
 from tests.upgrades.fixtures import CONFIGURATION, DIRECTORY, QUEUE
 from tests.upgrades.outbox import write_outbox
 
@@ -22,7 +22,7 @@ def write(name: str) -> None:
     target = DIRECTORY / name
     target.mkdir(parents=True, exist_ok=True)
     for engine in ENGINES.values():
-        with tempfile.TemporaryDirectory() as home, portable_shelf():
+        with tempfile.TemporaryDirectory() as home:
             spool = engine.spool(Path(home))
             expected = asyncio.run(engine.write(spool))
             (target / engine.file).write_bytes(engine.pack(spool))

@@ -8,7 +8,6 @@ drivers of three are extras that a machine may lack.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from zonerelay.config.settings import (
@@ -25,8 +24,6 @@ from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store
 from zonerelay.store.surroundings import Surroundings, driver
 
-_log = logging.getLogger("zonerelay.store")
-
 
 async def open_store(
     settings: SpoolSettings,
@@ -41,7 +38,9 @@ async def open_store(
     mark = QueueMark(settings.path, place_of(settings.backend, redis=redis, postgres=postgres, s3=s3))
     match settings.backend:
         case Backend.MEMORY:
-            return await _open_memory(settings, around)
+            from zonerelay.store.keys.shelf import open_memory
+
+            return await open_memory(settings.shelve, around)
         case Backend.DISK:
             from zonerelay.store.disk.store import open_disk
 
@@ -71,25 +70,6 @@ async def acknowledge_loss(store: Store, loss: str) -> bool:
     from zonerelay.store.leveldb.store import LevelDbStore
 
     return isinstance(store, LevelDbStore) and await store.acknowledge(loss)
-
-
-async def _open_memory(settings: SpoolSettings, around: Surroundings) -> Store:
-    from zonerelay.store.memory.shelf import Shelf
-    from zonerelay.store.memory.store import MemoryStore
-
-    if settings.shelve is None:
-        _log.warning("%s", MemoryStore.WARNING)
-        store = MemoryStore(clock=around.clock, siblings=around.siblings)
-        store.begin_keys()
-        return store
-    _log.warning(MemoryStore.SHELF_WARNING, settings.shelve)
-    shelf = Shelf(settings.shelve)
-    shelved = await shelf.open()
-    if not shelved.was_closed:
-        _log.error("the shelf %s was not closed in order: mail may be missing in it", settings.shelve)
-    store = MemoryStore(shelf, shelved, clock=around.clock, siblings=around.siblings)
-    store.begin_keys()
-    return store
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:

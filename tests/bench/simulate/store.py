@@ -10,12 +10,12 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 
+from tests.support.memory_store import MemoryStore
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.claims.ready_order import FreshOrder
-from zonerelay.store.memory.store import MemoryStore
 
 _Fresh = list[DeliveryKey]
 _Due = list[tuple[float, DeliveryKey]]

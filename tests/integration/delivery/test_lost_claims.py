@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
+from tests.support.memory_store import MemoryStore
 from tests.support.queueing import Sink, make_events
 from tests.support.webhooks import Receiver
 from zonerelay.capture.store import open_capture
@@ -25,7 +26,6 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Verdict
 from zonerelay.model.queue_name import webhook_queue
 from zonerelay.store.contract import ClaimLostError, Submit
-from zonerelay.store.memory.store import MemoryStore
 from zonerelay.webhook.courier import About, WebhookCourier
 
 LARGE = TEXT + b"a line of a larger text\r\n" * 20_000

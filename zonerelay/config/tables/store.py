@@ -102,8 +102,8 @@ class SpoolSettings:
     file system, and a directory of its own. Absent: "scratch" in path.
     """
     shelve: Path | None = optional_path()
-    """With memory: a file of Python's shelve that the queue is also written to, so that it survives an
-    orderly restart. It is not durable: a crash loses what was written last, and can damage all of it.
+    """With memory: a file that the queue is written to when the relay stops, so that it survives an orderly
+    restart. It is not durable: a crash loses what was accepted since the start.
     """
     min_free_space: int = size(100 * MB, least=MB, optional=True)
     """With less free space than this on the spool's file system new mail is answered 452 4.3.1 and /readyz
@@ -191,8 +191,8 @@ def spool_advice(spool: SpoolSettings) -> list[str]:
             found.append("spool.backend: memory: every queued message is lost when the relay stops")
         else:
             found.append(
-                "spool.shelve: a shelf is not durable: a crash loses the queued messages written last, and "
-                "can damage all of them"
+                "spool.shelve: a shelf is not durable: a crash loses the messages that were accepted since "
+                "the start"
             )
     if spool.min_free_space == 0:
         found.append("spool.min_free_space: 0: nothing is refused before the disk is full")

@@ -1,7 +1,7 @@
 """Ordered maps of bytes with one writer each, and the engines that keep them.
 
-This package is complete in itself: nothing of the running relay uses it. The engines of the queue are the
-other sub-packages of `store/`.
+`[spool] backend = "memory"` is made of it. The other engines of the queue are the other sub-packages of
+`store/`.
 
 - `port`: the types, the promises and the errors. Read this first.
 - `partition`: the writer of one partition. It groups writes, numbers them, finds out what became of a write
@@ -9,6 +9,7 @@ other sub-packages of `store/`.
 - `seen_file`: the file in which a machine notes how far a partition had come.
 - `memory`, `leveldb`, `postgres`, `redis`, and `objects` over `directory` or `s3`: the engines.
 - `queue`: the queue over a partition of any engine, in the layout of docs/spool-format.md.
+- `shelf`: the queue in memory, and the file in which it survives an orderly restart.
 
 `tests/store/keys/test_contract.py` runs over every engine.
 """

@@ -1,7 +1,7 @@
 """Keeps keys in this process's memory, for tests, simulations and throw-away use.
 
-Nothing survives the process. All else of the port holds, fences and leases included: several partitions of
-one `MemoryEngine` are as several nodes of a shared store.
+Nothing survives the process, unless `shelf` keeps it. All else of the port holds, fences and leases included:
+several partitions of one `MemoryEngine` are as several nodes of a shared store.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class MemoryEngine:
 
     def keeper(self, node: int) -> MemoryKeys:
         return MemoryKeys(self, node)
+
+    def partition(self, node: int) -> _Partition:
+        """Return the partition, made if there is none."""
+        return self.partitions.setdefault(node, _Partition())
 
     async def peers(self) -> list[Peer]:
         now = self.clock.boottime()
@@ -109,7 +113,7 @@ class MemoryKeys:
     async def enter(self, writer: str, *, mark: str) -> State:
         engine = self._engine
         engine.mark = engine.mark or mark
-        there = engine.partitions.setdefault(self._node, _Partition())
+        there = engine.partition(self._node)
         if there.writer != writer and there.expires > engine.clock.boottime():
             raise NodeTakenError(f"node {self._node} is in use: another writer holds its lease")
         there.epoch += 1

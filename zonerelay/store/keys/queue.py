@@ -11,7 +11,7 @@ StoreError, and memory forgets everything but claims. New mail that finds no roo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from zonerelay.model.message_id import MessageId
@@ -28,6 +28,8 @@ from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.surroundings import Surroundings
+
+Release = Callable[[], Awaitable[None]]
 
 
 class Moment:
@@ -98,7 +100,8 @@ class QueueCommitter:
 class QueueKeeper:
     """What the store needs beside reads and writes: health, counts, and the removal of aborted uploads."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Surroundings, release: Release) -> None:
+        self._release = release
         self.health = Health(around.on_health)
         self.check_usable = self.check_claims = self.health.check_usable
         self.check_writable = self.health.check_writable
@@ -111,6 +114,7 @@ class QueueKeeper:
         self._on_news = around.on_news
         self._tasks = Tasks()
         self._cut_off: set[MessageId] = set()
+        self._is_closing = False
 
     def begin(self, partition: Partition) -> None:
         """The partition is open."""
@@ -146,8 +150,9 @@ class QueueKeeper:
     def note_removed(self, message_id: MessageId) -> None:
         """LevelDB would give its space back in time."""
 
-    def acknowledge(self, identity: str) -> None:
+    async def acknowledge(self, identity: str) -> bool:
         """There are no losses to dismiss."""
+        return False
 
     async def probe(self) -> None:
         self.check_usable()
@@ -175,16 +180,32 @@ class QueueKeeper:
             self._on_news(queue)
 
     async def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
         self.health.close()
         self.health.refusal = StoreError(Unhealthy.CLOSED)
         await self._tasks.cancel()
         await self.partition.close()
+        await self._release()
 
 
-async def open_queue(opened: Callable[[Hooks], Any], around: Surroundings) -> LevelDbStore:
-    """Open a queue. `opened` opens its partition with the hooks. Raises StoreError."""
-    keeper = QueueKeeper(around)
-    partition: Partition = await opened(keeper.hooks)
+async def _nothing() -> None:
+    """There is nothing to release."""
+
+
+async def open_queue(
+    opened: Callable[[Hooks], Awaitable[Partition]], around: Surroundings, *, release: Release = _nothing
+) -> LevelDbStore:
+    """Open a queue. `opened` opens its partition with the hooks; `release` is called when the partition is
+    closed, or could not be opened. Raises StoreError.
+    """
+    keeper = QueueKeeper(around, release)
+    try:
+        partition = await opened(keeper.hooks)
+    except BaseException:
+        await release()
+        raise
     keeper.begin(partition)
     try:
         await partition.clear(KeyRange(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)))
@@ -193,6 +214,7 @@ async def open_queue(opened: Callable[[Hooks], Any], around: Surroundings) -> Le
         is_empty = not await keeper.reads.queues()
     except BaseException:
         await partition.abandon()
+        await release()
         raise
     store = LevelDbStore(cast("SpoolKeeper", keeper), around, last_id=last, empty=is_empty)
     keeper.sweep(last)

@@ -23,11 +23,12 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.keys.port import KeyReader, Row, after, pages
+from zonerelay.store.leveldb.cold_reads import READ_CHUNKS
 from zonerelay.store.leveldb.in_flight import Found, OpenMessage
 from zonerelay.store.leveldb.scan import OLDEST_ROWS, PAGE_ROWS, Page
 
-READ_CHUNKS = 4
-"""Chunks of a body that are read together."""
+OLDEST_PAGE = 100
+"""Rows that are read at once for the oldest delivery: the first one is it, as a rule."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -115,9 +116,9 @@ class QueueReads:
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
         """The key of the first delivery, and `created` of the first that has one not after `now`."""
-        first = None
-        async for rows in pages(self._keys, start, end, rows=PAGE_ROWS // 10):
-            for key, value in rows[:OLDEST_ROWS]:
+        first, left = None, OLDEST_ROWS
+        async for rows in pages(self._keys, start, end, rows=OLDEST_PAGE):
+            for key, value in rows[:left]:
                 try:
                     created = records.decode_status(key, value).created
                 except StoreCorruptError as error:
@@ -126,6 +127,9 @@ class QueueReads:
                 first = first or key
                 if created <= now:
                     return first, created
+            left -= len(rows)
+            if left <= 0:
+                break
         return None if first is None else (first, None)
 
     async def count_page(self, start: bytes) -> tuple[dict[QueueName, QueueCounts], bytes | None]:

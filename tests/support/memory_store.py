@@ -1,9 +1,6 @@
-"""Implements `Store` in plain dictionaries, for tests and for throw-away use.
+"""Implements `Store` in plain dictionaries: the reference that the relay's stores are compared with.
 
-Nothing survives the process. With a `Shelf` the queue survives an orderly restart.
-
-It is the reference that other stores are compared with, so it is written to be obviously right and
-not to be fast: every claim looks at the whole queue.
+It is written to be obviously right and not to be fast: every claim looks at the whole queue.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.common import records
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.once.reservations import Page, Reservations
@@ -38,7 +34,6 @@ from zonerelay.store.contract import (
     Wanted,
     everybody,
 )
-from zonerelay.store.memory.shelf import Op, Shelf, Shelved, delivery_op, message_ops, removal_ops
 from zonerelay.store.surroundings import Siblings
 
 
@@ -46,32 +41,16 @@ class MemoryStore:
     """Holds whole bodies in memory, without a bound."""
 
     node = 0
-    WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'
-    SHELF_WARNING = (
-        "the spool is in memory and in a shelf (%s): it survives an orderly restart; a crash loses what was"
-        " written last, and can damage all of it"
-    )
 
-    def __init__(
-        self,
-        shelf: Shelf | None = None,
-        shelved: Shelved | None = None,
-        *,
-        clock: Clock | None = None,
-        siblings: Siblings | None = None,
-    ) -> None:
-        """`shelved` is what the shelf has brought."""
-        shelved = shelved or Shelved()
-        self._shelf = shelf
-        self._messages: dict[MessageId, tuple[Message, list[bytes]]] = shelved.messages
-        self._deliveries: dict[DeliveryKey, Delivery] = {d.key: d for d in shelved.deliveries}
+    def __init__(self, *, clock: Clock | None = None, siblings: Siblings | None = None) -> None:
+        self._messages: dict[MessageId, tuple[Message, list[bytes]]] = {}
+        self._deliveries: dict[DeliveryKey, Delivery] = {}
         self.uploads = 0
         self._arriving: dict[MessageId, list[bytes]] = {}
         self._claimed: set[DeliveryKey] = set()
         self._passed_over: set[DeliveryKey] = set()
-        self._last_id: MessageId | None = shelved.last_id
-        self._unreadable = shelved.unreadable
-        self._kept = shelved.kept
+        self._last_id: MessageId | None = None
+        self._kept: dict[str, Kept] = {}
         self._reservations = Reservations(
             self._find_kept,
             self._kept_page,
@@ -120,22 +99,18 @@ class MemoryStore:
 
     def _keep(self, once: Once, message_id: MessageId) -> None:
         self._kept[once.identity] = Kept(message_id, once.digest, once.until)
-        self._write(lambda: [(records.once_key(once.identity), records.encode_kept(once, message_id))])
 
     async def _forget_keys(self, now: float, most: int, is_used: Callable[[str], bool]) -> None:
         del is_used  # nothing comes between
         expired = [identity for identity, kept in self._kept.items() if kept.until <= now]
         for identity in expired[:most]:
             del self._kept[identity]
-            if self._shelf is not None:
-                self._shelf.write([(records.once_key(identity), None)])
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._arriving.pop(message_id, None)
 
     def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
         new = {delivery.key: delivery for delivery in deliveries}
-        self._write(lambda: [*message_ops(message, chunks), *map(delivery_op, new.values())])
         self._messages[message.id] = (message, chunks)
         self._deliveries |= new
         self._last_id = max(self._last_id or message.id, message.id)
@@ -245,24 +220,15 @@ class MemoryStore:
             return
         self._passed_over.discard(key)
         if new is not None and new.key == key:
-            self._write(lambda: [delivery_op(new)])
             self._deliveries[key] = new
             return
         del self._deliveries[key]
         self._claimed.discard(key)
-        gone: Op = (records.delivery_key(key), None)
         if new is not None:
             self._deliveries[new.key] = new
-            self._write(lambda: [gone, delivery_op(new)])
             return
-        self._write(lambda: [gone])
         if not any(other.message_id == key.message_id for other in self._deliveries):
-            message, chunks = self._messages.pop(key.message_id)
-            self._write(lambda: removal_ops(message.id, len(chunks)))
-
-    def _write(self, ops: Callable[[], Sequence[Op]]) -> None:
-        if self._shelf is not None:
-            self._shelf.write(ops())
+            del self._messages[key.message_id]
 
     # --- reading
 
@@ -323,7 +289,7 @@ class MemoryStore:
 
     async def left_over(self) -> str:
         self.check_writable()
-        return f"{self._unreadable} unreadable records in its shelf" if self._unreadable else ""
+        return ""
 
     def last_message_id(self) -> MessageId | None:
         return self._last_id
@@ -346,8 +312,6 @@ class MemoryStore:
         if not self._closed:
             await self._reservations.close()
             self._closed = True
-            if self._shelf is not None:
-                await self._shelf.close(self._last_id)
 
     def check_writable(self) -> None:
         if self._closed:

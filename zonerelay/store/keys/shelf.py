@@ -1,0 +1,129 @@
+"""Opens the queue in memory, and keeps it in a file from one orderly stop to the next start: the shelf.
+
+The shelf is written whole, at each stop, with a checksum. At a start it is marked as in use: one that still
+has that mark at the next start was not closed in order. What it holds is then as old as the stop before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+import zlib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from zonerelay import durable
+from zonerelay.process.threads import STORE
+from zonerelay.store.common.private_directories import lock_configured
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.keys.memory import MemoryEngine
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.surroundings import Surroundings
+
+WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'
+SHELF_WARNING = (
+    "the spool is in memory and in a shelf (%s): it survives an orderly restart; a crash loses what was"
+    " accepted since the start, and repeats what was sent since then"
+)
+_CLOSED, _IN_USE = b"zonerelay shelf 2 closed\n", b"zonerelay shelf 2 in use\n"
+
+_log = logging.getLogger("zonerelay.store")
+
+
+async def open_memory(path: Path | None, around: Surroundings) -> LevelDbStore:
+    """Open a queue in memory, on a shelf if there is a `path` for one. Raises StoreOpenError."""
+    engine = MemoryEngine(around.clock)
+    release = engine.close
+    if path is None:
+        _log.warning("%s", WARNING)
+    else:
+        _log.warning(SHELF_WARNING, path)
+        shelf = Shelf(path)
+        rows = await STORE.run(shelf.open)
+        engine.partition(0).rows.update(rows)
+        release = partial(STORE.run, shelf.close, engine.partition(0).rows)
+
+    async def opened(hooks: Hooks) -> Partition:
+        token = uuid.uuid4().hex
+        return await open_partition(engine, 0, token=token, clock=around.clock, hooks=hooks)
+
+    return await open_queue(opened, around, release=release)
+
+
+class Shelf:
+    """One shelf, which this process has alone. Everything blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = -1
+
+    def open(self) -> dict[bytes, bytes]:
+        """Return what is in it. Raises StoreOpenError, and has changed nothing then."""
+        try:
+            durable.make_directory(self._path.parent)
+            lock = self._path.with_name(f"{self._path.name}.lock")
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_configured(self._lock, self._path, "shelve")
+            rows = self._load()
+            self._save(_IN_USE, rows)
+        except OSError as error:
+            self._release()
+            raise StoreOpenError(f"[spool] shelve {self._path} cannot be used: {error}") from error
+        except StoreOpenError:
+            self._release()
+            raise
+        return rows
+
+    def close(self, rows: Mapping[bytes, bytes]) -> None:
+        """Keep the rows. What cannot be kept is lost, which the log tells."""
+        try:
+            self._save(_CLOSED, rows)
+        except OSError as error:
+            _log.error(
+                "the shelf %s cannot be written, so the queue does not survive this stop: %s",
+                self._path,
+                error,
+            )
+        self._release()
+
+    def _load(self) -> dict[bytes, bytes]:
+        if any(self._path.with_name(self._path.name + end).exists() for end in (".db", ".dat", ".pag")):
+            raise self._refusal("it was written by Python's shelve")
+        if not self._path.exists():
+            return {}
+        head, _, rest = self._path.read_bytes().partition(b"\n")
+        data = rest[:-4]
+        if head + b"\n" not in (_CLOSED, _IN_USE) or rest[-4:] != _sum(data):
+            raise self._refusal("its checksum or its first line is not as it should be")
+        if head + b"\n" == _IN_USE:
+            _log.error(
+                "the shelf %s was not closed in order: what was accepted since its last orderly stop is"
+                " missing, and what was sent since then is sent again",
+                self._path,
+            )
+        return msgspec.msgpack.decode(data, type=dict[bytes, bytes])
+
+    def _refusal(self, why: str) -> StoreOpenError:
+        return StoreOpenError(
+            f"the shelf {self._path} is damaged, or of another release: {why}. Nothing was changed. Start the"
+            " release that wrote it to send what is queued, or move it away to start with an empty queue"
+        )
+
+    def _save(self, head: bytes, rows: Mapping[bytes, bytes]) -> None:
+        data = msgspec.msgpack.encode(dict(rows))
+        durable.write(self._path, (head, data, _sum(data)))
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big")
