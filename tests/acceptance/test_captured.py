@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import http.server
 import json
 import os
 import re
 import smtplib
+import ssl
 import subprocess
 import sys
 import threading
@@ -200,7 +202,6 @@ def test_troubles_by_api(sandbox: Sandbox) -> None:
     with pytest.raises(smtplib.SMTPSenderRefused, match="451"):
         sandbox.submit(b"Subject: x\r\n\r\nx\r\n", "chaos@example.com")
     assert sandbox.ask("PUT", "/api/v1/chaos", {})[0] == 200
-    assert sandbox.ask("PUT", "/api/v1/chaos", {"Authentication": {"Probability": 5}})[0] == 400
     assert sandbox.ask("PUT", "/api/v1/chaos", {"Sender": {"ErrorCode": 200}})[0] == 400
     assert sandbox.ask("PUT", "/api/v1/behaviours", {"carol@example.com": "nonsense"})[0] == 400
     assert sandbox.ask("PUT", "/api/v1/behaviours", {"Carol@example.com": "reject-550"})[0] == 200
@@ -208,6 +209,75 @@ def test_troubles_by_api(sandbox: Sandbox) -> None:
     bounce = sandbox.wait_for("to:dave@example.org")
     assert b"550" in sandbox.ask("GET", f"/api/v1/message/{bounce}/raw")[2]
     assert sandbox.ask("PUT", "/api/v1/behaviours", {})[0] == 200
+
+
+def test_any_log_in_is_accepted_also_over_tls_unless_chaos_refuses_it(sandbox: Sandbox) -> None:
+    with smtplib.SMTP(LOOPBACK, sandbox.smtp, timeout=30) as client:
+        client.starttls(context=ssl._create_unverified_context())
+        assert client.login("anyone", "anything")[0] == 235
+        client.sendmail("app@example.org", ["tls@example.com"], b"To: tls@example.com\r\n\r\nx\r\n")
+    sandbox.wait_for("to:tls@example.com")
+    with smtplib.SMTP(LOOPBACK, sandbox.smtp, timeout=30) as client:
+        assert client.login("anyone", "anything")[0] == 235
+    assert sandbox.ask("PUT", "/api/v1/chaos", {"Authentication": {"Probability": 100}})[0] == 200
+    with smtplib.SMTP(LOOPBACK, sandbox.smtp, timeout=30) as client, pytest.raises(smtplib.SMTPException):
+        client.login("anyone", "anything")
+    assert sandbox.ask("PUT", "/api/v1/chaos", {})[0] == 200
+
+
+def test_the_latest_message_is_the_latest_that_a_query_finds(sandbox: Sandbox) -> None:
+    """Parallel tests share a sandbox: without the query each saw another one's mail."""
+    for who in ("first", "second"):
+        mail = f"To: {who}.query@example.com\r\nContent-Type: text/html\r\n\r\n<p>for {who}</p>\r\n"
+        sandbox.submit(mail.encode(), f"{who}.query@example.com")
+        sandbox.wait_for(f"to:{who}.query@example.com")
+    assert b"for first" in sandbox.ask("GET", "/view/latest.html?query=to:first.query@example.com")[2]
+    assert b"for second" in sandbox.ask("GET", "/view/latest.html?query=to:second.query@example.com")[2]
+    assert sandbox.ask("GET", "/view/latest.html?query=to:third.query@example.com")[0] == 404
+    assert sandbox.ask("GET", "/livez")[0] == 200
+
+
+def test_tags_are_given_renamed_and_removed(sandbox: Sandbox) -> None:
+    sandbox.submit(b"To: tags@example.com\r\n\r\nx\r\n", "tags@example.com")
+    one = sandbox.wait_for("to:tags@example.com")
+    assert sandbox.ask("PUT", "/api/v1/tags", {"IDs": [one], "Tags": ["red", "blue", "red"]})[0] == 200
+    assert sandbox.ask("PUT", "/api/v1/tags/red", {"Name": "green"})[0] == 200
+    assert sandbox.ask("DELETE", "/api/v1/tags/blue")[0] == 200
+    assert sandbox.wait_for("tag:green+to:tags@example.com") == one
+    assert json.loads(sandbox.ask("GET", f"/api/v1/message/{one}")[2])["Tags"] == ["green"]
+    assert sandbox.ask("PUT", "/api/v1/tags", {"IDs": [one], "Tags": ["a,b"]})[0] == 400
+
+
+def test_a_sandbox_for_a_team(tmp_path: Path) -> None:
+    """Other machines reach it by its name, send, and read without a token; new mail appears by itself."""
+    smtp, page = free_port(), free_port()
+    words = ["--listen", f"0.0.0.0:{smtp}", "--page", f"0.0.0.0:{page}"]
+    refused = subprocess.run([str(PROGRAM), "sandbox", *words], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--open allows it" in refused.stderr
+    with (tmp_path / "output").open("wb") as file:
+        process = subprocess.Popen([str(PROGRAM), "sandbox", "--open", *words], stdout=file, stderr=file)
+    try:
+        team = Sandbox(smtp, page, "")
+
+        def is_ready() -> bool:
+            with contextlib.suppress(OSError):
+                return team.ask("GET", "/readyz", Host="mail:8025")[0] == 200
+            return False
+
+        assert wait_until(is_ready, timeout=60)
+        with browser() as chromium:
+            tab = chromium.new_page()
+            tab.goto(f"{team.base}/captured")
+            assert tab.title().startswith("Captured mail")
+            team.submit(b"Subject: It came by itself\r\n\r\nx\r\n", "team@example.com")
+            tab.get_by_text("It came by itself").wait_for(timeout=20_000)
+        status, fields, _ = team.ask("GET", "/login?to=/captured", Host="mail:8025")
+        assert (status, fields["Location"]) == (303, "/captured")
+        assert team.ask("GET", "/captured", Host="mail.attacker.example:8025")[0] == 421
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def test_the_sandbox_answers_no_page_of_another_origin(sandbox: Sandbox) -> None:

@@ -143,6 +143,7 @@ async def test_a_rebound_name_is_refused(site: Site) -> None:
         ("[::1]:8025", True),
         ("[::1]", True),
         ("", True),  # HTTP/1.0
+        ("mail:8025", True),  # of Docker Compose; no stranger can register it
         ("evil.example", False),
         ("localhost.evil.example:8025", False),
         ("127.0.0.1.evil.example", False),

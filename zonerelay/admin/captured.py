@@ -57,9 +57,11 @@ class CapturedMail:
             self._capture = self.sandbox.capture if self.sandbox else open_capture(settings, now)
         return question(self._capture)
 
-    async def read(self, message_id: str, by: str, *, mark: bool = True) -> tuple[Summary, bytes] | None:
-        """Raises CaptureError."""
-        found = await self.ask(lambda capture: capture.read(message_id, mark=mark))
+    async def read(
+        self, message_id: str, by: str, *, mark: bool = True, query: str = "", tz: str = ""
+    ) -> tuple[Summary, bytes] | None:
+        """Raises SearchError and CaptureError."""
+        found = await self.ask(lambda capture: capture.read(message_id, mark=mark, query=query, tz=tz))
         if found is not None:
             self.note(by, f"captured message {found[0].id} read")
         return found

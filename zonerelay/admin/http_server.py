@@ -247,12 +247,14 @@ def _mailpit(operators: Operators) -> Handler:
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:
-    """May a request with this Host field be for us? A rebound name is never an address or `localhost`."""
+    """May a request with this Host field be for us? A rebound name is never an address or a name
+    of one label, as `localhost` and machines of a network have: no stranger can register one.
+    """
     if not host:
         return True  # HTTP/1.0; browsers always send one
     name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
-    if name == "localhost" or any(name == each or _is_below(name, each) for each in hosts):
+    if ("." not in name and ":" not in name) or any(name == each or _is_below(name, each) for each in hosts):
         return True
     try:
         ipaddress.ip_address(name)

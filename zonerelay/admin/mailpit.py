@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.parser import BytesHeaderParser
 from email.policy import compat32
+from typing import Annotated
 from urllib.parse import parse_qs
 
 import msgspec
@@ -43,6 +44,8 @@ from zonerelay.process.threads import OPERATORS
 MAX_BODY = 32 * 1024 * 1024
 """Octets of a message in /send, base64 included."""
 MAX_LIMIT = 1000
+MAX_TAG = 100
+_TAG = msgspec.Meta(min_length=1, max_length=MAX_TAG, pattern="^[^,]+$")
 BODY_TIMEOUT = 60.0
 SHOWN_POLICY = (
     "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:; "
@@ -97,6 +100,14 @@ class _Which(msgspec.Struct, rename="pascal"):
     ids: list[str] | None = msgspec.field(default=None, name="IDs")
     search: str = ""
     read: bool = False
+
+
+class _Tags(msgspec.Struct, rename="pascal"):
+    """Of messages, or the new name of one."""
+
+    ids: list[str] = msgspec.field(default_factory=list, name="IDs")
+    tags: list[Annotated[str, _TAG]] = []
+    name: Annotated[str, msgspec.Meta(max_length=MAX_TAG)] = ""
 
 
 class _Release(msgspec.Struct, rename="pascal"):
@@ -157,6 +168,9 @@ class Mailpit:
                 ("GET", "/api/v1/search", self._search),
                 ("DELETE", "/api/v1/search", self._delete_found),
                 ("GET", "/api/v1/tags", self._tags),
+                ("PUT", "/api/v1/tags", self._set_tags),
+                ("PUT", "/api/v1/tags/(?P<tag>[^/]{1,100})", self._rename_tag),
+                ("DELETE", "/api/v1/tags/(?P<tag>[^/]{1,100})", self._rename_tag),
                 ("POST", "/api/v1/send", self._send),
                 ("GET", one, self._one),
                 ("GET", f"{one}/raw", self._raw),
@@ -283,6 +297,21 @@ class Mailpit:
     async def _tags(self, call: _Call) -> web.Response:
         return _json(await self._mail.ask(lambda capture: capture.tags()))
 
+    async def _set_tags(self, call: _Call) -> web.Response:
+        given = msgspec.json.decode(await call.body(), type=_Tags)
+        await self._mail.ask(lambda capture: capture.tag(given.tags, given.ids))
+        return web.Response(text="ok")
+
+    async def _rename_tag(self, call: _Call) -> web.Response:
+        """PUT gives the tag another name, DELETE removes it from all messages."""
+        name = ""
+        if call.request.method == "PUT":
+            name = msgspec.json.decode(await call.body(), type=_Tags).name
+            if not name:
+                raise _RefusedError(400, "Name: the new name of the tag")
+        await self._mail.ask(lambda capture: capture.rename_tag(call.found["tag"], name))
+        return web.Response(text="ok")
+
     async def _mark(self, call: _Call) -> web.Response:
         which = _which(call.request, await call.body())
         if which.ids and which.search:
@@ -310,7 +339,7 @@ class Mailpit:
     # --- one message ------------------------------------------------------------------------------------
 
     async def _read(self, call: _Call, *, mark: bool = False) -> tuple[Summary, bytes]:
-        found = await self._mail.read(call.found["id"], call.by, mark=mark)
+        found = await self._mail.read(call.found["id"], call.by, mark=mark, query=call.query, tz=call.tz)
         if found is None:
             raise _RefusedError(404, "message not found")
         return found

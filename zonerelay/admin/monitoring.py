@@ -10,7 +10,7 @@ from aiohttp import web
 
 from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
 
-PATHS = frozenset(("/metrics", "/healthz", "/readyz"))
+PATHS = frozenset(("/metrics", "/healthz", "/livez", "/readyz"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Monitoring:
         return [
             web.get("/metrics", self._get_metrics),
             web.get("/healthz", self._get_health),
+            web.get("/livez", self._get_health),  # as Kubernetes and Mailpit name it
             web.get("/readyz", self._get_readiness),
         ]
 

@@ -41,6 +41,8 @@ class Sandbox:
 
     capture: Capture
     troubles: Troubles
+    token: str = ""
+    """Logs everyone in to the page: a sandbox that is open to a network has no secrets. Empty: no one."""
 
 
 class Streams:

@@ -226,11 +226,17 @@ class Capture:
             )
             return [row[0] for row in found]
 
-    def read(self, message_id: str, *, mark: bool = True) -> tuple[Summary, bytes] | None:
-        """The message, `LATEST` the newest; `mark` it read. `None`: there is none. Raises CaptureError."""
-        with self._writing() as database:
-            which = "ORDER BY number DESC LIMIT 1" if message_id == LATEST else "AND id = ?"
-            values = (self._now() - self._keep, *(() if message_id == LATEST else (message_id,)))
+    def read(
+        self, message_id: str, *, mark: bool = True, query: str = "", tz: str = ""
+    ) -> tuple[Summary, bytes] | None:
+        """The message, `LATEST` the newest that the query finds; `mark` it read. `None`: there is none.
+
+        Raises SearchError and CaptureError.
+        """
+        where, values = condition(query, tz) if message_id == LATEST else ("id = ?", [message_id])
+        which = f"AND {where} ORDER BY number DESC LIMIT 1"
+        with self._writing() as database, _in_time(database):
+            values = [self._now() - self._keep, *values]
             row = database.execute(
                 f"SELECT {_SUMMARY}, (SELECT octets FROM content WHERE number = mail.number) "  # noqa: S608
                 f"FROM mail WHERE at >= ? {which}",
@@ -241,6 +247,25 @@ class Capture:
             if mark:
                 database.execute("UPDATE mail SET is_read = 1 WHERE id = ? AND NOT is_read", (row[0],))
         return _summary(row[:-1]), row[-1]
+
+    def tag(self, tags: Sequence[str], ids: Sequence[str]) -> None:
+        """Give these messages these tags and no others. Raises CaptureError."""
+        self._change("UPDATE mail SET tags = ?", (_encode(list(dict.fromkeys(tags))),), ids, "", "")
+
+    def rename_tag(self, old: str, new: str) -> int:
+        """Rename a tag, or remove it where `new` is empty. Return the number of messages. Raises
+        CaptureError.
+        """
+        with self._writing() as database:
+            rows = database.execute("SELECT number, tags FROM mail WHERE tags <> '[]'").fetchall()
+            changed = list[tuple[str, int]]()
+            for number, text in rows:
+                tags = json.loads(text)
+                if old in tags:
+                    kept = dict.fromkeys(new if tag == old else tag for tag in tags if new or tag != old)
+                    changed.append((_encode(list(kept)), number))
+            database.executemany("UPDATE mail SET tags = ? WHERE number = ?", changed)
+        return len(changed)
 
     def mark(self, read: bool, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> None:
         """All that match, or those with the ids. Raises SearchError and CaptureError."""

@@ -1,7 +1,7 @@
 """The troubles that a test asks the sandbox for by API: Mailpit's chaos, and behaviours for addresses.
 
-Chaos is about handing mail in: MAIL or RCPT is refused with a code, at random. A behaviour is about delivery:
-the sink treats the address as the table of the sandbox says of its local parts ("defer-451").
+Chaos is about handing mail in: MAIL, RCPT or a log-in is refused with a code, at random. A behaviour is about
+delivery: the sink treats the address as the table of the sandbox says of its local parts ("defer-451").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class Chaos(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """As Mailpit has it; what is left out is off. The sandbox knows no log-in, so the third has to be off."""
+    """As Mailpit has it; what is left out is off."""
 
     sender: Trigger = Trigger()
     recipient: Trigger = Trigger()
@@ -45,9 +45,6 @@ class Troubles:
         """Names of behaviours by address in lower case; the sink looks at this very mapping."""
 
     def set_chaos(self, chaos: Chaos) -> None:
-        """Raises TroubleError."""
-        if chaos.authentication.probability:
-            raise TroubleError("Authentication: the sandbox has no log-in that could be refused")
         self.chaos = chaos
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:

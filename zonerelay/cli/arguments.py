@@ -159,7 +159,7 @@ def _tcp_address(text: str) -> str:
     from zonerelay.config.endpoints import parse_listen
 
     if parse_listen(text).is_unix:
-        raise ValueError("mail is released over TCP, as to 127.0.0.1:25")
+        raise ValueError("write an address and a port, such as 127.0.0.1:25")
     return text
 
 
@@ -233,6 +233,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .flag("--defaults", "The defaults, whatever the file says", group="which")
         .json(),
         Command("sandbox", "main:sandbox", "Run a relay and a mail sink to try everything", has_config=False)
+        .value("--listen", "ADDRESS", "Take mail here (default: 127.0.0.1:2525)", _read(_tcp_address))
+        .value("--page", "ADDRESS", "Serve page and API here (default: 127.0.0.1:8025)", _read(_tcp_address))
+        .flag("--open", "Allow addresses that other machines reach: everyone sends and reads all mail")
         .value("--release-to", "ADDRESS", "Allow to release captured mail there", _read(_tcp_address)),
         Command("version", "main:version", "Print the version", has_config=False),
     ),

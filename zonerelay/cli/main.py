@@ -71,9 +71,14 @@ def worker(arguments: Namespace) -> int:
 
 
 def sandbox(arguments: Namespace) -> int:
+    from zonerelay.config.endpoints import parse_listen
     from zonerelay.sandbox.run import main as run_sandbox
 
-    return run_sandbox(arguments.release_to or "")
+    for option, address in (("--listen", arguments.listen), ("--page", arguments.page)):
+        if address and not arguments.open and not parse_listen(address).is_loopback:
+            what = "is reached by other machines, which could send, read and delete: --open allows it"
+            raise CliError(f"{option} {address} {what}", USAGE)
+    return run_sandbox(arguments)
 
 
 def version(_: Namespace) -> int:

@@ -2,8 +2,8 @@
 
 The receiver answers 250 when a message is in the store of captured mail, or fails as the recipient's address
 asks (`behaviours`). It keeps a message in memory, so it belongs on loopback. `Chaos` is the policy of the
-sandbox's listener: it refuses MAIL and RCPT as Mailpit's chaos does, so that the application under test sees
-it.
+sandbox's listener: it refuses MAIL, RCPT and log-ins as Mailpit's chaos does, so that the application under
+test sees it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Never
 
-from aiosmtpd.smtp import SMTP, Envelope, Session
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
 from zonerelay.admin.captured import CaptureError
 from zonerelay.admin.operators import Sandbox
@@ -25,6 +25,7 @@ from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox.behaviours import Behaviour, behaviour_of, is_behaviour
 
 CHAOS = "zonerelay.sandbox.captured:Chaos"
+ANY_LOGIN = "zonerelay.sandbox.captured:log_in"
 GREYLISTING = 2.0
 """Seconds for which a greylisted recipient is refused. The relay asks some of them again at once, on another
 connection, in case the refusal is about the session.
@@ -35,9 +36,10 @@ _TROUBLES = Troubles(is_behaviour)
 """A listener makes its policy by name, so the one sandbox of a process shares these with it here."""
 
 
-def build(settings: Settings, clock: Clock) -> tuple[Sandbox, CapturingSink]:
+def build(settings: Settings, clock: Clock, *, token: str = "") -> tuple[Sandbox, CapturingSink]:
+    """`token` logs everyone in to the page."""
     capture = open_capture(settings, clock.now)
-    return Sandbox(capture, _TROUBLES), CapturingSink(capture, clock)
+    return Sandbox(capture, _TROUBLES, token), CapturingSink(capture, clock)
 
 
 class CapturingSink:
@@ -141,6 +143,17 @@ class Chaos(Policy):
 
     def rcpt(self, event: Rcpt) -> Decision | None:
         return _struck(_TROUBLES.chaos.recipient)
+
+
+async def log_in(
+    _server: object, _session: Session, _envelope: Envelope, _mechanism: str, _data: object
+) -> AuthResult:
+    """Accept every user name and password, unless chaos refuses them."""
+    trigger = _TROUBLES.chaos.authentication
+    if not _TROUBLES.strikes(trigger):
+        return AuthResult(success=True)
+    reply = f"{trigger.error_code} {trigger.error_code // 100}.7.8 Chaos asks for it"
+    return AuthResult(success=False, handled=False, message=reply)
 
 
 def _struck(trigger: Trigger) -> Decision | None:

@@ -1,46 +1,60 @@
-"""`zonerelay sandbox`: a relay and a sink on loopback, and every message's journey in the terminal.
+"""`zonerelay sandbox`: a relay and a mail sink, and every message's journey in the terminal.
 
 Nothing leaves the machine: the only zone's next hop is the sink, whatever the recipient's domain. The
 spool is a temporary directory that goes when the sandbox ends. Retries come within seconds, so that
-a deferral, a delay warning and an expiry can be watched.
+a deferral, a delay warning and an expiry can be watched. STARTTLS has a certificate that is made at the
+start, and every log-in is accepted.
+
+The sandbox is for this machine: other machines reach it only with `--open`. Then all of them may send, read
+and delete, and the page asks for no token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import random
 import signal
 import smtplib
 import socket
 import sys
 import tempfile
+from argparse import Namespace
 from dataclasses import replace
+from datetime import UTC, datetime
 from email.message import EmailMessage
 from pathlib import Path
 
 import uvloop
+from cryptography import x509
 from rich.console import Console, Group
 from rich.live import Live
 from rich.rule import Rule
 from rich.table import Table
 
 from zonerelay.config.credentials.identities import add, identities_file, make_token, token_of
+from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import (
+    CLEARTEXT_AUTH_WORDS,
+    OPEN_RELAY_WORDS,
     AdminSettings,
     BounceSettings,
     CaptureSettings,
+    ListenerAuth,
     ListenerSettings,
+    ListenerTls,
     RetrySettings,
     Settings,
     SpoolSettings,
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
+from zonerelay.process.self_signed import issue
 from zonerelay.process.setup import StartError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox import DIRECTORY
 from zonerelay.sandbox.behaviours import ADDRESSES
-from zonerelay.sandbox.captured import CHAOS, CapturingSink, build
+from zonerelay.sandbox.captured import ANY_LOGIN, CHAOS, CapturingSink, build
 from zonerelay.sandbox.journey import Journey
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.worker.build import build as build_worker
@@ -55,26 +69,29 @@ ATTEMPTS = 3
 """Starts, where another process takes a port between the look for it and its use."""
 
 
-def main(release_to: str) -> int:
-    """`release_to` is the address that captured mail may be released to, "" for none."""
+def main(arguments: Namespace) -> int:
+    """`arguments`: `listen`, `page` and `release_to` are addresses or None; `open`: all who reach them may
+    send and read.
+    """
     console = Console(highlight=False)
     for attempt in range(1, ATTEMPTS + 1):
         with tempfile.TemporaryDirectory(prefix=DIRECTORY) as directory:
             try:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    return runner.run(_play(console, Path(directory), release_to))
+                    return runner.run(_play(console, Path(directory), arguments))
             except StartError as error:
                 # Another sandbox that starts at the same moment may have found the same port free.
-                if attempt == ATTEMPTS:
+                if attempt == ATTEMPTS or arguments.listen or arguments.page:
                     print(f"zonerelay sandbox: {error}", file=sys.stderr)
                     return 1
     return 1
 
 
-async def _play(console: Console, directory: Path, release_to: str) -> int:
+async def _play(console: Console, directory: Path, arguments: Namespace) -> int:
     clock = SystemClock()
-    settings = _settings(directory, release_to)
-    sandbox, sink = build(settings, clock)
+    settings = _settings(directory, arguments)
+    token = _token(directory, clock.now())
+    sandbox, sink = build(settings, clock, token=token if arguments.open else "")
     await sink.start()
     settings = replace(settings, zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink.port}"),))
     try:
@@ -91,10 +108,12 @@ async def _play(console: Console, directory: Path, release_to: str) -> int:
             problems = worker.surface().problems
             await worker.stop()
             raise StartError("; ".join(problems))
-        page = f"http://{_LOOPBACK}:{worker.http_port}/#{_token(directory, clock.now())}"
+        page = f"http://{_shown(settings.admin.address)}:{worker.http_port}/"
+        if not arguments.open:
+            page += f"#{token}"
         _introduce(console, worker, page)
         with _pinned(console, worker, sink, page):
-            await OPERATORS.run(_send_first_mail, worker.addresses()[0])
+            await OPERATORS.run(_send_first_mail, _own_address(worker))
             await _interrupted()
         console.print("\nStopping.", style="dim")
         await worker.stop()
@@ -104,15 +123,50 @@ async def _play(console: Console, directory: Path, release_to: str) -> int:
     return 0
 
 
-def _settings(directory: Path, release_to: str) -> Settings:
+def _settings(directory: Path, arguments: Namespace) -> Settings:
+    certificate, key = _make_certificate(directory)
+    listener = ListenerSettings(
+        address=arguments.listen or f"{_LOOPBACK}:{_free(_SMTP_PORT)}",
+        policy=CHAOS,
+        tls=ListenerTls.STARTTLS,
+        certificate=(certificate,),
+        key=(key,),
+        auth=ListenerAuth.OPTIONAL,
+        cleartext_auth=CLEARTEXT_AUTH_WORDS,
+        authenticator=ANY_LOGIN,
+        open_relay=OPEN_RELAY_WORDS if arguments.open else "",
+    )
     return Settings(
         spool=SpoolSettings(path=directory / "spool", min_free_space=0),
-        listener=(ListenerSettings(address=f"{_LOOPBACK}:{_free(_SMTP_PORT)}", policy=CHAOS),),
-        capture=CaptureSettings(release_to=release_to),
+        listener=(listener,),
+        capture=CaptureSettings(release_to=arguments.release_to or ""),
         retry=RetrySettings(schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0),
         bounce=replace(BounceSettings(), delay_warning=30.0),
-        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
+        admin=AdminSettings(address=arguments.page or f"{_LOOPBACK}:{_free(_HTTP_PORT)}", page=True),
     )
+
+
+def _make_certificate(directory: Path) -> tuple[Path, Path]:
+    """Write a certificate for this machine, for as long as the sandbox runs."""
+    names = [x509.DNSName(name) for name in dict.fromkeys(("localhost", socket.gethostname()))]
+    issued = issue([*names, x509.IPAddress(ipaddress.ip_address(_LOOPBACK))], datetime.now(UTC), days=365)
+    certificate, key = directory / "sandbox.crt", directory / "sandbox.key"
+    certificate.write_bytes(issued.certificate_pem)
+    key.touch(0o600)
+    key.write_bytes(issued.key_pem)
+    return certificate, key
+
+
+def _shown(address: str) -> str:
+    """A host by which the address is reached: this machine's name where it listens on all addresses."""
+    host = parse_listen(address).host
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+
+
+def _own_address(worker: Worker) -> str:
+    """Where this process reaches the listener, which may listen on all addresses."""
+    host, _, port = worker.addresses()[0].rpartition(":")
+    return f"{_LOOPBACK if host in ('0.0.0.0', '[::]') else host}:{port}"
 
 
 def _token(directory: Path, now: float) -> str:
@@ -136,7 +190,7 @@ def _free(port: int) -> int:
 
 def _introduce(console: Console, worker: Worker, page: str) -> None:
     console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/], a sink behind it takes all mail,")
-    console.print("whatever the domain. The page, logged in:\n")
+    console.print("whatever the domain; every log-in is accepted. The page:\n")
     console.print(f"{page}\n", soft_wrap=True)  # one line, to be copied
     table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
     table.add_column("recipient", style="cyan")
@@ -149,11 +203,11 @@ def _introduce(console: Console, worker: Worker, page: str) -> None:
 
 def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
     """What a person needs while mail flows stays below it; in a file it comes at the end."""
-    smtp = worker.addresses()[0]
+    smtp = _own_address(worker)
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",
         f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C ends it",
-        f"Mailpit's API and /metrics at http://{_LOOPBACK}:{worker.http_port}; sink {_LOOPBACK}:{sink.port}",
+        f"Mailpit's API and /metrics on port {worker.http_port}; sink {_LOOPBACK}:{sink.port}",
         page,
     )
     return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)

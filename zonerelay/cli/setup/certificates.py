@@ -12,13 +12,9 @@ import json
 import socket
 import sys
 from argparse import Namespace
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from zonerelay.cli.relay import config_path
 from zonerelay.cli.setup.new_files import refuse_existing, write_new
@@ -26,36 +22,14 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, resolve_hostname
+from zonerelay.process.self_signed import Issued, Name, issue, written
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.smtp.server.paths import literal_address
-
-Name = x509.DNSName | x509.IPAddress
-
-
-@dataclass(frozen=True, slots=True)
-class Issued:
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey = field(repr=False)
-
-    @property
-    def certificate_pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
-
-    @property
-    def key_pem(self) -> bytes:
-        return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        """The SHA-256 fingerprint as `openssl x509 -fingerprint -sha256` prints it."""
-        return self.certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def self_signed(arguments: Namespace) -> int:
     names = [_name(name) for name in arguments.name or _own_names(arguments.config)]
-    paths = _paths(arguments, _written(names[0]))
+    paths = _paths(arguments, written(names[0]))
     if not arguments.force:
         refuse_existing(*paths, hint="--force replaces it")
     issued = issue(names, datetime.datetime.now(datetime.UTC), days=arguments.days)
@@ -65,7 +39,7 @@ def self_signed(arguments: Namespace) -> int:
         document = {
             "certificate": str(paths[0]),
             "key": str(paths[1]),
-            "names": [_written(name) for name in names],
+            "names": [written(name) for name in names],
             "expires": issued.certificate.not_valid_after_utc.timestamp(),
             "fingerprint": issued.fingerprint,
         }
@@ -73,34 +47,6 @@ def self_signed(arguments: Namespace) -> int:
     else:
         _print_text(issued, names, paths)
     return OK
-
-
-def issue(names: list[Name], now: datetime.datetime, *, days: int) -> Issued:
-    """ECDSA P-256: every client of TLS 1.2 takes it, and its handshakes cost a tenth of RSA's."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    public = key.public_key()
-    identifier = x509.SubjectKeyIdentifier.from_public_key(public)
-    # A common name has 64 characters at most (RFC 5280 A.1); clients look at subjectAltName.
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _written(names[0])[:64])])
-    start = now - datetime.timedelta(hours=1)  # clocks of clients differ
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        # Not an authority: a client that trusts it trusts this server, and nothing that it might sign.
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(identifier, critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
-        )
-    )
-    return Issued(builder.sign(key, hashes.SHA256()), key)
 
 
 def _name(name: str) -> Name:
@@ -151,10 +97,6 @@ def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
     return directory / f"{stem}.pem", directory / f"{stem}.key"
 
 
-def _written(name: Name) -> str:
-    return str(name.value)
-
-
 def _lines(paths: tuple[Path, Path]) -> list[str]:
     """Returns lines for the configuration; a JSON string is a TOML string too."""
     certificate, key = (json.dumps(str(path), ensure_ascii=False) for path in paths)
@@ -166,7 +108,7 @@ def _print_text(issued: Issued, names: list[Name], paths: tuple[Path, Path]) -> 
     facts = [
         ("certificate", str(paths[0])),
         ("key", str(paths[1])),
-        ("names", ", ".join(map(_written, names))),
+        ("names", ", ".join(map(written, names))),
         ("expires", text.when(issued.certificate.not_valid_after_utc.timestamp())),
         ("SHA-256", issued.fingerprint),
     ]
