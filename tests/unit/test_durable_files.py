@@ -52,6 +52,8 @@ ALLOWED = {
     "supervisor/workers/workers.py": "`policy.replace` is about processes",
     "store/common/repairs.py": "records are appended and synced, and the name with the first of them",
     "store/common/keeper/ballast.py": "octets that mean nothing",
+    "store/keys/directory.py": "values that no batch names yet, and drafts",
+    "store/keys/disk.py": _LOCK,
     "store/keys/seen_file.py": "notes in a file that durable has made; a lost one weakens a comparison",
     "store/disk/directories.py": _ENGINE,
     "store/disk/batch.py": _ENGINE,

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
 from zonerelay.store.keys import objects
 from zonerelay.store.keys.directory import DirectoryPlace
-from zonerelay.store.keys.objects import ObjectEngine, ObjectKeys
+from zonerelay.store.keys.objects import Object, ObjectEngine, ObjectKeys
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Write, pages
 from zonerelay.store.keys.s3 import BucketPlace
@@ -34,14 +35,17 @@ class SlowPlace(DirectoryPlace):
         super().__init__(directory)
         self.held: list[tuple[str, bytes]] = []
 
-    async def create(self, name: str, data: bytes, *, makes_room: bool = False) -> bool:
+    async def create(
+        self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
+    ) -> bool:
         if self.hold(name):
+            await self.store(values)
             self.held.append((name, data))
             raise StoreError("no answer")
         if self.replaces:
             await self.replace(name, data)
             return True
-        return await super().create(name, data, makes_room=makes_room)
+        return await super().create(name, data, values=values, makes_room=makes_room)
 
     async def land(self) -> list[bool]:
         """Whether each of them was made."""
@@ -244,9 +248,9 @@ async def test_many_values_cost_one_request_each_and_one_for_the_batch(tmp_path:
     made: list[str] = []
     create = place.create
 
-    async def counted(name: str, data: bytes, *, makes_room: bool = False) -> bool:
+    async def counted(name: str, data: bytes, **more: Any) -> bool:  # Any: as it is
         made.append(name)
-        return await create(name, data, makes_room=makes_room)
+        return await create(name, data, **more)
 
     place.create = counted  # type: ignore[method-assign]
     sizes = [1000] * 18 + [30_000] * 2

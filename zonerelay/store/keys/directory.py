@@ -3,6 +3,9 @@
 `link` fails where a file is, so two writers cannot both make one. A draft that a crash has left is nothing;
 it is removed when it is listed and has not been touched for a minute. Room that is kept back (`reserve`) is
 given up for what makes room.
+
+Values have names that nobody else uses and that no batch names yet, so they need no draft. They may have a
+directory of their own.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,90 +26,179 @@ from typing import TypeVar
 from zonerelay import durable
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.keys.object_index import Span
+from zonerelay.store.keys.objects import Object, checked_values
 
 THREADS = 8
 """Syncs of several files at once cost little more than one."""
 STALE = 60.0
+PAGE = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
 
 
 class DirectoryPlace:
-    """The objects below one directory."""
+    """The objects below one directory. `values` is the directory for the values of the one node that has this
+    place. A reader makes, keeps back and removes nothing.
+    """
 
-    def __init__(self, directory: Path, *, reserve: int = 0) -> None:
+    def __init__(
+        self, directory: Path, *, values: Path | None = None, reserve: int = 0, is_reader: bool = False
+    ) -> None:
         self._directory = directory
-        with _translated():
-            durable.make_directory(directory)
+        self._values = values
+        self._is_reader = is_reader
+        self._reserve = reserve
         self._ballast = Ballast(directory, reserve)
-        self._ballast.make()
+        self._unsynced: set[Path] = set()
+        """Directories with new names of values."""
+        if not is_reader:
+            with translated():
+                durable.make_directory(directory)
+            self._ballast.make()
         self._threads = ThreadPoolExecutor(THREADS, "keys-files")
 
-    async def create(self, name: str, data: bytes, *, makes_room: bool = False) -> bool:
-        create = partial(self._create, self._directory / name, data)
-        return await self._run(partial(self._ballast.make_way, create) if makes_room else create)
+    def _path(self, name: str) -> Path:
+        _, is_value, tail = name.partition("/values/")
+        if self._values is None or not is_value:
+            return self._directory / name
+        return self._values / tail
 
-    def _create(self, path: Path, data: bytes) -> bool:
-        with _translated():
-            if not path.parent.is_dir():
-                durable.make_directory(path.parent)
-            return durable.create(path, data)
+    async def create(
+        self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
+    ) -> bool:
+        path = self._path(name)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{durable.DRAFT}")
+        unsynced, self._unsynced = self._unsynced, set()
+        places = unsynced | {self._path(each).parent for each, _ in values}
+
+        def write_draft() -> None:
+            self._with_room(partial(_write, draft, [data]), makes_room=makes_room)
+
+        def publish() -> bool:
+            return self._publish(draft, path, places, makes_room=makes_room)
+
+        def write_and_publish() -> bool:
+            write_draft()
+            return publish()
+
+        try:
+            if not values:
+                return await self._run(write_and_publish)
+            await self._all([write_draft, *self._writes(values, makes_room=makes_room)])
+            return await self._run(publish)
+        except StoreError:
+            self._unsynced |= unsynced
+            await self._run(partial(draft.unlink, missing_ok=True))
+            raise
+
+    def _publish(self, draft: Path, path: Path, before: Iterable[Path], *, makes_room: bool) -> bool:
+        with translated():
+            try:
+                for directory in before:
+                    durable.sync_directory(directory)
+                self._with_room(partial(_link, draft, path), makes_room=makes_room)
+            except FileExistsError:
+                return False
+            finally:
+                draft.unlink(missing_ok=True)
+            durable.sync_directory(path.parent)
+        return True
+
+    async def store(self, values: Sequence[Object]) -> None:
+        await self._all(self._writes(values, makes_room=False))
+        self._unsynced.update(self._path(name).parent for name, _ in values)
+
+    def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
+        """What several threads do to make the values' content durable."""
+
+        def write(some: Sequence[Object]) -> None:
+            for name, pieces in some:
+                self._with_room(partial(_write, self._path(name), pieces), makes_room=makes_room)
+
+        return [partial(write, values[number::THREADS]) for number in range(min(THREADS, len(values)))]
+
+    def _with_room(self, act: Callable[[], T], *, makes_room: bool) -> T:
+        return self._ballast.make_way(act) if makes_room else act()
+
+    async def _all(self, acts: Sequence[Callable[[], None]]) -> None:
+        """Raise the first error when none runs any more."""
+        for each in await asyncio.gather(*map(self._run, acts), return_exceptions=True):
+            if isinstance(each, BaseException):
+                raise each
 
     async def replace(self, name: str, data: bytes) -> None:
         def write() -> None:
-            with _translated():
-                durable.make_directory((self._directory / name).parent)
-                durable.write(self._directory / name, data)
+            with translated():
+                durable.make_directory(self._path(name).parent)
+                durable.write(self._path(name), data)
 
         await self._run(partial(self._ballast.make_way, write))
 
     async def read(self, name: str) -> bytes | None:
         def read() -> bytes | None:
-            with _translated():
+            with translated(), contextlib.suppress(FileNotFoundError):
+                return self._path(name).read_bytes()
+            return None
+
+        return await self._run(read)
+
+    async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
+        def read() -> list[bytes] | None:
+            with translated():
                 try:
-                    return (self._directory / name).read_bytes()
+                    file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
                 except FileNotFoundError:
                     return None
+                try:
+                    values = [os.pread(file, each.size, each.first) for each in spans]
+                finally:
+                    os.close(file)
+            return checked_values(values, spans, name)
 
         return await self._run(read)
 
     async def names(self, prefix: str) -> AsyncIterator[list[str]]:
-        if found := await self._run(partial(self._names, prefix)):
+        walk = self._walk(prefix)
+        while found := await self._run(lambda: list(itertools.islice(walk, PAGE))):
             yield found
 
-    def _names(self, prefix: str) -> list[str]:
-        found: list[str] = []
-        with _translated():
-            for place, _, files in os.walk(self._directory / prefix):
-                for name in files:
-                    path = Path(place, name)
-                    if not name.startswith("."):
-                        found.append(str(path.relative_to(self._directory)))
-                    elif name.endswith(durable.DRAFT):
-                        with contextlib.suppress(FileNotFoundError):
-                            if path.stat().st_mtime < time.time() - STALE:
-                                path.unlink()
-        return sorted(found)
+    def _walk(self, prefix: str) -> Iterator[str]:
+        top = self._path(prefix)
+        places = [top]
+        with translated():
+            while places:
+                with contextlib.suppress(FileNotFoundError), os.scandir(places.pop()) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            places.append(Path(entry.path))
+                        elif not entry.name.startswith("."):
+                            yield prefix + str(Path(entry.path).relative_to(top))
+                        elif entry.name.endswith(durable.DRAFT) and not self._is_reader:
+                            _remove_stale(Path(entry.path))
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, names: Sequence[str]) -> None:
         def remove() -> None:
-            path = self._directory / name
-            with _translated():
-                path.unlink(missing_ok=True)
-                if path.name == "end":  # the last of a snapshot
-                    with contextlib.suppress(OSError):
-                        path.parent.rmdir()
+            with translated():
+                for path in map(self._path, names):
+                    path.unlink(missing_ok=True)
+                    if path.name == "end":  # the last of a snapshot
+                        with contextlib.suppress(OSError):
+                            path.parent.rmdir()
 
         await self._run(remove)
 
     async def room(self) -> int | None:
-        def room() -> int:
-            with _translated():
-                usage = os.statvfs(self._directory)
-            return usage.f_bavail * usage.f_frsize + self._ballast.held
+        return await self._run(self._room)
 
-        return await self._run(room)
+    def _room(self) -> int:
+        with translated():
+            places = {each.stat().st_dev: each for each in (self._values, self._directory) if each}
+            here = self._directory.stat().st_dev
+            free = {device: _free(place) for device, place in places.items()}
+        free[here] = self._ballast.count_in(free[here], wanted=2 * self._reserve)
+        return min(free.values())
 
     async def close(self) -> None:
         self._threads.shutdown()
@@ -116,10 +210,53 @@ class DirectoryPlace:
             raise StoreError("the directory is closed") from error
 
 
+def _write(path: Path, pieces: Sequence[bytes]) -> None:
+    """Make the content of a file durable. Its name is so once its directory was synced."""
+    with translated():
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, durable.PRIVATE)
+        except FileNotFoundError:
+            durable.make_directory(path.parent)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, durable.PRIVATE)
+        try:
+            left = sum(map(len, pieces)) - os.writev(file, pieces)
+            rest = memoryview(b"".join(pieces) if left else b"")[-left:]
+            while rest:  # as on a disk that is almost full
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _link(draft: Path, path: Path) -> None:
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _store_error(error) from error
+
+
+def _remove_stale(draft: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if draft.stat().st_mtime < time.time() - STALE:
+            draft.unlink()
+
+
+def _free(place: Path) -> int:
+    usage = os.statvfs(place)
+    return usage.f_bavail * usage.f_frsize
+
+
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """Raise StoreError for an OSError."""
     try:
         yield
     except OSError as error:
-        kind = StoreFullError if error.errno in _FULL else StoreError
-        raise kind(f"the queue directory: {error}") from error
+        raise _store_error(error) from error
+
+
+def _store_error(error: OSError) -> StoreError:
+    kind = StoreFullError if error.errno in _FULL else StoreError
+    return kind(f"the queue directory: {error}")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from zonerelay.store.keys.port import KeyRange, Row
 from zonerelay.store.leveldb.engine import FAILURES, AtomicBatch, Database, View, connect
 
 SMALL, LARGE = b"\0", b"\1"
+_SPAN = struct.Struct(">QQI")
 _WRITE_BUFFER = 4 * 1024 * 1024
 _BOOT, _STATE, _BEGINNING, _NAME = b"\0boot", b"\0state", b"\0epoch ", b"\0name "
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -49,23 +52,38 @@ class Changes(NamedTuple):
     ranges: Sequence[tuple[bytes, bytes]]
 
 
+class Span(NamedTuple):
+    """Where a value is that is not in the index itself: bytes of an object, and their CRC-32."""
+
+    name: str
+    first: int
+    size: int
+    checksum: int
+
+
 def small(value: bytes) -> bytes:
     """The stored form of a value that is in the index itself."""
     return SMALL + value
 
 
-def large(name: str, size: int) -> bytes:
-    """The stored form of a value that is an object of its own."""
-    return LARGE + size.to_bytes(8, "big") + name.encode()
+def large(span: Span) -> bytes:
+    """The stored form of a value that is in an object."""
+    return LARGE + _SPAN.pack(span.first, span.size, span.checksum) + span.name.encode()
+
+
+def span_of(stored: bytes) -> Span | None:
+    if stored[:1] != LARGE:
+        return None
+    return Span(stored[1 + _SPAN.size :].decode(), *_SPAN.unpack_from(stored, 1))
 
 
 def name_of(stored: bytes) -> str:
     """The name of the object that has the value, or ""."""
-    return stored[9:].decode() if stored[:1] == LARGE else ""
+    return stored[1 + _SPAN.size :].decode() if stored[:1] == LARGE else ""
 
 
 def size_of(stored: bytes) -> int:
-    return int.from_bytes(stored[1:9], "big") if stored[:1] == LARGE else len(stored) - 1
+    return int(_SPAN.unpack_from(stored, 1)[1]) if stored[:1] == LARGE else len(stored) - 1
 
 
 class ObjectIndex(Database):
@@ -108,13 +126,14 @@ class ObjectIndex(Database):
         """Apply one entry of the log. Returns the state, and the names of the objects that nothing names
         now.
         """
-        live, dropped, emptied = state.live, list[str](), set[bytes]()
+        live, emptied = state.live, set[bytes]()
+        made_names, gone_names = Counter[str](), Counter[str]()
         with self._unsynced() as batch:
+            get = self._handle().get
 
             def drop(key: bytes, stored: bytes) -> int:
                 if name := name_of(stored):
-                    dropped.append(name)
-                    batch.delete(_NAME + name.encode())
+                    gone_names[name] += 1
                 return len(key) + len(stored)
 
             for start, end in made.ranges:
@@ -124,7 +143,7 @@ class ObjectIndex(Database):
                         batch.delete(key)
                         live -= drop(key, stored)
             for key, value in made.changes:
-                old = None if key in emptied else self.get(key)
+                old = None if key in emptied else get(key)
                 if old is not None:
                     live -= drop(key, old)
                 if value is None:
@@ -133,20 +152,34 @@ class ObjectIndex(Database):
                 batch.put(key, value)
                 live += len(key) + len(value)
                 if name := name_of(value):
-                    batch.put(_NAME + name.encode(), b"")
+                    made_names[name] += 1
+            dropped = self._count_names(batch, made_names, gone_names)
             state = msgspec.structs.replace(state, live=live)
             if is_beginning:
                 batch.put(b"%b%016d" % (_BEGINNING, state.slot), b"")
             batch.put(_STATE, msgspec.msgpack.encode(state))
         return state, dropped
 
+    def _count_names(self, batch: AtomicBatch, made: Counter[str], gone: Counter[str]) -> list[str]:
+        """Note how many rows name each object. Returns those that none names now."""
+        dropped: list[str] = []
+        for name in made.keys() | gone.keys():
+            key = _NAME + name.encode()
+            left = int(self._handle().get(key) or b"0") + made[name] - gone[name]
+            if left > 0:
+                batch.put(key, b"%d" % left)
+            else:
+                batch.delete(key)
+                dropped.append(name)
+        return dropped
+
     def load(self, rows: Sequence[Row]) -> None:
         """Take in a piece of a snapshot."""
         with self._unsynced() as batch:
             for key, value in rows:
                 batch.put(key, value)
-                if name := name_of(value):
-                    batch.put(_NAME + name.encode(), b"")
+            names = Counter(name for _, value in rows if (name := name_of(value)))
+            self._count_names(batch, names, Counter())
 
     def begin(self, state: LogState, beginnings: Sequence[int]) -> None:
         """All pieces of a snapshot are there: it is an index from here on."""
@@ -183,5 +216,5 @@ class ObjectIndex(Database):
         return [int(key[len(_BEGINNING) :]) for key, _ in self.rows(_BEGINNING, end, limit=2**62)]
 
     def are_named(self, names: Sequence[str]) -> list[bool]:
-        """Whether a row has its value in the object of that name."""
+        """Whether any row has its value in the object of that name."""
         return [self.get(_NAME + name.encode()) is not None for name in names]

@@ -1,9 +1,12 @@
 """Keeps keys as immutable objects in a directory or a bucket: a log of batches, snapshots, and large values.
 
-    mark                            the name of this store nodes/N/log/SLOT                one entry: a batch,
-    or the beginning of an epoch nodes/N/values/EPOCH-BATCH-I    a value of more than LARGE_VALUE bytes, made
-    before the batch that names it nodes/N/snapshot/SLOT/PIECE     the keys as they were after that entry;
-    `end` is made last nodes/N/beat                    replaced by the writer again and again
+    mark                           the name of this store
+    nodes/N/log/SLOT               one entry: a batch, or the beginning of an epoch
+    nodes/N/values/KEY.EPOCH-BATCH-I   large values of neighbouring keys, one after the other
+    nodes/N/snapshot/SLOT/PIECE    the keys as they were after that entry; `end` is made last
+    nodes/N/beat                   replaced by the writer again and again
+
+Large values are made before the batch that names them, as they are; their checksums are in the batch.
 
 An object is made only where none is. Who makes the next entry of a log is its writer; an heir makes an entry
 that begins an epoch, and the former writer's next batch meets it. Such entries are never removed: a writer
@@ -24,8 +27,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -38,7 +42,16 @@ from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
-from zonerelay.store.keys.object_index import Changes, LogState, ObjectIndex, large, name_of, small
+from zonerelay.store.keys.object_index import (
+    Changes,
+    LogState,
+    ObjectIndex,
+    Span,
+    large,
+    name_of,
+    small,
+    span_of,
+)
 from zonerelay.store.keys.port import (
     PAGE_OCTETS,
     PAGE_ROWS,
@@ -63,18 +76,35 @@ SHARE = 2
 most.
 """
 PIECE = 1024 * 1024
+MOST_SPANS = 10_000
+"""Rows of large values that are kept in memory."""
+MOST_OBJECT = 1024 * 1024
+"""Bytes of the values that are put into one object."""
+
+_UNFIT = re.compile(r"[^A-Za-z0-9]+")
 
 T = TypeVar("T")
 
 _log = logging.getLogger("zonerelay.store")
 
 
+Object = tuple[str, Sequence[bytes]]
+"""A name, and its content in pieces."""
+
+
 class ObjectPlace(Protocol):
     """Where objects are. Every method raises StoreError; after one of `create` the object may exist."""
 
-    async def create(self, name: str, data: bytes, *, makes_room: bool = False) -> bool:
-        """Make a durable object where none is. False: there is one. With `makes_room` room that was kept back
-        may be used.
+    async def create(
+        self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
+    ) -> bool:
+        """Make a durable object where none is. False: there is one. The `values` are durable before it is
+        there. With `makes_room` room that was kept back may be used.
+        """
+
+    async def store(self, values: Sequence[Object]) -> None:
+        """Make objects of names that are in use nowhere, durable when the next `create` is. After an error
+        each of them may exist; none is being made any more.
         """
 
     async def replace(self, name: str, data: bytes) -> None:
@@ -82,11 +112,16 @@ class ObjectPlace(Protocol):
 
     async def read(self, name: str) -> bytes | None: ...
 
-    def names(self, prefix: str) -> AsyncIterator[list[str]]:
-        """Yield the names that begin with `prefix`, in order. What was made just now may be missing."""
+    async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
+        """Return values that lie one after the other in an object, as `checked_values` does. None: there is
+        no such object.
+        """
 
-    async def remove(self, name: str) -> None:
-        """Remove an object, which need not exist."""
+    def names(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Yield the names that begin with `prefix`, in any order. What was made just now may be missing."""
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """Remove objects, which need not exist."""
 
     async def room(self) -> int | None: ...
 
@@ -115,12 +150,25 @@ class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True):
     beginnings: list[int]
 
 
+def is_large(key: bytes, value: bytes) -> bool:
+    return len(value) > LARGE_VALUE
+
+
 class ObjectEngine:
     """The partitions of one place. `index` is the directory of this machine for the indexes of this
-    process.
+    process; `is_apart` says which values are in objects of their own.
     """
 
-    def __init__(self, place: ObjectPlace, index: Path, *, clock: Clock, lease: float) -> None:
+    def __init__(
+        self,
+        place: ObjectPlace,
+        index: Path,
+        *,
+        clock: Clock,
+        lease: float,
+        is_apart: Callable[[bytes, bytes], bool] = is_large,
+    ) -> None:
+        self.is_apart = is_apart
         self.place = place
         self.index = index
         self.clock = clock
@@ -175,12 +223,21 @@ class ObjectKeys:
         self._epoch = 0
         self._beats = 0
         self._snapshot: asyncio.Task[None] | None = None
+        self._stages = 0
+        self._staged: dict[bytes, bytes] = {}
+        """Rows whose values are stored, for the next batch."""
+        self._spans: dict[bytes, bytes] = {}
+        """Rows of large values that were made lately."""
+        self._in_doubt: list[str] = []
+        """Objects of batches that failed: they are removed unless the batch was made after all."""
 
     # --- reading
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         await self._refresh()
-        found = await self._threads.read(ObjectIndex.get_many, keys)
+        found = [self._spans.get(key) for key in keys]
+        if None in found:
+            found = await self._threads.read(ObjectIndex.get_many, keys)
         return await self._whole(list(zip(keys, found, strict=True)))
 
     async def page(
@@ -210,20 +267,26 @@ class ObjectKeys:
         """The values of rows as they are stored."""
         found: list[bytes | None] = []
         for first in range(0, len(rows), AHEAD):
-            found += await asyncio.gather(*(self._value(*row) for row in rows[first : first + AHEAD]))
+            runs = _runs(rows[first : first + AHEAD])
+            for values in await asyncio.gather(*map(self._values, runs)):
+                found += values
         return found
 
-    async def _value(self, key: bytes, stored: bytes | None) -> bytes | None:
-        while stored is not None and (name := name_of(stored)):
-            data = await self._place.read(f"{self._base}values/{name}")
-            if data is not None:
-                return checked(data, name)
-            # Either it was dropped since the index was asked, or it is lost.
-            await self._refresh()
-            before, stored = stored, await self._threads.read(ObjectIndex.get, key)
-            if stored == before:
-                raise StoreCorruptError(f"the object {self._base}values/{name} is missing")
-        return None if stored is None else stored[1:]
+    async def _values(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
+        """The values of one row, or of several that lie one after the other in one object."""
+        spans = [span for _, stored in rows if stored is not None and (span := span_of(stored))]
+        if not spans:
+            return [None if stored is None else stored[1:] for _, stored in rows]
+        name = f"{self._base}values/{spans[0].name}"
+        found = await self._place.read_values(name, spans)
+        if found is not None:
+            return list(found)
+        # Either it was dropped since the index was asked, or it is lost.
+        await self._refresh()
+        now = await self._threads.read(ObjectIndex.get_many, [key for key, _ in rows])
+        if any(each is not None and each == stored for each, (_, stored) in zip(now, rows, strict=True)):
+            raise StoreCorruptError(f"the object {name} is missing")
+        return await self._whole([(key, each) for (key, _), each in zip(rows, now, strict=True)])
 
     async def _refresh(self) -> None:
         if not self._epoch:
@@ -271,8 +334,8 @@ class ObjectKeys:
         await self._apply_to_index(entry, data)
         self._epoch = entry.epoch
         await self._beat()
-        if not was_entered:
-            self._tasks.start(self._sweep())
+        in_doubt, self._in_doubt = self._in_doubt, []
+        self._tasks.start(self._tidy(in_doubt, is_first=not was_entered))
         return self._as_state(stored)
 
     async def _catch_up(self) -> None:
@@ -343,9 +406,17 @@ class ObjectKeys:
             old.live,
         )
         changes = Changes(entry.changes, entry.ranges)
+        if entry.ranges or len(self._spans) > MOST_SPANS:
+            self._spans.clear()
+        for key, row in entry.changes:
+            if row is not None and name_of(row):
+                self._spans[key] = row
+            elif self._spans:
+                self._spans.pop(key, None)
         try:
             self._state, dropped = await self._threads.read(ObjectIndex.apply, changes, state, is_beginning)
         except StoreError:
+            self._spans.clear()
             self._is_open, self._is_suspect = False, True  # made anew by the next `enter`
             await self._threads.read(ObjectIndex.close)
             raise
@@ -363,24 +434,31 @@ class ObjectKeys:
 
     async def _apply(self, batch: Batch) -> None:
         write = batch.write
-        changes: list[tuple[bytes, bytes | None]] = []
-        objects: list[tuple[str, bytes]] = []
-        for key, value in write.changes.items():
-            if value is not None and len(value) > LARGE_VALUE:
-                name = f"{batch.position.epoch:012d}-{batch.position.number:016d}-{len(objects):06d}"
-                objects.append((name, value))
-                changes.append((key, large(name, len(value))))
-            else:
-                changes.append((key, None if value is None else small(value)))
-        for first in range(0, len(objects), AHEAD):
-            some = objects[first : first + AHEAD]
-            await asyncio.gather(*(self._store(*each, makes_room=write.makes_room) for each in some))
+        rows, values = self._split(write.changes, f"{batch.position.epoch:06d}-{batch.position.number:012d}")
+        staged = {
+            key: row
+            for key, row in self._staged.items()
+            if key not in rows and not any(emptied.holds(key) for emptied in write.ranges)
+        }
+        withdrawn = self._staged.keys() - staged.keys()
+        named = {name_of(row) for row in staged.values()}
+        unnamed = {name_of(self._staged[key]) for key in withdrawn} - named
+        changes = [*staged.items(), *rows.items()]
         entry = LogEntry(*batch.position, changes=changes, ranges=list(write.ranges))
-        data = packed(entry)
-        if not await self._place.create(self._slot(self._state.slot + 1), data, makes_room=write.makes_room):
+        data, slot = packed(entry), self._state.slot + 1
+        try:
+            is_ours = await self._place.create(
+                self._slot(slot), data, values=values, makes_room=write.makes_room
+            )
+        except StoreError:
+            self._in_doubt += (name for name, _ in values)
+            raise
+        if not is_ours:
             self._epoch = 0
-            raise FencedError(f"another writer has made entry {self._state.slot + 1} of node {self._node}")
-        if dropped := await self._apply_to_index(entry, data):
+            raise FencedError(f"another writer has made entry {slot} of node {self._node}")
+        for key in staged.keys() | withdrawn:
+            del self._staged[key]
+        if dropped := [*await self._apply_to_index(entry, data), *unnamed]:
             self._tasks.start(self._remove([f"{self._base}values/{name}" for name in dropped]))
         state = self._state
         if state.log > max(LEAST_LOG, SHARE * state.live) and (
@@ -388,8 +466,36 @@ class ObjectKeys:
         ):
             self._snapshot = self._tasks.start(self._make_snapshot())
 
-    async def _store(self, name: str, value: bytes, *, makes_room: bool) -> None:
-        await self._place.create(f"{self._base}values/{name}", summed(value), makes_room=makes_room)
+    async def stage(self, rows: Mapping[bytes, bytes]) -> None:
+        self._stages += 1
+        stored, values = self._split(rows, f"{self._epoch:06d}-s{self._stages:011d}")
+        try:
+            await self._place.store(values)
+        except StoreError:
+            self._tasks.start(self._remove([name for name, _ in values]))
+            raise
+        self._staged.update((key, row) for key, row in stored.items() if row is not None)
+
+    def _split(
+        self, given: Mapping[bytes, bytes | None], number: str
+    ) -> tuple[dict[bytes, bytes | None], list[Object]]:
+        """The rows as the log has them, and the objects that they name."""
+        rows: dict[bytes, bytes | None] = {}
+        objects: list[tuple[str, list[bytes]]] = []
+        is_apart, stem, size = self._engine.is_apart, b"", 0
+        for key, value in given.items():
+            if value is None or not is_apart(key, value):
+                rows[key] = None if value is None else small(value)
+                continue
+            if not objects or key.rpartition(b" ")[0] != stem or size + len(value) > MOST_OBJECT:
+                stem, size = key.rpartition(b" ")[0], 0
+                text = _UNFIT.sub("-", key[:60].decode("ascii", "replace"))
+                objects.append((f"{text}.{number}-{len(objects)}", []))
+            name, values = objects[-1]
+            rows[key] = large(Span(name, size, len(value), zlib.crc32(value)))
+            values.append(value)
+            size += len(value)
+        return rows, [(f"{self._base}values/{name}", values) for name, values in objects]
 
     async def renew(self) -> None:
         async with self._turn:
@@ -459,22 +565,56 @@ class ObjectKeys:
 
     async def _sweep(self) -> None:
         """Remove values of earlier epochs that nothing names: their batches never came to be."""
+        async for names in self._place.names(f"{self._base}values/"):
+            await self._remove_unnamed([name for name in names if -1 < _epoch_of(name) < self._epoch])
+
+    async def _remove_unnamed(self, names: Sequence[str]) -> None:
+        own = [each.rpartition("/")[2] for each in names]
+        is_named = await self._threads.read(ObjectIndex.are_named, own)
+        await self._remove([name for name, named in zip(names, is_named, strict=True) if not named])
+
+    async def _tidy(self, in_doubt: Sequence[str], *, is_first: bool) -> None:
         try:
-            async for names in self._place.names(f"{self._base}values/"):
-                old = [name for name in names if int(name.rpartition("/")[2].partition("-")[0]) < self._epoch]
-                keys = [name.rpartition("/")[2] for name in old]
-                is_named = await self._threads.read(ObjectIndex.are_named, keys)
-                await self._remove([name for name, named in zip(old, is_named, strict=True) if not named])
+            await self._remove_unnamed(in_doubt)
+            if is_first:
+                await self._sweep()
         except StoreError as error:
             _log.warning("objects that nothing names are not removed this time: %s", error)
 
     async def _remove(self, names: Sequence[str]) -> None:
-        for first in range(0, len(names), AHEAD):
-            with contextlib.suppress(StoreError):  # what stays is removed by a later sweep
-                await asyncio.gather(*map(self._place.remove, names[first : first + AHEAD]))
+        with contextlib.suppress(StoreError):  # what stays is removed by a later sweep
+            await self._place.remove(names)
 
     def _slot(self, slot: int) -> str:
         return f"{self._base}log/{slot:016d}"
+
+
+def checked_values(values: Sequence[bytes], spans: Sequence[Span], name: str) -> list[bytes]:
+    """Return the values that were read of these spans. Raises StoreCorruptError."""
+    for value, span in zip(values, spans, strict=True):
+        if zlib.crc32(value) != span.checksum:
+            raise StoreCorruptError(f"the object {name} is damaged")
+    return list(values)
+
+
+def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, bytes | None]]]:
+    """The rows in their order, together where their values lie one after the other in one object."""
+    runs: list[list[tuple[bytes, bytes | None]]] = []
+    follows: tuple[str, int] | None = None
+    for key, stored in rows:
+        span = None if stored is None else span_of(stored)
+        if span is not None and (span.name, span.first) == follows:
+            runs[-1].append((key, stored))
+        else:
+            runs.append([(key, stored)])
+        follows = None if span is None else (span.name, span.first + span.size)
+    return runs
+
+
+def _epoch_of(name: str) -> int:
+    """The epoch in which a value was made, or -1 for another file that somebody has put there."""
+    number = name.rpartition(".")[2].partition("-")[0]
+    return int(number) if number.isdigit() else -1
 
 
 def summed(data: bytes) -> bytes:

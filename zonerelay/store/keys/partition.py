@@ -43,6 +43,7 @@ from zonerelay.store.keys.port import (
     NodeTakenError,
     OlderStateError,
     Position,
+    StagingKeeper,
     State,
     Write,
     merged,
@@ -188,6 +189,14 @@ class Partition:
             job.applied = applied
         job.done = self._committer.submit([job], size=size, lazy=lazy, applied=applied and job.tell)
         return job.done
+
+    def stage(self, write: Write) -> asyncio.Future[None]:
+        """Hand over values of new keys, which exist from the next write on that is durable."""
+        if not isinstance(self._keeper, StagingKeeper):
+            return self.submit(write)
+        write.check()
+        rows = {key: value for key, value in write.changes.items() if value is not None}
+        return self._tasks.start(self._keeper.stage(rows))
 
     async def clear(self, emptied: KeyRange) -> None:
         """Remove a large range in many batches. A crash leaves the rest of it."""

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from zonerelay.store.contract import StoreError, StoreOpenError
 
@@ -243,6 +243,16 @@ class Keeper(KeyReader, Protocol):
 
     async def close(self) -> None:
         """Release connections, files and threads. Raises nothing."""
+
+
+@runtime_checkable
+class StagingKeeper(Keeper, Protocol):
+    """A partition that can take large values ahead of the batch that makes them exist."""
+
+    async def stage(self, rows: Mapping[bytes, bytes]) -> None:
+        """Store rows of new keys. They exist, durably, when the next batch that is applied does; a batch that
+        removes one of them takes it back. Several calls may run at a time, beside `apply`.
+        """
 
 
 class Engine(Protocol):

@@ -11,7 +11,8 @@ StoreError, and memory forgets everything but claims. New mail that finds no roo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from zonerelay.model.message_id import MessageId
@@ -19,6 +20,7 @@ from zonerelay.process.tasks import Tasks
 from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
 from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.common.keeper.space import SpaceWatch
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
 from zonerelay.store.keys.port import KeyRange, Write
@@ -29,7 +31,13 @@ from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.surroundings import Surroundings
 
+MOST_UNREADABLE = 16
+"""Records that are named."""
+
 Release = Callable[[], Awaitable[None]]
+Foreign = Callable[[], Awaitable[str]]
+
+_log = logging.getLogger("zonerelay.store")
 
 
 class Moment:
@@ -47,7 +55,7 @@ class ReadsByName:
 
     opened = Moment()
 
-    def __init__(self, reads: QueueReads) -> None:
+    def __init__(self, reads: QueueReads, left_over: Callable[[], Awaitable[str]]) -> None:
         async def moment() -> Moment:
             return self.opened
 
@@ -63,7 +71,7 @@ class ReadsByName:
             scan.scan_page: reads.scan_page,
             scan.oldest: reads.oldest,
             scan.queues: reads.queues,
-            scan.left_over: reads.left_over,
+            scan.left_over: left_over,
             scan.deliveries_of: reads.deliveries_of,
             scan.kept: reads.kept,
             scan.kept_page: reads.kept_page,
@@ -80,8 +88,9 @@ class QueueCommitter:
     not.
     """
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, space: SpaceWatch) -> None:
         self._partition = partition
+        self._space = space
 
     def submit(
         self,
@@ -91,17 +100,23 @@ class QueueCommitter:
         lazy: bool = False,
         applied: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
-        # The first operation of a new message is a chunk or its `#`.
+        self._space.note_written(size)
+        # A new message begins with its last chunks or its `#`; chunks alone are of one that is arriving.
         key, value = ops[0]
         is_new = value is not None and key.startswith(records.MESSAGE_PREFIX)
-        return self._partition.submit(Write(dict(ops), makes_room=not is_new), lazy=lazy, applied=applied)
+        write = Write(dict(ops), makes_room=not is_new)
+        last = ops[-1][0]
+        if is_new and last.startswith(records.MESSAGE_PREFIX) and last.rpartition(b" ")[2].isdigit():
+            return self._partition.stage(write)
+        return self._partition.submit(write, lazy=lazy, applied=applied)
 
 
 class QueueKeeper:
     """What the store needs beside reads and writes: health, counts, and the removal of aborted uploads."""
 
-    def __init__(self, around: Surroundings, release: Release) -> None:
+    def __init__(self, around: Surroundings, release: Release, foreign: Foreign, min_free_space: int) -> None:
         self._release = release
+        self._foreign = foreign
         self.health = Health(around.on_health)
         self.check_usable = self.check_claims = self.health.check_usable
         self.check_writable = self.health.check_writable
@@ -111,7 +126,11 @@ class QueueKeeper:
         self.counts = Counts()
         self.on_failure: Callable[[], None] = lambda: None
         self.hooks = Hooks(self._fail, self._back, lambda: self.on_failure(), around.observe_commit)
+        self.space = SpaceWatch(self._look_at_space, least=min_free_space, health=self.health)
+        self._watches = min_free_space > 0
         self._on_news = around.on_news
+        self._on_damage = around.on_damage
+        self._unreadable: set[str] = set()
         self._tasks = Tasks()
         self._cut_off: set[MessageId] = set()
         self._is_closing = False
@@ -119,29 +138,66 @@ class QueueKeeper:
     def begin(self, partition: Partition) -> None:
         """The partition is open."""
         self.partition = partition
-        self.reads = QueueReads(partition)
-        self.reader = ReadsByName(self.reads)
-        self.committer = QueueCommitter(partition)
+        self.reads = QueueReads(partition, self._note_unreadable)
+        self.reader = ReadsByName(self.reads, self._left_over)
+        self.committer = QueueCommitter(partition, self.space)
 
     def sweep(self, last: MessageId | None) -> None:
         """Count what is stored, and remove uploads up to `last` that never ended, in the background."""
-        self._tasks.start(self._count())
+        self._start(self._count(), "count the queue")
         if last is not None:
-            self._tasks.start(self._remove_aborted(last))
+            self._start(self._remove_aborted(last), "remove uploads that never ended")
+        if self._watches:
+            self._tasks.start(self.space.run())
+
+    def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:  # Any: what a coroutine sends
+        async def run() -> None:
+            try:
+                await work
+            except StoreError as error:
+                _log.warning("could not %s: %s", what, error)
+
+        self._tasks.start(run())
 
     async def _count(self) -> None:
+        counts = self.counts
         start: bytes | None = records.WEBHOOK_PREFIX
         found = []
         while start is not None:
             counted, start = await self.reads.count_page(start)
             found.append(counted)
         for each in found:
-            self.counts.add(each)
-        self.counts.is_whole = True
+            counts.add(each)
+        counts.is_whole = True
 
     async def _remove_aborted(self, last: MessageId) -> None:
         for prefix in await self.reads.aborted_uploads(last):
-            await self.partition.clear(KeyRange(prefix, records.after(prefix)))
+            await self._clear(prefix)
+
+    async def _clear(self, prefix: bytes) -> None:
+        await self.partition.write(Write(makes_room=True))  # what is staged can be seen from here on
+        await self.partition.clear(KeyRange(prefix, records.after(prefix)))
+
+    async def _left_over(self) -> str:
+        return await self.reads.left_over() or await self._foreign()
+
+    async def _look_at_space(self) -> None:
+        if (free := await self.partition.room()) is not None:
+            self.space.note(free)
+
+    def _note_unreadable(self, text: str) -> None:
+        """Other records are as good as before."""
+        if text in self._unreadable or len(self._unreadable) > MOST_UNREADABLE:
+            return
+        self._unreadable.add(text)
+        self._on_damage(text)
+        count = len(self._unreadable)
+        self.health.note(
+            "unreadable",
+            f"the spool holds {count if count <= MOST_UNREADABLE else 'many'} records that are without sense"
+            f" or incomplete, the first {text}: they stay where they are, and their mail is not sent. When"
+            " the relay is stopped, zonerelay spool repair saves what can be saved",
+        )
 
     def note_cut_off(self, message_id: MessageId) -> None:
         """Chunks of a message that will not exist may be stored: remove them once that can be done."""
@@ -161,6 +217,7 @@ class QueueKeeper:
     def _fail(self, error: StoreError) -> None:
         self.health.refusal = error
         self.on_failure()
+        self.counts = Counts()  # what is in doubt may be stored
         full = isinstance(error, StoreFullError)
         self.health.set("write", Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED, str(error))
 
@@ -169,10 +226,10 @@ class QueueKeeper:
         self.health.refusal = None
         self.health.set("write", None)
         for message_id in self._cut_off:
-            prefix = records.message_prefix(message_id)
-            self._tasks.start(self.partition.clear(KeyRange(prefix, records.after(prefix))))
+            self._start(self._clear(records.message_prefix(message_id)), "remove an upload that failed")
         self._cut_off.clear()
-        self._tasks.start(self._tell_news())
+        self._start(self._count(), "count the queue")
+        self._start(self._tell_news(), "look for mail that was refused and is stored")
 
     async def _tell_news(self) -> None:
         """Mail whose commit was refused may be stored all the same."""
@@ -194,13 +251,22 @@ async def _nothing() -> None:
     """There is nothing to release."""
 
 
+async def _none_foreign() -> str:
+    return ""
+
+
 async def open_queue(
-    opened: Callable[[Hooks], Awaitable[Partition]], around: Surroundings, *, release: Release = _nothing
+    opened: Callable[[Hooks], Awaitable[Partition]],
+    around: Surroundings,
+    *,
+    release: Release = _nothing,
+    foreign: Foreign = _none_foreign,
+    min_free_space: int = 0,
 ) -> LevelDbStore:
     """Open a queue. `opened` opens its partition with the hooks; `release` is called when the partition is
-    closed, or could not be opened. Raises StoreError.
+    closed, or could not be opened. `foreign` says what else lies where the queue is. Raises StoreError.
     """
-    keeper = QueueKeeper(around, release)
+    keeper = QueueKeeper(around, release, foreign, min_free_space)
     try:
         partition = await opened(keeper.hooks)
     except BaseException:

@@ -7,7 +7,7 @@ for the operator. A page is one moment; what changes between two reads the windo
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -36,8 +36,9 @@ _log = logging.getLogger("zonerelay.store")
 class QueueReads:
     """The reads of one queue."""
 
-    def __init__(self, keys: KeyReader) -> None:
+    def __init__(self, keys: KeyReader, on_unreadable: Callable[[str], None] = lambda text: None) -> None:
         self._keys = keys
+        self._on_unreadable = on_unreadable
 
     async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> list[Row]:
         """The first rows of a range."""
@@ -61,7 +62,7 @@ class QueueReads:
                 if not status.held and status.next_attempt <= 0:
                     found.append(records.decode_delivery(key, value))
             except StoreCorruptError as error:
-                _step_over(error)
+                self._step_over(error)
         return Page(found, None, [])
 
     async def index(self, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
@@ -75,25 +76,25 @@ class QueueReads:
                 low = key
                 break
             keys.append(key)
-        return Page(await self.deliveries([key for _, key in _parsed(keys)]), low, keys)
+        return Page(await self.deliveries([key for _, key in self._parsed(keys)]), low, keys)
 
     async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
         """Those of the deliveries that exist and can be read."""
         raw = [records.delivery_key(key) for key in keys]
         found = await self._keys.get(raw)
         return list(
-            _decoded([(key, value) for key, value in zip(raw, found, strict=True) if value is not None])
+            self._decoded([(key, value) for key, value in zip(raw, found, strict=True) if value is not None])
         )
 
     async def page_of_keys(self, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
-        return list(_parsed([key for key, _ in await self._rows(start, end, PAGE_ROWS, values=False)]))
+        return list(self._parsed([key for key, _ in await self._rows(start, end, PAGE_ROWS, values=False)]))
 
     async def scan_page(self, start: bytes, end: bytes, _view: object, wanted: Wanted) -> Page:
         """One page of deliveries in any state."""
         found, cursor = await self._keys.page(start, end)
         if wanted is not everybody:
             found = [row for row in found if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
-        return Page(list(_decoded(found)), cursor, [])
+        return Page(list(self._decoded(found)), cursor, [])
 
     async def queues(self) -> set[QueueName]:
         """Queues that hold deliveries, one seek each."""
@@ -102,7 +103,7 @@ class QueueReads:
         while rows := (await self._keys.page(start, end, rows=1, values=False)).rows:
             found.append(rows[0][0])
             start = b"%b %b!" % tuple(rows[0][0].split(b" ", 2)[:2])
-        return {key.queue for _, key in _parsed(found)}
+        return {key.queue for _, key in self._parsed(found)}
 
     async def deliveries_of(
         self, message_id: MessageId, in_queues: Collection[QueueName] | None = None
@@ -111,7 +112,7 @@ class QueueReads:
         for queue in await self.queues() if in_queues is None else in_queues:
             prefix = records.queue_prefix(queue) + message_id.encode("ascii", "replace") + b" "
             async for rows in pages(self._keys, prefix, records.after(prefix)):
-                found += _decoded(rows)
+                found += self._decoded(rows)
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
@@ -122,7 +123,7 @@ class QueueReads:
                 try:
                     created = records.decode_status(key, value).created
                 except StoreCorruptError as error:
-                    _step_over(error)
+                    self._step_over(error)
                     continue
                 first = first or key
                 if created <= now:
@@ -142,7 +143,7 @@ class QueueReads:
                 status = records.decode_status(key, value)
                 counts.count(status.next_attempt, held=status.held)
             except (StoreCorruptError, ValueError) as error:
-                _log.error("stepped over: %s", error)
+                self._on_unreadable(str(error))
         return counted, cursor
 
     # --- messages
@@ -156,7 +157,7 @@ class QueueReads:
                 try:
                     found[message_id] = records.decode_message(message_id, value)
                 except StoreCorruptError as error:
-                    _step_over(error)
+                    self._step_over(error)
         return found
 
     async def message(self, message_id: MessageId) -> tuple[Message, OpenMessage]:
@@ -166,17 +167,30 @@ class QueueReads:
         )
         if raw is None:
             raise MessageNotFoundError(f"no message {message_id}")
-        message = records.decode_message(message_id, raw)
+        try:
+            message = records.decode_message(message_id, raw)
+        except StoreCorruptError as error:
+            self._step_over(error)
+            raise
+        recipients = len(message.envelope.recipients)
         if count is None:
-            return message, OpenMessage(message, len(message.envelope.recipients))
-        return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+            return message, OpenMessage(message, recipients)
+        try:
+            return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+        except StoreCorruptError as error:
+            # The message stays when its last delivery has left; with too low a count it would leave before.
+            self._step_over(error)
+            return message, OpenMessage(message, recipients, count_stored=True)
 
     async def message_and_body(self, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
         """A message and, when it is one chunk, its body, which a delivery reads next."""
         message, count = await self.message(message_id)
         if message.chunks != 1:
             return message, count, None
-        (body,) = await self._keys.get([records.chunk_key(message_id, 1)])
+        try:
+            (body,) = await self._keys.get([records.chunk_key(message_id, 1)])
+        except StoreCorruptError:
+            body = None  # `chunks` tells when it is needed
         return message, count, body
 
     async def states(self, keys: Sequence[DeliveryKey]) -> Found:
@@ -192,6 +206,13 @@ class QueueReads:
 
     async def chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
         """Some chunks of a body from number `first` on."""
+        try:
+            return await self._chunks(message_id, first, last)
+        except StoreCorruptError as error:
+            self._on_unreadable(str(error))
+            raise
+
+    async def _chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
         numbers = range(first, min(first + READ_CHUNKS, last + 1))
         found: list[bytes] = []
         raw = await self._keys.get([records.chunk_key(message_id, number) for number in numbers])
@@ -249,7 +270,7 @@ class QueueReads:
                 name = key[len(records.ONCE_PREFIX) :].decode("ascii", "replace")
                 found.append((name, records.decode_kept(value)))
             except StoreCorruptError as error:
-                _step_over(error)
+                self._step_over(error)
         return found
 
     async def expired(self, now: float, most: int) -> list[tuple[str, bytes, bool]]:
@@ -261,27 +282,27 @@ class QueueReads:
             try:
                 known = await self.kept(identity)
             except StoreCorruptError as error:
-                _step_over(error)
+                self._step_over(error)
                 known = None
             found.append((identity, key, known is not None and known.until > now))
         return found
 
+    # --- what cannot be read
 
-def _decoded(rows: Sequence[Row]) -> Iterator[Delivery]:
-    for key, value in rows:
-        try:
-            yield records.decode_delivery(key, value)
-        except StoreCorruptError as error:
-            _step_over(error)
+    def _decoded(self, rows: Sequence[Row]) -> Iterator[Delivery]:
+        for key, value in rows:
+            try:
+                yield records.decode_delivery(key, value)
+            except StoreCorruptError as error:
+                self._step_over(error)
 
+    def _parsed(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
+        for key in keys:
+            try:
+                yield key, records.parse_delivery_key(key)
+            except StoreCorruptError as error:
+                self._step_over(error)
 
-def _parsed(keys: Sequence[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
-    for key in keys:
-        try:
-            yield key, records.parse_delivery_key(key)
-        except StoreCorruptError as error:
-            _step_over(error)
-
-
-def _step_over(error: StoreCorruptError) -> None:
-    _log.error("stepped over: %s", error)
+    def _step_over(self, error: StoreCorruptError) -> None:
+        _log.error("stepped over: %s", error)
+        self._on_unreadable(str(error))

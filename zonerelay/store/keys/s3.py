@@ -8,9 +8,11 @@ removed, until a lifecycle rule expires them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from zonerelay.config.settings import S3Settings
+from zonerelay.store.keys.object_index import Span
+from zonerelay.store.keys.objects import AHEAD, Object, checked_values
 from zonerelay.store.s3.client import Bucket, ConflictError, MissingError
 from zonerelay.store.surroundings import ReadSecret
 
@@ -31,34 +33,61 @@ class BucketPlace:
                 self._is_open = True
         return self._bucket
 
-    async def create(self, name: str, data: bytes, *, makes_room: bool = False) -> bool:
+    async def create(
+        self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
+    ) -> bool:
         bucket = await self._opened()
+        await self.store(values)
         try:
             await bucket.put(self._prefix + name, data, new=True)
         except ConflictError:
             return False
         return True
 
+    async def store(self, values: Sequence[Object]) -> None:
+        await _all(lambda name, pieces: self.create(name, b"".join(pieces)), values)
+
     async def replace(self, name: str, data: bytes) -> None:
         await (await self._opened()).put(self._prefix + name, data)
 
     async def read(self, name: str) -> bytes | None:
+        return await self._read(name)
+
+    async def _read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
         bucket = await self._opened()
         try:
-            return (await bucket.get(self._prefix + name)).data
+            return (await bucket.get(self._prefix + name, first, length)).data
         except MissingError:
             return None
+
+    async def read_values(self, name: str, spans: Sequence[Span]) -> list[bytes] | None:
+        start, end = spans[0].first, spans[-1].first + spans[-1].size
+        data = await self._read(name, start, end - start)
+        if data is None:
+            return None
+        values = [data[each.first - start : each.first - start + each.size] for each in spans]
+        return checked_values(values, spans, name)
 
     async def names(self, prefix: str) -> AsyncIterator[list[str]]:
         bucket = await self._opened()
         async for rows in bucket.pages(self._prefix + prefix):
             yield [row.key.removeprefix(self._prefix) for row in rows]
 
-    async def remove(self, name: str) -> None:
-        await (await self._opened()).delete(self._prefix + name)
+    async def remove(self, names: Sequence[str]) -> None:
+        bucket = await self._opened()
+        await _all(lambda name: bucket.delete(self._prefix + name), [(name,) for name in names])
 
     async def room(self) -> int | None:
         return None
 
     async def close(self) -> None:
         await self._bucket.close()
+
+
+async def _all(act: Callable[..., Awaitable[object]], wanted: Sequence[tuple[object, ...]]) -> None:
+    """Act on all, some at a time. Raises the first error when none is under way any more."""
+    for first in range(0, len(wanted), AHEAD):
+        some = wanted[first : first + AHEAD]
+        for each in await asyncio.gather(*(act(*one) for one in some), return_exceptions=True):
+            if isinstance(each, BaseException):
+                raise each

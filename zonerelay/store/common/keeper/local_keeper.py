@@ -15,7 +15,6 @@ import abc
 import asyncio
 import functools
 import logging
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -23,12 +22,10 @@ from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
+from zonerelay.store.common.keeper.space import SpaceWatch
 from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.surroundings import Surroundings
-
-SPACE_INTERVAL = 1.0
-"""Seconds between two looks at the free space."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -68,8 +65,6 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
         )
         self._ballast = ballast
         self._min_free_space = min_free_space
-        self._may_write = 0
-        self._look_at_space = asyncio.Event()
         self._clock = around.clock
         self._health = Health(around.on_health)
         self.check_usable = self._health.check_usable
@@ -77,6 +72,11 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
         self.unhealthy = self._health.unhealthy
         self.problems = self._health.problems
         self.usable = self._health.usable
+        self._space = SpaceWatch(
+            self._look_after_space, least=min_free_space, health=self._health, copies=self.COPIES
+        )
+        self.note_written = self._space.note_written
+        self._note_space = self._space.note
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,28 +118,11 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
         self.check_usable()
         await self.committer.submit([self._probe_op()])
 
-    def note_written(self, octets: int) -> None:
-        """So much more has been written since the last look at the free space."""
-        self._may_write -= octets
-        if self._may_write < 0:
-            self._look_at_space.set()
-
     # --- free space
 
     def start(self) -> None:
         """Watches the free space from here on."""
-        self._watcher = self._loop.create_task(self._watch_space())
-
-    async def _watch_space(self) -> None:
-        while True:
-            self._look_at_space.clear()
-            try:
-                await self._look_after_space()
-            except StoreError as error:
-                _log.warning("cannot look after the free space of the %s: %s", self.NAME, error)
-            timer = self._loop.call_later(SPACE_INTERVAL, self._look_at_space.set)
-            await self._look_at_space.wait()
-            timer.cancel()
+        self._watcher = self._loop.create_task(self._space.run())
 
     async def _look_after_space(self) -> None:
         self._note_space(await self._read_space())
@@ -150,14 +133,6 @@ class LocalKeeper(abc.ABC, Generic[Opened, Op, Job, Repaired]):
 
     def _count_space(self, opened: Opened) -> int:
         return self._ballast.count_in(opened.free_space(), wanted=self._min_free_space)
-
-    def _note_space(self, free: int) -> bool:
-        """True when there is too little."""
-        left = free - self._min_free_space
-        self._health.set("space", Unhealthy.NO_SPACE if left < 0 else None)
-        # Fast writers must not use up what is left before the next look.
-        self._may_write = left // (1 + self.COPIES) if left >= 0 else sys.maxsize
-        return left < 0
 
     # --- failure and repair
 

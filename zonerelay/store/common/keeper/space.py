@@ -1,0 +1,57 @@
+"""Watches how much room a store has: with less than `least` bytes new mail is refused, outcomes are not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+
+from zonerelay.store.common.keeper.health import Health
+from zonerelay.store.contract import StoreError, Unhealthy
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class SpaceWatch:
+    """Calls `look` in each interval, and as soon as what was written since may have used up the room: each
+    byte counts `copies` times. `look` ends with `note`.
+    """
+
+    def __init__(
+        self, look: Callable[[], Awaitable[object]], *, least: int, health: Health, copies: int = 1
+    ) -> None:
+        self._look = look
+        self._least = least
+        self._health = health
+        self._copies = copies
+        self._may_write = 0
+        self._wanted = asyncio.Event()
+
+    def note_written(self, octets: int) -> None:
+        self._may_write -= octets
+        if self._may_write < 0:
+            self._wanted.set()
+
+    def note(self, free: int) -> bool:
+        """True when there is too little."""
+        left = free - self._least
+        self._health.set("space", Unhealthy.NO_SPACE if left < 0 else None)
+        # Fast writers must not use up what is left before the next look.
+        self._may_write = left // (1 + self._copies) if left >= 0 else sys.maxsize
+        return left < 0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wanted.clear()
+            try:
+                await self._look()
+            except StoreError as error:
+                _log.warning("cannot look after the free space of the spool: %s", error)
+            timer = loop.call_later(INTERVAL, self._wanted.set)
+            await self._wanted.wait()
+            timer.cancel()

@@ -1,0 +1,183 @@
+"""Opens the queue in directories of this machine: a log of batches, a file for each body, and an index.
+
+    meta_directory     zonerelay.lock, mark, nodes/0/log, nodes/0/snapshot (`objects`), ballast
+    env_directory      zonerelay.lock, and the bodies as they are (a file for each 512 KiB)
+    scratch_directory  zonerelay.lock, and the index of this machine, which is rebuilt at any doubt
+
+Each `zonerelay.lock` is locked while a relay runs. In the first two stands which queue they belong to: a
+directory whose file system is not mounted, or that is another queue's, is refused and left as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+from zonerelay import durable
+from zonerelay.config.settings import SpoolSettings
+from zonerelay.model.clock import Clock
+from zonerelay.process.threads import STORE
+from zonerelay.store.common import records
+from zonerelay.store.common.keeper.ballast import FILE_NAME as BALLAST
+from zonerelay.store.common.private_directories import lock_configured, make_configured
+from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.keys.directory import DirectoryPlace, translated
+from zonerelay.store.keys.objects import ObjectEngine, is_large
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.spool_paths import disk_directories
+from zonerelay.store.surroundings import Surroundings
+
+LOCK = "zonerelay.lock"
+_FORMAT, _FIRST_FORMAT = b"zonerelay queue 2 ", b"zonerelay queue 1 "
+_BODY = re.compile(records.MESSAGE_PREFIX + rb"\S+ \d+")
+LOOKS, LOOK_PAUSE = 50, 0.02
+"""For files that are being removed."""
+
+
+def is_apart(key: bytes, value: bytes) -> bool:
+    """Whether a value is in a file of its own: all bodies are, so that people can read them."""
+    return is_large(key, value) or _BODY.fullmatch(key) is not None
+
+
+def disk_engine(
+    spool: SpoolSettings, clock: Clock, *, index: Path | None = None, reserve: int = 0
+) -> ObjectEngine:
+    """The engine of a queue's one partition, 0. With an `index` of its own it only reads, and a relay may be
+    running.
+    """
+    env, meta, scratch = disk_directories(spool)
+    place = DirectoryPlace(meta, values=env, reserve=reserve, is_reader=index is not None)
+    return ObjectEngine(place, index or scratch, clock=clock, lease=0.0, is_apart=is_apart)
+
+
+async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
+    """Raises StoreOpenError."""
+    directories = await STORE.run(Directories, spool)
+
+    async def opened(hooks: Hooks) -> Partition:
+        return await open_partition(engine, 0, token=uuid.uuid4().hex, clock=around.clock, hooks=hooks)
+
+    async def release() -> None:
+        await engine.close()
+        await STORE.run(directories.close)
+
+    async def foreign() -> str:
+        found: list[str] = []
+        for _ in range(LOOKS):
+            if not (found := await STORE.run(directories.foreign)):
+                return ""
+            await asyncio.sleep(LOOK_PAUSE)
+        return f"{len(found)} files, {', '.join(found[:3])}"
+
+    engine = disk_engine(spool, around.clock, reserve=spool.min_free_space // 2)
+    try:
+        return await open_queue(
+            opened, around, release=release, foreign=foreign, min_free_space=spool.min_free_space
+        )
+    except StoreOpenError:
+        raise
+    except StoreError as error:
+        raise StoreOpenError(
+            f"the queue in {directories.meta.path} cannot be opened: {error}. Its files are as they were"
+        ) from error
+
+
+class _Directory(NamedTuple):
+    option: str
+    path: Path
+    lock: int
+    mark: bytes
+
+
+class Directories:
+    """The locked directories of one queue. All of it blocks."""
+
+    def __init__(self, spool: SpoolSettings) -> None:
+        """Make, lock and compare them. Raises StoreOpenError, and has changed no file of others then."""
+        env, meta, scratch = disk_directories(spool)
+        self._opened: list[_Directory] = []
+        try:
+            self.meta = self._open("meta_directory", meta)
+            self.env = self.meta if _same(env, meta) else self._open("env_directory", env)
+            if _same(scratch, meta) or _same(scratch, env):
+                raise StoreOpenError(
+                    f"[spool] scratch_directory {scratch} needs a directory of its own: it can be emptied"
+                )
+            self.scratch = self._open("scratch_directory", scratch)
+            self._compare()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, option: str, path: Path) -> _Directory:
+        make_configured(path, option)
+        try:
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._opened.append(_Directory(option, path, lock, b""))
+            lock_configured(lock, path, option)
+            directory = self._opened[-1]._replace(mark=os.pread(lock, 200, 0))
+        except OSError as error:
+            raise StoreOpenError(
+                f"[spool] {option} {path} cannot be used: {error.strerror}; give it to the user that"
+                " zonerelay runs as, or choose another directory"
+            ) from error
+        if directory.mark.startswith(_FIRST_FORMAT):
+            raise StoreOpenError(
+                f"{path} holds a disk queue of zonerelay 0.1.0, which this release does not read. Nothing was"
+                " changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay spool"
+                " export of 0.1.0 and import it here; then give this release an empty directory"
+            )
+        if directory.mark and not directory.mark.startswith(_FORMAT):
+            raise StoreOpenError(
+                f"{path / LOCK} is not of a queue that this zonerelay can read: run the release that wrote"
+                " it, or drain the queue there first"
+            )
+        return directory
+
+    def _compare(self) -> None:
+        meta, env = self.meta, self.env
+        if meta.mark and env.mark and meta.mark != env.mark:
+            raise StoreOpenError(
+                f"{env.path} and {meta.path} belong to different queues; look at [spool] {env.option} and"
+                f" {meta.option}"
+            )
+        if bool(meta.mark) != bool(env.mark):
+            there, other = (meta, env) if meta.mark else (env, meta)
+            raise StoreOpenError(
+                f"{other.path} ([spool] {other.option}) is not a part of the queue in {there.path}: is its"
+                f" file system mounted? If it is right as it is, copy {there.path / LOCK} into it"
+            )
+        if not meta.mark:
+            mark = b"%b%b\n" % (_FORMAT, uuid.uuid4().hex.encode())
+            with translated():
+                for each in dict.fromkeys((meta, env)):
+                    os.pwrite(each.lock, mark, 0)
+                    os.fsync(each.lock)
+                    durable.sync_directory(each.path)
+
+    def foreign(self) -> list[str]:
+        """Files that an empty queue does not have."""
+        known = {LOCK, BALLAST, "mark", "nodes"}
+        with translated():
+            return sorted(
+                str(path)
+                for directory in dict.fromkeys((self.env, self.meta))
+                for path in directory.path.iterdir()
+                if path.name not in known and path not in (self.env.path, self.scratch.path)
+            )
+
+    def close(self) -> None:
+        """Give up the locks."""
+        for each in self._opened:
+            os.close(each.lock)
+        self._opened = []
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one == other or (one.exists() and other.exists() and one.samefile(other))
