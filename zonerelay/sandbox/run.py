@@ -49,7 +49,7 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
-from zonerelay.process.self_signed import issue
+from zonerelay.process.certificate import issue
 from zonerelay.process.setup import StartError
 from zonerelay.process.threads import OPERATORS
 from zonerelay.sandbox import DIRECTORY

@@ -22,7 +22,7 @@ from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings, resolve_hostname
-from zonerelay.process.self_signed import Issued, Name, issue, written
+from zonerelay.process.certificate import Issued, Name, issue, written
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.smtp.server.paths import literal_address
 
