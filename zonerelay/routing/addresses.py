@@ -32,14 +32,15 @@ class Networks:
 
     def match(self, address: str) -> bool:
         """True when a network contains the address, which is `""` on a Unix socket."""
-        version, number = _number(address)
+        version, number = address_number(address)
         return any(
             version == of and number >> shift in prefixes for (of, shift), prefixes in self._prefixes.items()
         )
 
 
 @lru_cache(1024)
-def _number(address: str) -> tuple[int, int]:
+def address_number(address: str) -> tuple[int, int]:
+    """Returns the IP version and the address as a number; zeros for a text that is no address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:  # a Unix socket

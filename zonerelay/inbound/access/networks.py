@@ -23,6 +23,7 @@ from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal
 from zonerelay.routing.zones.address_patterns import AddressPatterns
+from zonerelay.routing.zones.rule_index import AddressShelf, NetworkShelf, RuleIndex, TextShelf
 
 # Checks whether mail could be sent to a sender's domain (`check_sender_domain`).
 #
@@ -89,8 +90,8 @@ class SenderDomains:
 # The [[access]] rules: which clients, users and addresses are refused, deferred or accepted.
 #
 # The first rule decides whose every given condition matches; after `accept` no later rule is asked. The
-# cost of a rule does not grow with the number of its networks and address patterns
-# (`routing/zones/address_patterns`).
+# cost grows neither with the number of rules (`routing/zones/rule_index`) nor with that of their networks and
+# address patterns.
 
 REFUSED = Reply(550, "7.1", "Access denied")
 DEFERRED = Reply(450, "7.1", "Access denied for now")
@@ -104,15 +105,33 @@ class AccessRules:
 
     def __init__(self, rules: Sequence[AccessSettings]) -> None:
         self._rules = tuple(_Rule(rule) for rule in rules)
+        self._index = RuleIndex(
+            {
+                "client": NetworkShelf(),
+                "user": TextShelf(),
+                "sender": AddressShelf(),
+                "recipient": AddressShelf(),
+            },
+            [
+                {
+                    "client": rule.client,
+                    "user": rule.user,
+                    "sender": rule.sender,
+                    "recipient": rule.recipient,
+                }
+                for rule in rules
+            ],
+        )
 
     def __bool__(self) -> bool:
         return bool(self._rules)
 
     def decide(self, client_address: str, user: str, sender: str, recipient: str) -> Reply | None:
         """The refusal, if there is one. `client_address` is `""` on a Unix socket: in no network."""
-        for rule in self._rules:
-            if rule.matches(client_address, user, sender, recipient):
-                return rule.reply
+        asked = {"client": client_address, "user": user, "sender": sender, "recipient": recipient}
+        for at in self._index.find(asked):
+            if self._rules[at].matches(client_address, user, sender, recipient):
+                return self._rules[at].reply
         return None
 
 
@@ -164,9 +183,9 @@ class AccessPolicy:
     """Decides per client address, and remembers the latest addresses: they come again."""
 
     def __init__(self, settings: ListenerSettings) -> None:
-        self._networks = settings.allow_networks
-        self._proxies = settings.proxy_networks
-        self._xclient = settings.xclient_networks
+        self._networks = Networks(settings.allow_networks)
+        self._proxies = Networks(settings.proxy_networks)
+        self._xclient = Networks(settings.xclient_networks)
         self._open = settings.open_relay == OPEN_RELAY_WORDS
         self._unix = settings.address.startswith("unix:")
         self._known: dict[str, tuple[str, bool, bool, bool]] = {}
@@ -204,9 +223,10 @@ class AccessPolicy:
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             # An IPv4 client on a dual-stack socket is an IPv4 client.
             address = address.ipv4_mapped
+        text = str(address)
         return (
-            str(address),
-            self._open or any(address in network for network in self._networks),
-            any(address in network for network in self._proxies),
-            any(address in network for network in self._xclient),
+            text,
+            self._open or self._networks.match(text),
+            self._proxies.match(text),
+            self._xclient.match(text),
         )

@@ -4,8 +4,8 @@ The first entry whose conditions all hold applies, as with routes. `domain` is t
 the zone has a next hop), `mx` holds when every host of the route matches, `zone` is the mail's zone. A
 condition that is not given holds.
 
-Everything is prepared when the settings are loaded, so the cost of an entry does not grow with its patterns.
-A look-up never raises.
+Everything is prepared when the settings are loaded, and the cost of a look-up grows neither with the entries
+nor with their patterns (`routing/zones/rule_index`). A look-up never raises.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.mta_sts import HeldPolicy, PolicyLookup, StsMode, StsPolicies
 from zonerelay.routing.zones.address_patterns import AddressPatterns
+from zonerelay.routing.zones.rule_index import AddressShelf, RuleIndex, TextShelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,21 @@ class DestinationTable:
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
         self._rules = tuple(_Rule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
+        self._index = RuleIndex(
+            {"zone": TextShelf(), "domain": AddressShelf(), "mx": AddressShelf()},
+            [{"zone": each.zone, "domain": each.domain, "mx": each.mx} for each in destinations],
+        )
 
     def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> DestinationEntry | None:
         """Returns the entry for the mail, `None` without one. `domain` is `""` in a zone with a next hop."""
-        for rule in self._rules:
-            if rule.holds(zone, domain, hosts):
-                return rule.entry
+        if hosts:  # all of them match, so the first one does
+            asked = {"zone": zone, "domain": domain and f"@{domain}", "mx": f"@{_name(hosts[0])}"}
+            candidates = self._index.find(asked)
+        else:
+            candidates = range(len(self._rules))
+        for at in candidates:
+            if self._rules[at].holds(zone, domain, hosts):
+                return self._rules[at].entry
         return None
 
 

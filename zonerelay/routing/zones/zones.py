@@ -24,6 +24,7 @@ from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.queue_name import Priority
 from zonerelay.routing.zones.route_rules import Headers, RoutedMail, Rule, reason
+from zonerelay.routing.zones.rule_index import AddressShelf, NetworkShelf, RuleIndex, TextShelf
 
 DEFAULT_ZONE = "default"
 BY_HEADER = "zone-header"
@@ -97,7 +98,7 @@ class Zones:
 
     def configure(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
         rules = tuple(Rule(route, number) for number, route in enumerate(routes, start=1))
-        self._rules = rules
+        self._rules, self._index = rules, _index(routes)
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
 
@@ -118,7 +119,8 @@ class Zones:
             client=origin.client_address,
             certificate=origin.certificate,
         )
-        for rule in self._rules:
+        for at in self._index.find(_asked(mail, recipient)):
+            rule = self._rules[at]
             if rule.goes_to(recipient) and (rule.needs_message or rule.takes(mail)):
                 return None if rule.needs_message else rule.zone
         return DEFAULT_ZONE
@@ -142,7 +144,7 @@ class Zones:
             headers=headers,
             size=size,
         )
-        return _Choosing(self._rules, mail).choose
+        return _Choosing(self._rules, self._index, mail).choose
 
     def _named(self, name: str, envelope: Envelope, headers: Headers, size: int) -> ZoneOf:
         if name in self._zones:
@@ -175,21 +177,20 @@ class Zones:
 
 
 class _Choosing:
-    """The routes that are left for one message when all that is about the message has been asked."""
+    """The routes for one message. What is about the message is asked once of each."""
 
-    def __init__(self, rules: Sequence[Rule], mail: RoutedMail) -> None:
-        self._mail = mail
-        self._rules: list[Rule] = []
+    def __init__(self, rules: Sequence[Rule], index: RuleIndex, mail: RoutedMail) -> None:
+        self._rules, self._index, self._mail = rules, index, mail
+        self._takes: dict[int, bool] = {}
         self._said: dict[int, tuple[str, ...]] = {}  # by the number of the route
-        for rule in rules:
-            if rule.takes(mail):
-                self._rules.append(rule)
-                if not rule.about_recipient:
-                    break  # it takes them all
 
     def choose(self, recipient: str) -> Choice:
-        for rule in self._rules:
-            if rule.goes_to(recipient):
+        for at in self._index.find(_asked(self._mail, recipient)):
+            rule = self._rules[at]
+            takes = self._takes.get(at)
+            if takes is None:
+                takes = self._takes[at] = rule.takes(self._mail)
+            if takes and rule.goes_to(recipient):
                 return self._choice(rule, recipient)
         return _NO_ROUTE
 
@@ -198,6 +199,47 @@ class _Choosing:
             self._said[rule.number] = rule.said_of_mail(self._mail)
         said = (*self._said[rule.number], *rule.said_of_recipient(recipient))
         return Choice(rule.zone, f"route={rule.number} {reason(said)}", rule.priority)
+
+
+def _index(routes: Sequence[RouteSettings]) -> RuleIndex:
+    return RuleIndex(
+        {
+            "listener": TextShelf(),
+            "user": TextShelf(),
+            "certificate": TextShelf(),
+            "client": NetworkShelf(),
+            "sender_domain": AddressShelf(),
+            "sender": AddressShelf(),
+            "recipient_domain": AddressShelf(),
+            "recipient": AddressShelf(),
+        },
+        [
+            {
+                "listener": each.listener,
+                "user": each.user,
+                "certificate": each.certificate,
+                "client": each.client,
+                "sender_domain": each.sender_domain,
+                "sender": each.sender,
+                "recipient_domain": each.recipient_domain,
+                "recipient": each.recipient,
+            }
+            for each in routes
+        ],
+    )
+
+
+def _asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
+    return {
+        "listener": mail.listener,
+        "user": mail.user,
+        "certificate": mail.certificate,
+        "client": mail.client,
+        "sender_domain": mail.sender,
+        "sender": mail.sender,
+        "recipient_domain": recipient,
+        "recipient": recipient,
+    }
 
 
 def _default(recipient: str) -> Choice:

@@ -1,0 +1,254 @@
+"""`python -m tests.bench.growth`: what a message, a start and a reload cost with large configurations.
+
+Each set-up is a relay of its own that differs from the small one in one kind of table, the last of which its
+mail meets. Mail of 4 KiB comes in one kept session and leaves to a sink. CPU is that of the relay, for each
+message, and the ratio that to the small set-up in the same round. The reload takes up another number of
+connections of one zone; `pause` is the longest pause of the event loop meanwhile, `own` the most CPU that the
+loop's own thread used in one (`big_queue/loop_watch.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tests.bench.big_queue.loop_watch import Seen
+from tests.bench.idle import MIB, cpu_seconds
+from tests.bench.ways import ask
+from tests.support.debian import REPOSITORY
+from tests.support.meters import read_memory
+from tests.support.ports import LOOPBACK, free_port, greets, wait_until
+from tests.support.process import RelayProcess
+from tests.support.toml import Table
+from zonerelay.message.dkim.private_keys import new_private_key
+
+MANY, VERY_MANY = 10_000, 100_000
+WARM_UP = 100
+BODY = b"From: <a@example.org>\r\nTo: <b@example.net>\r\nSubject: growth\r\n\r\n" + b"x" * 70 + b"\r\n" * 2
+MESSAGE = BODY + (b"0123456789" * 7 + b"\r\n") * 56
+START_TIMEOUT = 300.0
+RECIPIENT = "zoe@last.example"
+
+Tables = Mapping[str, Table | Sequence[Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """`tables` takes the number of entries, the zone's next hop and a directory for files."""
+
+    name: str
+    entries: int
+    tables: Callable[[int, str, Path], Tables]
+    listener: Callable[[int], Table] = lambda entries: {}
+
+
+def small(entries: int, hop: str, directory: Path) -> Tables:
+    return {}
+
+
+def destinations(entries: int, hop: str, directory: Path) -> Tables:
+    found: list[Table] = [
+        {"mx": [f"mx{number}.example"], "max_connections": 5} for number in range(entries - 1)
+    ]
+    return {"destination": [*found, {"mx": [f"[{LOOPBACK}]"], "max_connections": 10}]}
+
+
+def access(entries: int, hop: str, directory: Path) -> Tables:
+    return {
+        "access": [
+            *(
+                {"action": "refuse", "sender": [f"bad@customer{number}.example"]}
+                for number in range(entries - 1)
+            ),
+            {"action": "accept", "recipient": [RECIPIENT]},
+        ]
+    }
+
+
+def routes(entries: int, hop: str, directory: Path) -> Tables:
+    return {
+        "route": [
+            *(
+                {"recipient_domain": [f"customer{number}.example"], "zone": "default"}
+                for number in range(entries - 1)
+            ),
+            {"recipient_domain": ["last.example"], "zone": "default"},
+        ]
+    }
+
+
+def zones(entries: int, hop: str, directory: Path) -> Tables:
+    names = ["default", *(f"zone{number}" for number in range(1, entries))]
+    return {
+        "zone": [{"name": name, "tls": "none", "next_hop": hop} for name in names],
+        "route": [{"recipient_domain": ["last.example"], "zone": names[-1]}],
+    }
+
+
+def rewrites(entries: int, hop: str, directory: Path) -> Tables:
+    return {
+        "rewrite": [
+            {"address": [f"old@customer{number}.example"], "to": "*@new.example"} for number in range(entries)
+        ]
+    }
+
+
+def keys(entries: int, hop: str, directory: Path) -> Tables:
+    pem = new_private_key("rsa-sha256")
+    found: list[Table] = []
+    for number in range(entries):
+        file = directory / f"{number}.key"
+        file.write_text(pem)
+        file.chmod(0o600)
+        domain = "example.org" if number == entries - 1 else f"customer{number}.example"
+        found.append({"domain": domain, "selector": "growth", "key_file": str(file)})
+    return {"dkim": found}
+
+
+def networks(entries: int) -> Table:
+    of = (f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}" for number in range(entries))
+    return {"allow_networks": [*of, "127.0.0.0/8"]}
+
+
+SET_UPS = (
+    SetUp("small", 1, small),
+    SetUp("destinations", MANY, destinations),
+    SetUp("access", MANY, access),
+    SetUp("routes", MANY, routes),
+    SetUp("zones", MANY, zones),
+    SetUp("rewrites", VERY_MANY, rewrites),
+    SetUp("networks", VERY_MANY, small, networks),
+    SetUp("dkim", MANY, keys),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.growth", description=__doc__)
+    parser.add_argument("--only", default="", metavar="A,B", help="only these set-ups, beside the small one")
+    parser.add_argument("--messages", type=int, default=400, help="in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="entries times this")
+    options = parser.parse_args()
+    only = [*filter(None, options.only.split(","))]
+    print("| set-up | entries | start s | memory MiB | ms of CPU | ratio | pause at reload ms | own ms |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory(prefix="zonerelay-growth-", dir="/var/tmp") as name:
+        directory = Path(name)
+        with sink(directory) as hop, running(SET_UPS[0], 1, hop, directory / "small") as (base, _):
+            show(SET_UPS[0], base, base, options)
+            for each in SET_UPS[1:]:
+                if not only or each.name in only:
+                    entries = max(1, int(each.entries * options.scale))
+                    with running(each, entries, hop, directory / each.name) as (relay, took):
+                        show(each, relay, base, options, entries, took)
+    return 0
+
+
+@contextlib.contextmanager
+def sink(directory: Path) -> Iterator[str]:
+    port, counters = free_port(), directory / "counters"
+    command = [sys.executable, "-m", "tests.bench.sink", str(port), str(counters), LOOPBACK]
+    with subprocess.Popen(command, cwd=REPOSITORY) as process:
+        try:
+            wait_until(lambda: greets(port), timeout=30)
+            yield f"{LOOPBACK}:{port}"
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def running(set_up: SetUp, entries: int, hop: str, directory: Path) -> Iterator[tuple[RelayProcess, float]]:
+    """The relay, and the seconds that it took to start."""
+    directory.mkdir()
+    relay = RelayProcess(
+        directory / "relay",
+        next_hop=hop,
+        listener=set_up.listener(entries),
+        tables=set_up.tables(entries, hop, directory),
+        launcher=[sys.executable, "-m", "tests.bench.big_queue.watched", str(directory / "pauses")],
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )
+    began = time.monotonic()
+    try:
+        relay.start(timeout=START_TIMEOUT)
+        yield relay, time.monotonic() - began
+    finally:
+        relay.kill()
+
+
+def show(
+    set_up: SetUp,
+    relay: RelayProcess,
+    base: RelayProcess,
+    options: argparse.Namespace,
+    entries: int = 1,
+    took: float = 0.0,
+) -> None:
+    for each in (base, relay):
+        measured(each, WARM_UP)
+    rounds = [
+        (measured(base, options.messages), measured(relay, options.messages)) for _ in range(options.rounds)
+    ]
+    cpu, ratio = (
+        statistics.median(own for _, own in rounds),
+        statistics.median(own / other for other, own in rounds),
+    )
+    memory = read_memory([relay.pid]).pss / MIB
+    pause, own = reloaded(relay)
+    print(
+        f"| {set_up.name} | {entries} | {took:.1f} | {memory:.0f} | {cpu * 1e3:.2f} | {ratio:.2f}"
+        f" | {pause * 1e3:.0f} | {own * 1e3:.0f} |",
+        flush=True,
+    )
+
+
+def measured(relay: RelayProcess, messages: int) -> float:
+    """Seconds of CPU of the relay for each message, until the last has been delivered."""
+    before, done = cpu_seconds(relay.pid), len(relay.events("delivered"))
+    with socket.create_connection((LOOPBACK, relay.smtp_port), timeout=60) as client:
+        ask(client, b"", b"220")
+        ask(client, b"EHLO client.test\r\n", b"250")
+        for _ in range(messages):
+            ask(client, b"MAIL FROM:<a@example.org>\r\n", b"250")
+            ask(client, f"RCPT TO:<{RECIPIENT}>\r\n".encode(), b"250")
+            ask(client, b"DATA\r\n", b"354")
+            ask(client, MESSAGE + b".\r\n", b"250")
+    relay.wait_for(lambda: len(relay.events("delivered")) >= done + messages, what="delivered")
+    return (cpu_seconds(relay.pid) - before) / messages
+
+
+def reloaded(relay: RelayProcess) -> tuple[float, float]:
+    """The longest pause of the event loop while another number of connections is taken up: all of it, and the
+    CPU of its thread.
+    """
+    relay.config.write_text(relay.config.read_text().replace("[[zone]]", "[[zone]]\nmax_connections = 17", 1))
+    done, began = len(relay.events("reloaded")), time.monotonic()
+    relay.signal(signal.SIGHUP)
+    relay.wait_for(lambda: len(relay.events("reloaded")) > done, what="reloaded", timeout=START_TIMEOUT)
+    time.sleep(1)  # it writes what it has seen after a while
+    file = relay.directory.parent / "pauses"
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    seen = [msgspec.json.decode(line, type=Seen).pause for line in lines]
+    pauses = [each for each in seen if each is not None and each.ended > began]
+    if not pauses:
+        return 0.0, 0.0
+    worst = max(pauses, key=lambda each: each.wall)
+    for stack, count in sorted(worst.stacks.items(), key=lambda each: -each[1])[:3]:
+        print(f"    {count} × {stack}", file=sys.stderr)
+    return worst.wall, max(each.cpu for each in pauses)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
