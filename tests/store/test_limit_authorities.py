@@ -7,7 +7,7 @@ import itertools
 import random
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from zonerelay.config.settings import RedisSettings
 from zonerelay.limits.authority.book import LimitTable
-from zonerelay.limits.shared import SharedAuthority
+from zonerelay.limits.shared import BookVersion, SharedAuthority
 from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
 from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk
 from zonerelay.model.clock import SystemClock
@@ -212,3 +212,39 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+class UselessShelf:
+    """A server that takes connections and ends them."""
+
+    name = "a server in trouble"
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    async def open(self, hear: Callable[[str], None]) -> None:
+        self.opened += 1
+
+    async def read(self, zone: str) -> BookVersion:
+        raise AuthorityError("in trouble")
+
+    async def replace(
+        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
+    ) -> bool:
+        raise AuthorityError("in trouble")
+
+    async def ended(self) -> None:
+        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_connections_that_are_of_no_use_are_made_with_growing_pauses() -> None:
+    shelf, told = UselessShelf(), Told()
+    authority = SharedAuthority(shelf, "holder")
+    await told.start(authority)
+    await asyncio.sleep(1.0)
+    assert 2 <= shelf.opened <= 5
+    assert told.gone <= shelf.opened
+    await authority.close()

@@ -35,10 +35,16 @@ class RedisServer:
     """Started and stopped by `with`; `kill` and `start` in between are what a crash is."""
 
     def __init__(
-        self, settings: Mapping[str, str] | None = None, *, port: int = 0, launcher: Sequence[str] = ()
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        port: int = 0,
+        launcher: Sequence[str] = (),
+        arguments: Sequence[str] = (),
     ) -> None:
         self.port = port
         self._launcher = launcher
+        self._arguments = arguments
         # A short path of its own: a Unix socket's may not be longer than about a hundred octets.
         self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self.socket = self.directory / "socket"
@@ -57,7 +63,7 @@ class RedisServer:
         place = ["--dir", str(self.directory), "--unixsocket", str(self.socket)]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._launcher, str(self._program(package)), *options, *place],
+                [*self._launcher, str(self._program(package)), *self._arguments, *options, *place],
                 env={**os.environ, "LD_LIBRARY_PATH": package.library_path()},
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from zonerelay.store.redis.durability import ServerFacts
 
 
 def facts(version: tuple[int, ...], *, syncs_log: bool = True, max_memory: int = 0) -> ServerFacts:
-    return ServerFacts("Redis", version, True, (), syncs_log, 100, max_memory)
+    return ServerFacts("Redis", version, True, "", False, False, (), syncs_log, 100, max_memory)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_log_is_waited_for_where_the_server_can(
     [((1, 0), [1, 0], True), ((1, 0), [0, 2], False), ((2,), 2, True), ((2,), 1, False), ((1,), None, False)],
 )
 def test_confirmation_counts(least: tuple[int, ...], reply: Reply, enough: bool) -> None:
-    assert Confirmation(("WAIT",), least).is_enough(reply) is enough
+    assert Confirmation(("WAIT",), least, "").is_enough(reply) is enough
 
 
 def test_free_memory_is_what_is_left_below_the_limit() -> None:

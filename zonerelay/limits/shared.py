@@ -132,18 +132,22 @@ class SharedAuthority:
             self._news(zone)
 
     async def _stay_connected(self, back: Callable[[], None], gone: Callable[[str], None]) -> None:
+        now = asyncio.get_running_loop().time
         pause = FIRST_PAUSE
         while True:
             if self._open:
+                since = now()
                 await self._shelf.ended()
                 self._open = False
                 gone("the connection has ended")
+                if now() - since > LONGEST_PAUSE:
+                    pause = FIRST_PAUSE
+            # Also after a connection that was made and was of no use: a server in trouble takes many of them.
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
             try:
                 await self._connect()
             except AuthorityError as error:
                 gone(str(error))
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-                continue
-            pause = FIRST_PAUSE
-            back()
+            else:
+                back()

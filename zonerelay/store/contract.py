@@ -58,6 +58,10 @@ class StoreError(Exception):
     """The store could not do it now; asking again later may work. Clients see 451 4.3.0."""
 
 
+class StoreLostError(StoreError):
+    """The connection was lost, or the server does not answer. A read may be asked again."""
+
+
 class StoreFullError(StoreError):
     """No space left, or less than `min_free_space`. Clients see 452 4.3.1."""
 

@@ -20,17 +20,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common.queue_mark import StrangeStoreError
 from zonerelay.store.common.write.group_commit import Failed, GroupCommitter
 from zonerelay.store.common.write.replies import refuse
-from zonerelay.store.contract import ClaimLostError, StoreError, StoreFullError, Unhealthy
+from zonerelay.store.contract import (
+    ClaimLostError,
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    Unhealthy,
+)
 from zonerelay.store.keys.port import (
     PAGE_OCTETS,
     PAGE_ROWS,
@@ -59,6 +65,8 @@ BEATS = 4
 CLEAR_ROWS = 500
 
 _log = logging.getLogger("zonerelay.store")
+
+T = TypeVar("T")
 
 
 def _nothing() -> None:
@@ -140,8 +148,6 @@ class Partition:
             observe=hooks.observe,
             failed=self._fail,
         )
-        self.get = keeper.get
-        self.last_key = keeper.last_key
         self.room = keeper.room
 
     @property
@@ -164,7 +170,27 @@ class Partition:
         octets: int = PAGE_OCTETS,
         values: bool = True,
     ) -> KeyPage:
-        return await self._keeper.page(start, end, rows=rows, octets=octets, values=values)
+        ask = self._keeper.page
+        return await self._asked(lambda: ask(start, end, rows=rows, octets=octets, values=values))
+
+    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._asked(lambda: self._keeper.get(keys))
+
+    async def last_key(self, start: bytes, end: bytes) -> bytes | None:
+        return await self._asked(lambda: self._keeper.last_key(start, end))
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again for a while when the connection was lost."""
+        until = self._clock.monotonic() + self._patience
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await ask()
+            except StoreLostError:
+                if self._clock.monotonic() + pause > until or self._is_closing:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     # --- writing
 
@@ -319,6 +345,8 @@ class Partition:
                     return
                 except StoreError as error:
                     _log.warning("the lease could not be renewed this time: %s", error)
+                    # Without mail nobody else finds out that the store cannot be written.
+                    self.submit(Write(makes_room=True))
                 else:
                     self._valid_until = asked_at + self._lease
 

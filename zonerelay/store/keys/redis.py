@@ -5,6 +5,7 @@
     node:N      hash: epoch, writer, expires (server's milliseconds; 0: it was left), batch_epoch, batch
     keys:N      sorted set in lexical order
     values:N    hash
+    once:KEY    what `reserve` has stored; expires
 
 Names begin with the prefix, `{zonerelay}:` unless configured otherwise: what is in braces keeps all of it in
 one slot of a Cluster. A batch is one script, which compares epoch and number before it writes. Behind it goes
@@ -19,10 +20,9 @@ by the server's clock; one that ends later than LONGEST_LEASE from now counts as
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.port import (
     NOTHING,
     PAGE_OCTETS,
@@ -39,11 +39,23 @@ from zonerelay.store.keys.port import (
     page_of,
 )
 from zonerelay.store.redis import durability
-from zonerelay.store.redis.connection import Confirmation, Reply, Server, Wire, as_list, open_wire
+from zonerelay.store.redis.connection import (
+    RULE,
+    Argument,
+    Connection,
+    Reply,
+    Script,
+    Server,
+    Wire,
+    as_list,
+    open_channel,
+)
 
 LONGEST_LEASE = 10 * 60 * 1000
 """Milliseconds; [redis] lease may not be longer."""
 GET_KEYS = 500
+SHOWN_RIGHTS = 5
+"""Missing rights that a message names."""
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
@@ -55,6 +67,11 @@ local function take() at = at + 1; return ARGV[at] end
 local epoch, number = take(), take()
 local is = redis.call('HMGET', node, 'epoch', 'batch')
 if is[1] ~= epoch or tonumber(is[2]) ~= number - 1 then return {is[1] or '0', is[2] or '0'} end
+-- A right that was taken away is found out before anything is changed: a script is not rolled back.
+redis.call('HSET', node, 'tried', number)
+redis.call('ZADD', keys, 'XX', 0, '\\0')
+redis.call('ZREM', keys, '\\0')
+redis.call('HDEL', values, '\\0')
 local function remove(gone)
   redis.call('ZREM', keys, unpack(gone))
   redis.call('HDEL', values, unpack(gone))
@@ -89,7 +106,7 @@ redis.call('HSET', node, 'batch_epoch', epoch, 'batch', number)
 return 1
 """
 
-_SCRIPTS = {
+_TEXTS = {
     "write": "#!lua\n" + _WRITE,
     "make room": "#!lua flags=allow-oom\n" + _WRITE,
     # mark nodes node; node writer mark lease longest
@@ -143,10 +160,50 @@ for i, key in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], low, high, 'LIMIT', 0, r
 end
 return found
 """,
+    # ; mark, channel, a name of each kind (_KINDS). Nothing is left of what is tried. As declared keys they
+    # would be refused before anything is tried.
+    "rights": "#!lua flags=allow-oom\n"
+    + """
+local missing = {}
+local function try(command, ...)
+  local answer = redis.pcall(command, ...)
+  if type(answer) == 'table' and answer.err then
+    missing[#missing + 1] = command .. ' ' .. ((...) or '') .. ': ' .. answer.err
+  end
+end
+local mark, channel, node, values, keys, nodes, once, limits = unpack(ARGV)
+for _, key in ipairs({node, values}) do
+  try('HSET', key, 'field', 0)
+  try('HSETNX', key, 'field', 0)
+  try('HINCRBY', key, 'field', 1)
+  try('HGET', key, 'field')
+  try('HMGET', key, 'field')
+  try('HDEL', key, 'field')
+end
+try('ZADD', keys, 0, '')
+try('ZRANGEBYLEX', keys, '-', '+')
+try('ZREVRANGEBYLEX', keys, '+', '-')
+try('ZREM', keys, '')
+try('SADD', nodes, '')
+try('SMEMBERS', nodes)
+for _, key in ipairs({once, limits}) do
+  try('SET', key, 0, 'PX', 1000)
+  try('GET', key)
+end
+for _, key in ipairs({node, values, keys, nodes, once, limits}) do try('DEL', key) end
+try('GET', mark)
+try('PUBLISH', channel, '')
+try('TIME')
+return missing
+""",
+    # once; value. Removes what has this value.
+    "unreserve": """#!lua flags=allow-oom
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+""",
 }
-_DIGESTS = {
-    name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in _SCRIPTS.items()
-}
+_KINDS = ("node", "values", "keys", "nodes", "once", "limits")
+_SCRIPTS = {name: Script(text) for name, text in _TEXTS.items()}
 
 
 class RedisEngine:
@@ -155,89 +212,73 @@ class RedisEngine:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.lease = server.settings.lease
-        self._control = _Connection(server)
+        self._control = _connection(server, is_writer=True)
 
     def keeper(self, node: int) -> RedisKeys:
         return RedisKeys(self.server, node)
 
     async def peers(self) -> list[Peer]:
-        wire = await self._control.wire()
         prefix = self.server.settings.prefix
-        found = as_list(await run(wire, "peers", [f"{prefix}nodes"], prefix, LONGEST_LEASE))
-        rows = sorted([_numbers(row) for row in found])
+        found = await self._ask("peers", f"{prefix}nodes", prefix, LONGEST_LEASE)
+        rows = sorted([_numbers(row) for row in as_list(found)])
         return [Peer(node, epoch, bool(is_left), bool(is_over)) for node, epoch, is_left, is_over in rows]
+
+    async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
+        """Give the key of the whole store this value until then (seconds of the epoch), unless it has one.
+        Return what it has had before, or None. Durable.
+        """
+        wire = await self._control.wire()
+        name = self.server.settings.prefix.encode() + b"once:" + key
+        return _bytes_or_none(await wire.call("SET", name, value, "NX", "GET", "PXAT", int(until * 1000)))
+
+    async def unreserve(self, key: bytes, value: bytes) -> None:
+        """Free the key, if it has this value."""
+        await self._ask("unreserve", self.server.settings.prefix.encode() + b"once:" + key, value)
+
+    async def _ask(self, script: str, name: Argument, *values: Argument) -> Reply:
+        return await _SCRIPTS[script].run(await self._control.wire(), [name], *values)
 
     async def close(self) -> None:
         await self._control.close()
 
 
-class _Connection:
-    """One connection, which is made at its first use and replaced when it broke. Any number of callers."""
+def _connection(server: Server, *, is_writer: bool) -> Connection:
+    """A connection to a server that may keep a queue. That of a writer has all rights, and confirms."""
+    settings = server.settings
 
-    def __init__(self, server: Server, *, is_writer: bool = False) -> None:
-        self._server = server
-        self._is_writer = is_writer
-        self._wire: Wire | None = None
-        self._is_broken = self._is_closed = False
-        self._opening = asyncio.Lock()
+    async def prepare(wire: Wire) -> None:
+        facts = await durability.ask(wire)
+        durability.check(facts, settings)
+        await Script.load(wire, _SCRIPTS.values())
+        if is_writer:
+            await _check_rights(server, wire)
+            wire.confirm = durability.confirmations(facts, settings)
 
-    async def wire(self) -> Wire:
-        """Return the connection. Raises StoreError."""
-        async with self._opening:
-            if self._is_closed:
-                raise StoreError("the partition is closed")
-            if self._wire is None or self._is_broken:
-                await self._hang_up()
-                self._wire = await self._open()
-            return self._wire
+    return Connection(server, prepare)
 
-    async def _open(self) -> Wire:
-        self._is_broken = False
-        wire = await open_wire(self._server, self._broke)
-        try:
-            facts = await durability.ask(wire)
-            self._check(facts)
-            answers = [wire.call("SCRIPT LOAD", text) for text in _SCRIPTS.values()]
-            if await asyncio.gather(*answers) != [digest.encode() for digest in _DIGESTS.values()]:
-                raise StoreError("the server does not take scripts")
-        except BaseException:
-            await wire.close()
-            raise
-        if self._is_writer:
-            wire.confirm = self._confirmations(facts)
-        return wire
 
-    def _check(self, facts: durability.ServerFacts) -> None:
-        if facts.version < durability.OLDEST:
-            found = ".".join(map(str, facts.version))
-            raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old: 7.0 or newer is needed")
-        if not facts.is_primary:
-            raise StoreError("the server is a replica and cannot be written")
-        if facts.flaws and not self._server.settings.accept_loss:
-            raise StoreOpenError(
-                f"[redis] url: the server may lose what it has acknowledged: {'; '.join(facts.flaws)}"
-            )
-
-    def _confirmations(self, facts: durability.ServerFacts) -> list[Confirmation]:
-        patience = int(self._server.settings.timeout * 500)
-        asked = []
-        if facts.can_wait_for_log:
-            asked.append(Confirmation(("WAITAOF", 1, 0, patience), (1, 0)))
-        if replicas := self._server.settings.replicas:
-            asked.append(Confirmation(("WAIT", replicas, patience), (replicas,)))
-        return asked
-
-    def _broke(self, reason: str) -> None:
-        self._is_broken = True
-
-    async def _hang_up(self) -> None:
-        if self._wire is not None:
-            await self._wire.close()
-            self._wire = None
-
-    async def close(self) -> None:
-        self._is_closed = True
-        await self._hang_up()
+async def _check_rights(server: Server, wire: Wire) -> None:
+    """Raise StoreOpenError, which names what is missing. The rights for WAIT and WAITAOF show with the first
+    batch.
+    """
+    prefix = server.settings.prefix
+    names = [f"{prefix}mark", f"{prefix}limits", *(f"{prefix}{kind}:rights" for kind in _KINDS)]
+    # Two scripts at once go between MULTI and EXEC.
+    asked = (_SCRIPTS["rights"].run(wire, (), *names) for _ in range(2))
+    found, _ = await asyncio.gather(*asked)
+    missing = [each.decode("utf-8", "replace") for each in as_list(found) if isinstance(each, bytes)]
+    if missing:
+        more = f"; and {len(missing) - SHOWN_RIGHTS} more" if len(missing) > SHOWN_RIGHTS else ""
+        raise StoreOpenError(
+            f"[redis] user: {Unhealthy.SERVER_DENIES}: {'; '.join(missing[:SHOWN_RIGHTS])}{more} ({RULE})"
+        )
+    try:
+        channel = await open_channel(server, f"{prefix}limits".encode())
+    except StoreError as error:
+        raise StoreOpenError(
+            f"[redis] user: {Unhealthy.SERVER_DENIES}: SUBSCRIBE to limits: {error} ({RULE})"
+        ) from error
+    await channel.close()
 
 
 class RedisKeys:
@@ -251,9 +292,10 @@ class RedisKeys:
         self._here, self._keys, self._values = (
             f"{prefix}{kind}:{node}" for kind in ("node", "keys", "values")
         )
-        self._writer = _Connection(server, is_writer=True)
-        self._reader = _Connection(server)
-        self._checked: dict[_Connection, Wire] = {}
+        self._settings = server.settings
+        self._writer = _connection(server, is_writer=True)
+        self._reader = _connection(server, is_writer=False)
+        self._checked: dict[Connection, Wire] = {}
         self._epoch = 0
         self._last = NOTHING
 
@@ -278,7 +320,8 @@ class RedisKeys:
     ) -> KeyPage:
         wire = await self._use(self._reader)
         names = [self._keys, self._values]
-        more, *found = as_list(await run(wire, "page", names, start, end, rows, octets, int(values)))
+        asked = _SCRIPTS["page"].run(wire, names, start, end, rows, octets, int(values))
+        more, *found = as_list(await asked)
         flat = [each for each in found if isinstance(each, bytes)]
         taken: list[Row] = list(zip(flat[::2], flat[1::2], strict=True))
         return page_of(taken, is_last=not more)
@@ -309,7 +352,7 @@ class RedisKeys:
         wire = await self._writer.wire()
         names = [self._mark, self._nodes, self._here]
         values = (self._node, writer, mark, self._lease, LONGEST_LEASE)
-        reply = await run(wire, "enter", names, *values)
+        reply = await _SCRIPTS["enter"].run(wire, names, *values)
         if not isinstance(reply, list):
             raise NodeTakenError(
                 f"another relay is node {self._node} of this server, and its lease has not ended"
@@ -330,17 +373,30 @@ class RedisKeys:
         values += [end for each in write.ranges for end in each]
         values += [len(gone), *gone, len(made) // 2, *made]
         names = [self._here, self._keys, self._values]
-        reply = await run(wire, "make room" if write.makes_room else "write", names, *values)
+        script = _SCRIPTS["make room" if write.makes_room else "write"]
+        try:
+            reply = await script.run(wire, names, *values)
+        except StoreFullError:
+            raise
+        except StoreError:
+            await self._writer.give_up()  # a new connection finds out which right is missing
+            raise
         self._judge(reply, batch.position.epoch)
         self._last = batch.position
 
     async def renew(self) -> None:
-        wire = await self._use(self._reader)
-        self._judge(await run(wire, "renew", [self._here], self._epoch, self._lease), self._epoch)
+        try:
+            wire = await self._use(self._reader)
+            durability.check(await durability.ask(wire), self._settings)
+        except StoreOpenError:
+            await self._writer.give_up()  # nothing is written until a new connection finds it safe
+            raise
+        reply = await _SCRIPTS["renew"].run(wire, [self._here], self._epoch, self._lease)
+        self._judge(reply, self._epoch)
 
     async def leave(self) -> None:
         wire = await self._use(self._writer)
-        self._judge(await run(wire, "renew", [self._here], self._epoch), self._epoch)
+        self._judge(await _SCRIPTS["renew"].run(wire, [self._here], self._epoch), self._epoch)
 
     def _judge(self, reply: Reply, epoch: int) -> None:
         """Raise what it means that the partition does not have this epoch, and the number before."""
@@ -356,7 +412,7 @@ class RedisKeys:
     async def room(self) -> int | None:
         return (await durability.ask(await self._reader.wire())).free_memory
 
-    async def _use(self, connection: _Connection) -> Wire:
+    async def _use(self, connection: Connection) -> Wire:
         """A connection on which no older state is read or written."""
         wire = await connection.wire()
         if self._epoch and self._checked.get(connection) is not wire:
@@ -370,11 +426,6 @@ class RedisKeys:
     async def close(self) -> None:
         await self._writer.close()
         await self._reader.close()
-
-
-async def run(wire: Wire, script: str, names: Sequence[str], *values: bytes | str | int) -> Reply:
-    """Run a script. Raises StoreError."""
-    return await wire.call("EVALSHA", _DIGESTS[script], len(names), *names, *values)
 
 
 def _bytes_or_none(reply: Reply) -> bytes | None:

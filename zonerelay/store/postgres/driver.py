@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from zonerelay.process.threads import FILES
-from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.contract import StoreError, StoreFullError, StoreLostError, StoreOpenError
 from zonerelay.store.surroundings import ReadSecret
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Fetch(Protocol):
     ) -> Sequence[Columns]: ...
 
 
-class ConnectionLostError(StoreError):
+class ConnectionLostError(StoreLostError):
     """The database did not answer; whether it did what it was asked is not known."""
 
 

@@ -17,30 +17,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio import connection as driver
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from zonerelay.config.settings import RedisSettings
 from zonerelay.process.threads import FILES
 from zonerelay.store.common.write.replies import refuse
-from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError, Unhealthy
+from zonerelay.store.contract import (
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    StoreOpenError,
+    Unhealthy,
+)
 from zonerelay.store.redis.scripts import DIGESTS, SOURCES
 from zonerelay.store.surroundings import ReadSecret
 
@@ -53,19 +51,21 @@ IN_FLIGHT = 2
 """Batches: one that the server works on, one that it finds when it is done."""
 TOGETHER = 100
 """Scripts between MULTI and EXEC: the server does nothing else meanwhile."""
-_UNUSABLE: dict[type[ResponseError], str] = {
-    NoScriptError: "NOSCRIPT",
-    ReadOnlyError: "READONLY",
-    MasterDownError: "MASTERDOWN",
-    NoPermissionError: "NOPERM",
-    ClusterDownError: "CLUSTERDOWN",
-    MovedError: "MOVED",
-}
-_UNUSABLE_TEXTS = ("MISCONF", "NOREPLICAS")
-"""Answers after which a connection is given up: a new one is checked from the beginning. redis-py takes the
-code off the text where it has an exception for it. NOAUTH and LOADING end a connection by themselves."""
-
 RULE = "docs/redis.md has the ACL rule of a user for the relay"
+_UNUSABLE = {
+    "NOPERM": f"the server's user lacks a right ({RULE})",
+    "NOAUTH": "the server wants a log-in",
+    "READONLY": "the server has become a replica and cannot be written",
+    "MASTERDOWN": "the server is a replica and has lost its primary",
+    "NOREPLICAS": "the server has fewer replicas than its min-replicas-to-write asks for",
+    "MISCONF": "the server cannot write to its disk",
+    "NOSCRIPT": "the server has forgotten the scripts",
+    "CLUSTERDOWN": "the Cluster does not serve the slot of the prefix",
+    "MOVED": "another node of the Cluster has the slot of the prefix: name that one in [redis] url",
+    "CROSSSLOT": "a Cluster needs a part in braces in [redis] prefix, such as {zonerelay}:",
+}
+"""Answers after which a connection is given up: a new one is checked from the beginning."""
+
 TURNS = 3
 """Turns of the event loop in which asyncio closes the socket of a TLS connection that was given up."""
 GOODBYE = 0.5
@@ -74,10 +74,13 @@ GOODBYE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A command such as WAIT and the least that it must answer, number by number."""
+    """A command such as WAIT and the least that it must answer, number by number. `failure`: what it means
+    that the answer is less.
+    """
 
     command: Command
     least: tuple[int, ...]
+    failure: str
 
     def is_enough(self, reply: Reply) -> bool:
         numbers = reply if isinstance(reply, list) else [reply]
@@ -94,14 +97,14 @@ class Server:
     settings: RedisSettings
     read_password: ReadSecret = str
 
-    async def connection(self) -> AbstractConnection:
+    async def connection(self) -> driver.AbstractConnection:
         settings = self.settings
         password = await FILES.run(self.read_password)
         try:
-            known = dict(parse_url(settings.url))
+            known = dict(driver.parse_url(settings.url))
         except ValueError as error:
             raise StoreOpenError(f"[redis] url: {error}") from error
-        kind = known.pop("connection_class", Connection)
+        kind = known.pop("connection_class", driver.Connection)
         known.update(
             protocol=2,
             socket_timeout=None,  # the wire has its own
@@ -115,7 +118,7 @@ class Server:
         if settings.ca_file:
             known["ssl_ca_certs"] = str(settings.ca_file)
         made = kind(**known)  # type: ignore[operator]  # redis-py types the values of this mapping as objects
-        assert isinstance(made, AbstractConnection)
+        assert isinstance(made, driver.AbstractConnection)
         return made
 
 
@@ -132,7 +135,7 @@ class Wire:
 
     def __init__(
         self,
-        connection: AbstractConnection,
+        connection: driver.AbstractConnection,
         *,
         timeout: float,
         on_broken: Callable[[str], None],
@@ -168,7 +171,7 @@ class Wire:
         return self.call("EVALSHA", DIGESTS[script], 1, prefix, *arguments)
 
     async def close(self) -> None:
-        self._break("closed", tell=False)
+        self._break(_lost("closed"), tell=False)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await _hang_up(self._connection, self._writer)
 
@@ -195,7 +198,7 @@ class Wire:
                 packed = self._connection.pack_commands(commands)
                 await self._connection.send_packed_command(packed, check_health=False)
             except (RedisError, OSError) as error:
-                self._break(str(error))
+                self._break(_lost(error))
                 return
 
     async def _receive(self) -> None:
@@ -207,8 +210,10 @@ class Wire:
                 await self._receive_batch(self._sent[0])
                 self._sent.popleft()
                 self._to_send.set()
-        except (RedisError, OSError, StoreError) as error:
-            self._break(str(error))
+        except StoreError as error:
+            self._break(error)
+        except (RedisError, OSError) as error:
+            self._break(_lost(error))
 
     async def _receive_batch(self, batch: _Batch) -> None:
         replies: list[tuple[asyncio.Future[Reply], Reply | StoreError]] = []
@@ -217,7 +222,7 @@ class Wire:
         for asked in batch.confirm:
             reply = await self._read()
             if isinstance(reply, StoreError) or not asked.is_enough(reply):
-                raise StoreError(f"{asked.command[0]!r} was answered {reply!r}: not as durable as wanted")
+                raise reply if isinstance(reply, StoreError) else StoreError(asked.failure)
         for future, reply in replies:
             if isinstance(reply, StoreError):
                 refuse(future, reply)
@@ -245,14 +250,20 @@ class Wire:
 
     def _look(self) -> None:
         if self._sent and self._loop.time() - self._progress > self._timeout:
-            self._break(f"no answer within {self._timeout:g} s")
+            self._break(_lost(f"no answer within {self._timeout:g} s"))
         elif self._broken is None:
             self._watch = self._loop.call_later(self._timeout / 4, self._look)
 
-    def _break(self, reason: str, *, tell: bool = True) -> None:
+    @property
+    def is_over(self) -> bool:
+        """A server that ends a connection which is idle (`timeout`) tells nobody who waits for nothing."""
+        reader = self._connection._reader
+        return self._broken is not None or reader is None or reader.at_eof()
+
+    def _break(self, error: StoreError, *, tell: bool = True) -> None:
         if self._broken is not None:
             return
-        self._broken = StoreError(f"{Unhealthy.SERVER_DOWN}: {reason}")
+        self._broken = error
         self._watch.cancel()
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -265,7 +276,7 @@ class Wire:
         self._sent.clear()
         self._queue.clear()
         if tell:
-            self._on_broken(reason)
+            self._on_broken(str(error))
 
 
 def _groups(queue: list[_Call]) -> Iterator[list[_Call]]:
@@ -285,17 +296,20 @@ def _wrapped(group: list[_Call]) -> list[Command]:
 def _judged(error: ResponseError) -> StoreError:
     """Returns the error for the caller, or raises it when the connection must not be used any longer."""
     text = str(error)
-    if (code := _UNUSABLE.get(type(error))) is not None:
-        where = f" ({RULE})" if code == "NOPERM" else ""
-        raise StoreError(f"{code} {text}{where}")
-    if text.startswith(_UNUSABLE_TEXTS):
-        raise StoreError(text)
-    if "maxmemory" in text:
+    # redis-py takes the code off the text where it has an exception for it.
+    code = error.status_code or text.partition(" ")[0]
+    if (meaning := _UNUSABLE.get(code)) is not None:
+        raise StoreError(f"{meaning}: {text}")
+    if code == "OOM":
         return StoreFullError("the spool's server has no memory left")
     return StoreError(f"the spool's server: {text}")
 
 
-async def _hang_up(connection: AbstractConnection, writer: asyncio.StreamWriter | None) -> None:
+def _lost(reason: object) -> StoreError:
+    return StoreLostError(f"{Unhealthy.SERVER_DOWN}: {reason}")
+
+
+async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.StreamWriter | None) -> None:
     """Closes a connection. TLS waits for the server's goodbye, at most `GOODBYE` seconds. redis-py forgets
     the writer when a read is cancelled and when the time is up, and TLS goes on waiting: the caller keeps it.
     """
@@ -314,7 +328,7 @@ async def _hang_up(connection: AbstractConnection, writer: asyncio.StreamWriter 
 
 
 @contextlib.asynccontextmanager
-async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
+async def _connected(server: Server) -> AsyncIterator[driver.AbstractConnection]:
     """A new connection, which ends when the block fails. Raises StoreError."""
     connection, writer = await server.connection(), None
     disconnect = connection.disconnect
@@ -332,7 +346,10 @@ async def _connected(server: Server) -> AsyncIterator[AbstractConnection]:
         yield connection
     except (RedisError, OSError) as error:
         await _hang_up(connection, writer)
-        raise StoreError(f"{Unhealthy.SERVER_DOWN}: {error}") from error
+        if isinstance(error.__cause__ or error, AuthenticationError):
+            user = server.settings.user or "default"
+            raise StoreOpenError(f"[redis] the server refuses the log-in of {user}: {error}") from error
+        raise _lost(error) from error
     except asyncio.CancelledError:
         await _hang_up(connection, writer)
         raise
@@ -351,10 +368,72 @@ async def load_scripts(wire: Wire) -> None:
         raise StoreError("the spool's server does not take scripts")
 
 
+class Script:
+    """A script of a connection that loads it, which is called by its SHA-1."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def run(self, wire: Wire, names: Sequence[Argument], *values: Argument) -> asyncio.Future[Reply]:
+        return wire.call("EVALSHA", self.digest, len(names), *names, *values)
+
+    @staticmethod
+    async def load(wire: Wire, scripts: Iterable[Script]) -> None:
+        """The server may have been started again since the last connection. Raises StoreError."""
+        await asyncio.gather(*(wire.call("SCRIPT LOAD", script.text) for script in scripts))
+
+
+class Connection:
+    """A wire that is made at its first use and replaced when it broke. Any number of callers. `prepare`
+    checks each new one and loads what is run on it.
+    """
+
+    def __init__(self, server: Server, prepare: Callable[[Wire], Awaitable[None]]) -> None:
+        self._server = server
+        self._prepare = prepare
+        self._wire: Wire | None = None
+        self._is_closed = False
+        self._turn = asyncio.Lock()
+
+    async def wire(self) -> Wire:
+        """Return the wire. Raises StoreError."""
+        async with self._turn:
+            if self._is_closed:
+                raise StoreError(Unhealthy.CLOSED)
+            if self._wire is None or self._wire.is_over:
+                await self._hang_up()
+                self._wire = await self._open()
+            return self._wire
+
+    async def _open(self) -> Wire:
+        wire = await open_wire(self._server, lambda _reason: None)
+        try:
+            await self._prepare(wire)
+        except BaseException:
+            await wire.close()
+            raise
+        return wire
+
+    async def give_up(self) -> None:
+        """Let the next caller have a new wire, which is checked. What is under way fails."""
+        async with self._turn:
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self.give_up()
+
+
 class Channel:
     """A connection of its own that hears what is published."""
 
-    def __init__(self, connection: AbstractConnection) -> None:
+    def __init__(self, connection: driver.AbstractConnection) -> None:
         self._connection = connection
         self._writer = connection._writer
 
@@ -367,7 +446,7 @@ class Channel:
                     said: bytes = heard[2]
                     return said
         except (RedisError, OSError) as error:
-            raise StoreError(f"{Unhealthy.SERVER_DOWN}: {error}") from error
+            raise _lost(error) from error
 
     async def close(self) -> None:
         await _hang_up(self._connection, self._writer)

@@ -8,11 +8,13 @@ relay asks at every connection and with every beat, because settings may be chan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from zonerelay.store.contract import StoreError
-from zonerelay.store.redis.connection import Reply, Wire, as_list, pairs
+from zonerelay.config.settings import LOSS_WORDS, RedisSettings
+from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
+from zonerelay.store.redis.connection import Confirmation, Reply, Wire, as_list, pairs
 
 _WANTED = {
     "appendonly": ("yes", "without the append-only file a restart loses what was acknowledged"),
@@ -25,11 +27,16 @@ _WAITAOF_SINCE = (7, 2)
 
 
 class ServerFacts(NamedTuple):
-    """What a server says about itself. `flaws`: why it cannot keep the promise; `version` of the protocol."""
+    """What a server says about itself. `flaws`: why it cannot keep the promise; `version` of the protocol;
+    `primary`: of which server it is a replica.
+    """
 
     name: str
     version: tuple[int, ...]
     is_primary: bool
+    primary: str
+    is_sentinel: bool
+    is_cluster: bool
     flaws: tuple[str, ...]
     syncs_log: bool
     used_memory: int
@@ -45,6 +52,42 @@ class ServerFacts(NamedTuple):
         return self.max_memory - self.used_memory if self.max_memory else None
 
 
+def check(facts: ServerFacts, settings: RedisSettings) -> None:
+    """Raises StoreOpenError for a server that the queue must not be kept on."""
+    if facts.is_sentinel:
+        raise StoreOpenError(
+            "[redis] url: this is a Sentinel, which keeps no data: name the primary that it watches, or an"
+            " address that follows it"
+        )
+    if facts.version < OLDEST:
+        found = ".".join(map(str, facts.version))
+        raise StoreOpenError(f"[redis] url: {facts.name} {found} is too old: 7.0 or newer is needed")
+    if not facts.is_primary:
+        raise StoreOpenError(
+            f"[redis] url: the server is a replica of {facts.primary} and cannot be written: name the primary"
+        )
+    if facts.is_cluster and not re.search(r"\{[^}]+\}", settings.prefix):
+        raise StoreOpenError(
+            "[redis] prefix: the server is a node of a Cluster, which keeps what belongs together in one slot"
+            ' only if the prefix has a part in braces: prefix = "{zonerelay}:"'
+        )
+    if facts.flaws and settings.accept_loss != LOSS_WORDS:
+        raise StoreOpenError(f"[redis] url: {Unhealthy.SERVER_UNSAFE}: {'; '.join(facts.flaws)}")
+
+
+def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirmation, ...]:
+    """Returns what is asked behind each batch."""
+    seconds = settings.timeout / 2
+    asked = []
+    if facts.can_wait_for_log:
+        failure = f"the server has not synced its append-only file within {seconds:g} s"
+        asked.append(Confirmation(("WAITAOF", 1, 0, int(seconds * 1000)), (1, 0), failure))
+    if replicas := settings.replicas:
+        failure = f"[redis] replicas: fewer than {replicas} have confirmed a write within {seconds:g} s"
+        asked.append(Confirmation(("WAIT", replicas, int(seconds * 1000)), (replicas,), failure))
+    return tuple(asked)
+
+
 async def ask(wire: Wire) -> ServerFacts:
     """Raises StoreError."""
     info = _lines(await wire.call("INFO"))
@@ -54,13 +97,16 @@ async def ask(wire: Wire) -> ServerFacts:
         settings = {name.decode(): value.decode() for name, value in found}
         flaws = _flaws(settings)
     except StoreError as error:
-        flaws = (f"its settings cannot be read with CONFIG GET ({error})",)
+        flaws = (f"its settings cannot be read with CONFIG GET ({error}): leave it that command",)
     if info.get("aof_last_write_status", "ok") != "ok":
         flaws = (*flaws, "its last write to the append-only file failed")
     return ServerFacts(
         "Valkey" if "valkey_version" in info else "Redis",
         _version(info.get("redis_version", "0")),
         info.get("role") == "master",
+        f"{info.get('master_host', '?')}:{info.get('master_port', '?')}",
+        info.get("redis_mode") == "sentinel",
+        info.get("cluster_enabled") == "1",
         flaws,
         # With "no" Redis 8 never confirms WAITAOF, and the operator has accepted that in words.
         info.get("aof_enabled") == "1" and settings.get("appendfsync") != "no",

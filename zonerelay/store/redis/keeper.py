@@ -23,7 +23,6 @@ from zonerelay.store.redis.connection import (
     RULE,
     Argument,
     Channel,
-    Confirmation,
     Reply,
     Server,
     Wire,
@@ -32,7 +31,7 @@ from zonerelay.store.redis.connection import (
     open_channel,
     open_wire,
 )
-from zonerelay.store.redis.durability import OLDEST, ServerFacts, ask
+from zonerelay.store.redis.durability import OLDEST, ServerFacts, ask, confirmations
 from zonerelay.store.redis.lease import RedisLease
 from zonerelay.store.surroundings import Surroundings
 
@@ -161,7 +160,7 @@ class RedisKeeper:
         await self._recognise(self._records)
         await load_scripts(self._records)
         await self._check_rights(self._records)
-        self._records.confirm = self._bodies.confirm = self._confirmations(facts)
+        self._records.confirm = self._bodies.confirm = confirmations(facts, self._settings)
         self._channel = await open_channel(self._server, self.prefix + b"news")
         await self._renew(self._records)
         self.lease.connected()
@@ -205,15 +204,6 @@ class RedisKeeper:
             return _text(await wire.call("GET", key))
 
         await self._mark.recognise(read, lambda mark: wire.call("SET", key, mark, "NX"), self._clock)
-
-    def _confirmations(self, facts: ServerFacts) -> tuple[Confirmation, ...]:
-        patience = int(self._settings.timeout * 500)
-        asked = []
-        if facts.can_wait_for_log:
-            asked.append(Confirmation(("WAITAOF", 1, 0, patience), (1, 0)))
-        if replicas := self._settings.replicas:
-            asked.append(Confirmation(("WAIT", replicas, patience), (replicas,)))
-        return tuple(asked)
 
     async def _disconnect(self) -> None:
         # Each is kept until it is closed: cancelled in the middle of it, the next call finds what is left.

@@ -15,16 +15,28 @@ from zonerelay.limits.values import AuthorityError
 from zonerelay.process.tasks import cancel_all
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
-from zonerelay.store.redis.connection import Channel, Reply, Server, Wire, as_list, open_channel, open_wire
+from zonerelay.store.redis.connection import (
+    Argument,
+    Channel,
+    Connection,
+    Reply,
+    Script,
+    Server,
+    Wire,
+    as_list,
+    open_channel,
+)
 
-_READ = "local t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"
-_REPLACE = """#!lua flags=allow-oom
+_READ = Script(
+    "#!lua flags=no-writes\nlocal t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"
+)
+_REPLACE = Script("""#!lua flags=allow-oom
 local old, new = ARGV[1], ARGV[2]
 if (redis.call('GET', KEYS[1]) or '') ~= old then return 0 end
 if new == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
 for i = 5, #ARGV do redis.call('PUBLISH', ARGV[4], ARGV[i]) end
 return 1
-"""
+""")
 
 
 class RedisShelf:
@@ -36,24 +48,24 @@ class RedisShelf:
         self._server = server
         self._prefix = server.settings.prefix.encode()
         self._words = self._prefix + b"limits"
-        self._wire: Wire | None = None
+        self._books = Connection(server, _load)
         self._channel: Channel | None = None
         self._broken = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
 
     async def open(self, hear: Callable[[str], None]) -> None:
-        await self.close()
+        await self._hang_up()
         self._broken.clear()
         try:
-            self._wire = await open_wire(self._server, lambda _reason: self._broken.set())
+            await self._books.wire()
             channel = self._channel = await open_channel(self._server, self._words)
         except StoreError as error:
-            await self.close()
+            await self._hang_up()
             raise AuthorityError(str(error)) from error
         self._listening = asyncio.get_running_loop().create_task(self._listen(channel, hear))
 
     async def read(self, zone: str) -> BookVersion:
-        reply = as_list(await self._ask("EVAL_RO", _READ, 1, self._key(zone)))
+        reply = as_list(await self._ask(_READ, zone))
         data, seconds, microseconds = reply
         assert data is None or isinstance(data, bytes)
         assert isinstance(seconds, bytes)
@@ -63,41 +75,34 @@ class RedisShelf:
     async def replace(
         self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
-        reply = await self._ask(
-            "EVAL",
-            _REPLACE,
-            1,
-            self._key(zone),
-            page.data or b"",
-            data or b"",
-            int(keep * 1000),
-            self._words,
-            *words,
-        )
+        old, new = page.data or b"", data or b""
+        reply = await self._ask(_REPLACE, zone, old, new, int(keep * 1000), self._words, *words)
         return reply == 1
 
     async def ended(self) -> None:
         await self._broken.wait()
 
     async def close(self) -> None:
+        await self._hang_up()
+        await self._books.close()
+
+    async def _hang_up(self) -> None:
         listening, self._listening = self._listening, None
         await cancel_all(listening)
-        wire, self._wire = self._wire, None
+        await self._books.give_up()
         channel, self._channel = self._channel, None
-        if wire is not None:
-            await wire.close()
         if channel is not None:
             await channel.close()
 
-    def _key(self, zone: str) -> bytes:
-        return self._prefix + b"limits:" + records.field(zone)
-
-    async def _ask(self, *command: bytes | str | int) -> Reply:
-        if self._wire is None:
+    async def _ask(self, script: Script, zone: str, *values: Argument) -> Reply:
+        """The wire is replaced when the server has ended it, which tells nobody of the limits' loss."""
+        if self._channel is None:
             raise AuthorityError("not connected")
         try:
-            return await self._wire.call(*command)
+            key = self._prefix + b"limits:" + records.field(zone)
+            return await script.run(await self._books.wire(), [key], *values)
         except StoreError as error:
+            self._broken.set()
             raise AuthorityError(str(error)) from error
 
     async def _listen(self, channel: Channel, hear: Callable[[str], None]) -> None:
@@ -106,3 +111,8 @@ class RedisShelf:
                 hear((await channel.next()).decode())
         except StoreError:
             self._broken.set()
+
+
+async def _load(wire: Wire) -> None:
+    """The spool's own connections ask what the server promises."""
+    await Script.load(wire, (_READ, _REPLACE))

@@ -1,0 +1,414 @@
+"""Redis servers that refuse something: each is told in words that name the cause, at the start and later."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.support.debian import REPOSITORY
+from tests.support.ports import free_port, wait_until
+from tests.support.redis_server import RedisServer, shared_server
+from zonerelay.config.settings import LOSS_WORDS, RedisSettings
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.port import Write
+from zonerelay.store.keys.redis import RedisEngine
+from zonerelay.store.redis.connection import Server, open_wire
+from zonerelay.store.redis.limits import RedisShelf
+
+PASSWORD = "correct-horse"
+PREFIX = "{mail}:"
+
+Opening = Callable[..., Awaitable[Partition]]
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Opening]:
+    """Opens a partition whose troubles are in `trouble`."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(
+            url: str, *, password: str = "", trouble: list[StoreError] | None = None, **other: object
+        ) -> Partition:
+            settings = RedisSettings(url=url, **{"prefix": PREFIX, "lease": 30.0, "timeout": 2.0, **other})  # type: ignore[arg-type]
+            engine = RedisEngine(Server(settings, lambda: password))
+            hooks = Hooks(on_trouble=(trouble if trouble is not None else []).append)
+            made = await open_partition(
+                engine, 0, token="here", clock=SystemClock(), hooks=hooks, patience=0.1
+            )
+            stack.push_async_callback(made.abandon)
+            return made
+
+        yield open_one
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as started:
+        yield started
+
+
+# --- servers that cannot be used
+
+
+async def test_a_sentinel_is_named_as_one(opened: Opening, tmp_path: Path) -> None:
+    settings = tmp_path / "sentinel.conf"
+    settings.touch()
+    with (
+        RedisServer(port=free_port(), arguments=(str(settings), "--sentinel")) as sentinel,
+        pytest.raises(StoreOpenError, match="this is a Sentinel, which keeps no data"),
+    ):
+        await opened(sentinel.url)
+
+
+async def test_a_replica_says_of_which_server(server: RedisServer, opened: Opening) -> None:
+    with (
+        RedisServer({"replicaof": "127.0.0.1 1"}) as replica,
+        pytest.raises(StoreOpenError, match=re.escape("a replica of 127.0.0.1:1 and cannot be written")),
+    ):
+        await opened(replica.url)
+
+
+async def test_a_cluster_wants_a_prefix_in_braces(opened: Opening) -> None:
+    with cluster_node() as node:
+        node.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        assert wait_until(lambda: b"cluster_state:ok" in node.query("CLUSTER", "INFO"), timeout=15)
+        with pytest.raises(StoreOpenError, match=r'prefix = "\{zonerelay\}:"'):
+            await opened(node.url, prefix="mail:")
+        await (await opened(node.url)).write(Write({b"a": b"1"}))
+
+
+async def test_settings_that_nobody_may_read_are_no_lack_of_memory(opened: Opening) -> None:
+    with RedisServer(arguments=("--rename-command", "CONFIG", "nobody-knows")) as server:
+        with pytest.raises(StoreOpenError, match="cannot be read with CONFIG GET"):
+            await opened(server.url)
+        await opened(server.url, accept_loss=LOSS_WORDS)
+
+
+async def test_too_few_replicas_are_told(server: RedisServer, opened: Opening) -> None:
+    trouble: list[StoreError] = []
+    partition = await opened(server.url, trouble=trouble)
+    server.configure("min-replicas-to-write", "1")
+    with pytest.raises(StoreError, match="fewer replicas than its min-replicas-to-write asks for"):
+        await partition.write(Write({b"a": b"1"}))
+    assert trouble
+    with pytest.raises(StoreError, match="fewer replicas than its min-replicas-to-write asks for"):
+        await opened(server.url)
+    server.configure("min-replicas-to-write", "0")
+    await written(partition, b"a")
+
+
+async def test_replicas_that_do_not_confirm_are_told(server: RedisServer, opened: Opening) -> None:
+    with pytest.raises(StoreError, match=r"\[redis\] replicas: fewer than 1 have confirmed"):
+        await (await opened(server.url, replicas=1, timeout=0.4)).write(Write({b"a": b"1"}))
+
+
+async def test_a_right_that_is_taken_away_changes_nothing_and_is_named(
+    server: RedisServer, opened: Opening
+) -> None:
+    trouble: list[StoreError] = []
+    partition = await opened(server.url, trouble=trouble)
+    await partition.write(Write({b"a": b"1"}))
+    server.ask("ACL", "SETUSER", "default", "-hset")
+    with pytest.raises(StoreError, match="denies what the queue needs: HSET"):
+        await partition.write(Write({b"a": None, b"b": b"2"}))
+    assert server.query("ZRANGE", f"{PREFIX}keys:0", "0", "-1").startswith(b"*1\r\n$1\r\na")
+    server.ask("ACL", "SETUSER", "default", "+hset", "-evalsha")
+    await asyncio.sleep(0.2)
+    with pytest.raises(StoreError):
+        await partition.write(Write({b"b": b"2"}))
+    server.ask("ACL", "SETUSER", "default", "+evalsha")
+    await written(partition, b"b")
+
+
+async def test_a_password_that_was_replaced_is_told_and_read_again(
+    server: RedisServer, opened: Opening, tmp_path: Path
+) -> None:
+    server.ask("ACL", "SETUSER", "mail", "on", "~*", "&*", "+@all", ">old")
+    secret = ["old"]
+    settings = RedisSettings(url=server.url, prefix=PREFIX, user="mail", timeout=2.0)
+    engine = RedisEngine(Server(settings, lambda: secret[0]))
+    partition = await open_partition(engine, 0, token="here", clock=SystemClock(), patience=0.1)
+    server.ask("ACL", "SETUSER", "mail", "resetpass", ">new")
+    server.ask("CLIENT", "KILL", "USER", "mail")
+    with pytest.raises(StoreError, match="refuses the log-in of mail"):
+        await partition.write(Write({b"a": b"1"}))
+    secret[0] = "new"
+    await written(partition, b"a")
+    await partition.close()
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("appendonly", "no"),
+        ("appendfsync", "everysec"),
+        ("appendfsync", "no"),
+        ("no-appendfsync-on-rewrite", "yes"),
+        ("maxmemory-policy", "allkeys-lru"),
+    ],
+)
+async def test_a_server_that_cannot_keep_the_promise_is_refused_unless_told_otherwise(
+    server: RedisServer, opened: Opening, name: str, value: str
+) -> None:
+    server.configure(name, value)
+    with pytest.raises(StoreOpenError, match=name):
+        await opened(server.url)
+    await (await opened(server.url, accept_loss=LOSS_WORDS)).write(Write({b"a": b"1"}))
+
+
+async def test_a_promise_that_is_broken_later_stops_writes_until_it_is_kept_again(
+    server: RedisServer, opened: Opening
+) -> None:
+    trouble: list[StoreError] = []
+    partition = await opened(server.url, lease=1.0, trouble=trouble)
+    server.configure("appendfsync", "everysec")
+    async with asyncio.timeout(5):
+        while not trouble:
+            await asyncio.sleep(0.02)
+    assert "appendfsync is everysec" in str(trouble[0])
+    with pytest.raises(StoreError):
+        await partition.write(Write({b"a": b"1"}))
+    server.configure("appendfsync", "always")
+    await written(partition, b"a")
+
+
+async def test_an_idle_server_that_is_gone_is_noticed_without_mail(
+    server: RedisServer, opened: Opening
+) -> None:
+    trouble: list[StoreError] = []
+    await opened(server.url, lease=1.0, trouble=trouble)
+    server.kill()
+    async with asyncio.timeout(5):
+        while not trouble:
+            await asyncio.sleep(0.02)
+    assert "the spool's server cannot be reached" in str(trouble[0])
+
+
+async def test_a_server_that_ends_idle_connections_disturbs_nobody(
+    server: RedisServer, opened: Opening, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = await opened(server.url)
+    shelf = RedisShelf(Server(RedisSettings(url=server.url, prefix=PREFIX)))
+    await shelf.open(lambda _word: None)
+    page = await shelf.read("default")
+    server.configure("timeout", "1")
+    caplog.clear()
+    ended = asyncio.ensure_future(shelf.ended())
+    for number in range(2):
+        await asyncio.sleep(2.2)
+        await partition.write(Write({b"a": b"%d" % number}))
+        assert await partition.get([b"a"]) == [b"%d" % number]
+        assert (await shelf.read("default")).data == page.data
+    assert not caplog.records
+    assert partition.epoch == 1
+    assert not ended.done()
+    ended.cancel()
+    await shelf.close()
+
+
+async def written(partition: Partition, key: bytes) -> None:
+    """The partition can be written again, in a while."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await partition.write(Write({key: b"back"}))
+            except StoreError:
+                await asyncio.sleep(0.05)
+            else:
+                break
+    assert await partition.get([key]) == [b"back"]
+
+
+# --- answers after which a connection is given up
+
+
+@asynccontextmanager
+async def given_up(server: RedisServer, *command: str) -> AsyncIterator[list[str]]:
+    """The reasons for which a wire was given up that was asked this."""
+    broken: list[str] = []
+    wire = await open_wire(Server(RedisSettings(url=server.url)), broken.append)
+    try:
+        with pytest.raises(StoreError):
+            await wire.call(*command)
+        await asyncio.sleep(0)
+        yield broken
+    finally:
+        await wire.close()
+
+
+def cluster_node(**other: str) -> RedisServer:
+    settings: Mapping[str, str] = {"cluster-enabled": "yes", "cluster-port": str(free_port()), **other}
+    return RedisServer(settings, port=free_port())
+
+
+async def test_a_node_of_a_cluster_without_slots_is_given_up() -> None:
+    with cluster_node() as node:
+        async with given_up(node, "SET", "a", "b") as reasons:
+            assert reasons == [
+                "the Cluster does not serve the slot of the prefix: Hash slot not served"
+            ] or reasons == [
+                "the Cluster does not serve the slot of the prefix: CLUSTERDOWN Hash slot not served"
+            ]
+
+
+async def test_a_node_of_a_cluster_that_points_elsewhere_is_given_up() -> None:
+    with cluster_node() as node, cluster_node() as other:
+        bus = other._settings["cluster-port"]
+        assert node.ask("CLUSTER", "MEET", "127.0.0.1", str(other.port), bus) == b"+OK\r\n"
+        assert other.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383") == b"+OK\r\n"
+        assert wait_until(lambda: b"cluster_state:ok" in node.query("CLUSTER", "INFO"), timeout=15)
+        async with given_up(node, "SET", "a", "b") as (reason,):
+            assert reason.startswith("another node of the Cluster has the slot of the prefix")
+            assert reason.endswith(f"15495 127.0.0.1:{other.port}")
+
+
+async def test_a_replica_that_has_lost_its_primary_is_given_up() -> None:
+    with RedisServer({"replica-serve-stale-data": "no"}) as replica:
+        assert replica.ask("REPLICAOF", "127.0.0.1", str(free_port())) == b"+OK\r\n"
+        async with given_up(replica, "GET", "a") as (reason,):
+            assert reason.startswith("the server is a replica and has lost its primary")
+
+
+# --- TLS, and a user with no more rights than docs/redis.md says
+
+
+def documented_rights() -> list[str]:
+    """The line of docs/redis.md, as the server takes it."""
+    page = (REPOSITORY / "docs" / "redis.md").read_text()
+    found = re.search(r"^ACL SETUSER (.+)$", page, re.MULTILINE)
+    assert found is not None
+    return found[1].replace("SECRET", PASSWORD).replace("PREFIX", PREFIX).split()
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("papers") / "ca.pem"
+    authority.cert_pem.write_to_path(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def strict(authority: trustme.CA, ca: Path) -> Iterator[RedisServer]:
+    port = free_port()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(ca.with_name("key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(ca.with_name("cert.pem"))
+    settings = {
+        "tls-port": str(port),
+        "tls-cert-file": str(ca.with_name("cert.pem")),
+        "tls-key-file": str(ca.with_name("key.pem")),
+        "tls-ca-cert-file": str(ca),
+        "tls-auth-clients": "no",
+    }
+    with RedisServer(settings) as server:
+        server.url = f"rediss://127.0.0.1:{port}/0"
+        assert server.ask("ACL", "SETUSER", *documented_rights()) == b"+OK\r\n"
+        yield server
+
+
+async def test_nothing_needs_more_rights_than_the_page_says(
+    strict: RedisServer, ca: Path, opened: Opening
+) -> None:
+    partition = await opened(
+        strict.url, ca_file=ca, user="zonerelay", password=PASSWORD, lease=1.0, replicas=0
+    )
+    await partition.write(Write({b"a": b"1", b"b": b"2"}))
+    await partition.write(Write({b"a": None}, makes_room=True))
+    assert await partition.last_key(b"a", b"z") == b"b"
+    assert (await partition.page(b"a", b"z")).rows == [(b"b", b"2")]
+    before = strict.query("HGET", f"{PREFIX}node:0", "expires")
+    await asyncio.sleep(0.7)
+    assert strict.query("HGET", f"{PREFIX}node:0", "expires") != before
+    settings = RedisSettings(url=strict.url, ca_file=ca, prefix=PREFIX, user="zonerelay")
+    server = Server(settings, lambda: PASSWORD)
+    engine = RedisEngine(server)
+    assert [peer.node for peer in await engine.peers()] == [0]
+    assert await engine.reserve(b"key", b"1", 4e9) is None
+    await engine.unreserve(b"key", b"1")
+    await engine.close()
+    shelf, heard = RedisShelf(server), asyncio.Queue[str]()
+    await shelf.open(heard.put_nowait)
+    page = await shelf.read("default")
+    assert await shelf.replace("default", page, b"data", keep=60.0, words=["a word"])
+    assert await asyncio.wait_for(heard.get(), 5) == "a word"
+    await shelf.close()
+    await partition.close()
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(strict: RedisServer, opened: Opening) -> None:
+    with pytest.raises(StoreError, match="certificate verify failed"):
+        await opened(strict.url, user="zonerelay", password=PASSWORD)
+
+
+@pytest.mark.parametrize("other", [{"password": ""}, {"user": "nobody"}, {"prefix": "others:"}])
+async def test_who_may_not_is_told_so(
+    strict: RedisServer, ca: Path, opened: Opening, other: dict[str, str]
+) -> None:
+    with pytest.raises(StoreOpenError) as caught:
+        await opened(strict.url, ca_file=ca, **{"user": "zonerelay", "password": PASSWORD, **other})
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ("resetchannels &other", "PUBLISH {mail}:limits"),
+        ("-publish", "PUBLISH {mail}:limits"),
+        ("-subscribe", "subscribe"),
+        ("-@hash", "HSET {mail}:node:rights"),
+        ("-@sortedset", "ZADD {mail}:keys:rights"),
+        ("-@set", "SADD {mail}:nodes:rights"),
+        ("-del", "DEL {mail}:"),
+        ("-time", "TIME"),
+        ("-evalsha", "evalsha"),
+        ("-multi", "multi"),
+        ("-info", "info"),
+        ("-config|get", "config"),
+        ("resetkeys ~{mail}: ~{mail}:n*", "HSET {mail}:values:rights"),
+        ("resetkeys %R~{mail}:* ~{mail}: %W~{mail}:n*", "HSET {mail}:values:rights"),
+    ],
+)
+async def test_a_right_that_is_missing_is_named_and_keeps_the_relay_from_starting(
+    strict: RedisServer, ca: Path, opened: Opening, rule: str, named: str
+) -> None:
+    words = [word.replace("zonerelay", "lacking") for word in documented_rights()]
+    strict.ask("ACL", "DELUSER", "lacking")
+    assert strict.ask("ACL", "SETUSER", *words, *rule.split()) == b"+OK\r\n"
+    with pytest.raises(StoreError, match=re.escape(named)):
+        await opened(strict.url, ca_file=ca, user="lacking", password=PASSWORD)
+    strict.ask("ACL", "SETUSER", "default", "+@all")
+
+
+# --- keys of the whole store
+
+
+async def test_a_key_is_reserved_once_for_all_nodes() -> None:
+    server = shared_server()
+    settings = RedisSettings(url=server.url, prefix="{reserved}:")
+    one, two = RedisEngine(Server(settings)), RedisEngine(Server(settings))
+    found = await asyncio.gather(*(each.reserve(b"key", b"%d" % n, 4e9) for n, each in enumerate((one, two))))
+    assert sorted(found, key=repr) in ([None, b"0"], [None, b"1"])
+    holder = b"0" if found[0] is None else b"1"
+    await two.unreserve(b"key", b"another")
+    assert await one.reserve(b"key", b"2", 4e9) == holder
+    await one.unreserve(b"key", holder)
+    assert await two.reserve(b"key", b"3", SystemClock().now() + 0.05) is None
+    await asyncio.sleep(0.1)
+    assert await two.reserve(b"key", b"4", 4e9) is None
+    await two.unreserve(b"key", b"4")
+    await one.close()
+    await two.close()
