@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import uvloop
@@ -135,7 +136,7 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
             advice=() if identity.supervised else advice(settings, hostname),
         )
         collector.start()
-        await _Lifecycle(worker, notifier, config, channel, log.flush).run()
+        await _Lifecycle(worker, notifier, config, channel, log.flush, collector=collector).run()
     finally:
         collector.stop()
         log.flush()
@@ -145,10 +146,19 @@ async def _serve(config: Path, settings: Settings, identity: Identity, channel: 
 class Reloading:
     """SIGHUP: the configuration is read and checked in a thread, and taken up on the event loop. One reload
     runs at a time; a signal meanwhile starts another one after it, so that the last state of the file is
-    active. `where` returns the status text of a relay that is ready, for the service manager.
+    active. Objects of the configuration are made within `settling()`. `where` returns the status text of a
+    relay that is ready, for the service manager.
     """
 
-    def __init__(self, config: Path, worker: Worker, notifier: Notifier, where: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        config: Path,
+        worker: Worker,
+        notifier: Notifier,
+        where: Callable[[], str],
+        settling: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._settling = settling
         self._config = config
         self._worker = worker
         self._notifier = notifier
@@ -168,7 +178,8 @@ class Reloading:
             self._again = False
             self._notifier.reloading(worker.clock.monotonic())
             try:
-                refused = await self._once()
+                with self._settling():
+                    refused = await self._once()
             except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
                 worker.events.trouble("reload", error)
                 refused = f"unexpected {type(error).__name__}: {error}"
@@ -201,10 +212,12 @@ class _Lifecycle:
         config: Path,
         channel: socket.socket | None,
         flush: Callable[[], object],
+        *,
+        collector: GcTimer,
     ) -> None:
         self._worker = worker
         self._notifier = notifier
-        self._reloading = Reloading(config, worker, notifier, self._where)
+        self._reloading = Reloading(config, worker, notifier, self._where, collector.waiting)
         self._channel = channel
         self._flush = flush
         self._stop = asyncio.Event()

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def reloading(config: Path, running: Running, theirs: socket.socket) -> Reloading:
     notifier = Notifier({}, lambda error: None, theirs)
-    return Reloading(config, running.worker, notifier, lambda: "here")
+    return Reloading(config, running.worker, notifier, lambda: "here", nullcontext)
 
 
 async def said(ours: socket.socket, count: int) -> list[str]:

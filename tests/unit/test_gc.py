@@ -131,6 +131,28 @@ async def test_a_queue_that_frees_as_much_as_it_makes_does_not_pile_up_young_obj
 
 
 @pytest.mark.usefixtures("_as_before")
+async def test_what_a_reload_makes_is_settled_without_a_look() -> None:
+    rounds = GcTimer()
+    rounds.start()
+    looks: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        looks.append(info["generation"])
+
+    try:
+        with rounds.waiting():
+            gc.callbacks.append(note)
+            made: list[list[int]] = [[] for _ in range(1000)]
+            rounds._step(asyncio.get_running_loop())
+            gc.callbacks.remove(note)
+        assert not looks
+        assert not any(each is made for each in gc.get_objects())
+        rounds._step(asyncio.get_running_loop())
+    finally:
+        rounds.stop()
+
+
+@pytest.mark.usefixtures("_as_before")
 async def test_rounds_that_are_stopped_leave_the_interpreter_as_it_was() -> None:
     before = gc.get_threshold()
     rounds = GcTimer()

@@ -22,9 +22,11 @@ Objects without cycles, such as messages and deliveries, are freed at once and a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 import time
+from collections.abc import Iterator
 from enum import IntEnum
 
 STEP = 0.1
@@ -98,6 +100,7 @@ class GcTimer:
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
         self._before = gc.get_threshold()
+        self._waits = False
 
     def start(self) -> None:
         """Settles all present objects and starts the timer."""
@@ -105,6 +108,19 @@ class GcTimer:
         gc.set_threshold(*THRESHOLDS)
         self._schedule = GcSchedule(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
         self._arm(asyncio.get_running_loop())
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Meanwhile many objects are made that stay and have no cycles, such as those of a configuration: to
+        look at them would take tenths of a second, so they are settled without.
+        """
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            gc.freeze()
+            self._schedule.looked_at_all(time.monotonic(), sys.getallocatedblocks())
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -116,6 +132,10 @@ class GcTimer:
         self._timer = loop.call_later(self._schedule.pause, self._step, loop)
 
     def _step(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waits:
+            gc.freeze()
+            self._arm(loop)
+            return
         look = self._schedule.next(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
         collect(look)
         if look is Collection.WHOLE:

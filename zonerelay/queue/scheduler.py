@@ -146,7 +146,9 @@ class Scheduler:
     def _is_in_force(self, zone: Zone, settings: ZoneSettings | None, other_routes: bool) -> bool:
         if settings is None:
             return True
-        return not other_routes and zone.settings == settings and zone.retry == self._parts.retry
+        if other_routes or zone.retry != self._parts.retry:
+            return False
+        return zone.settings is settings or zone.settings == settings
 
     def provide(self, settings: ZoneSettings) -> None:
         """Serve a zone that the configuration does not name by these settings from now on."""

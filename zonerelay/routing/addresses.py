@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from zonerelay.config.endpoints import ListenAddress
@@ -36,6 +36,20 @@ class Networks:
         return any(
             version == of and number >> shift in prefixes for (of, shift), prefixes in self._prefixes.items()
         )
+
+
+_MADE = 16
+_made: dict[int, tuple[Sequence[Network], Networks]] = {}
+
+
+def networks_of(networks: Sequence[Network]) -> Networks:
+    """Returns the networks of settings, made once: with many a reload does that in a thread."""
+    known = _made.get(id(networks))
+    if known is None or known[0] is not networks:
+        if len(_made) >= _MADE:
+            _made.pop(next(iter(_made)), None)
+        known = _made[id(networks)] = networks, Networks(networks)
+    return known[1]
 
 
 @lru_cache(1024)

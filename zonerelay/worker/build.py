@@ -52,7 +52,6 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.parts import ZoneParts
 from zonerelay.routing.mta_sts import HTTPS_PORT
-from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_books
 from zonerelay.store.spool_paths import name_of
@@ -66,6 +65,7 @@ from zonerelay.worker.operators import Parts, build_answers, build_board, build_
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import number_of, open_queue
 from zonerelay.worker.report import DailyReport
+from zonerelay.worker.tables import build_tables
 from zonerelay.worker.webhooks import TellsOthers
 from zonerelay.worker.worker import Worker, retry_of
 
@@ -173,7 +173,8 @@ async def _assemble(
     """Open the queue and make the parts, none of which does anything yet."""
     identity, events, clock = context.identity, context.events, context.clock
     home = settings.spool.path.parent
-    zones = Zones(settings.zone, settings.route)
+    tables = build_tables(settings, clock.now())
+    zones = tables.zones
     worker: Worker | None = None
 
     def notify(name: QueueName, due: float = 0.0) -> None:
@@ -212,7 +213,7 @@ async def _assemble(
     stack.push_async_callback(store.close)
     ids = MessageIdSource(clock, number_of(settings, identity.index, store), last=store.last_message_id())
     sending = Sending(
-        settings,
+        tables,
         context,
         read_body=store.read_body,
         check_claim=store.check_claim,
@@ -338,7 +339,7 @@ async def _assemble(
     is_first = identity.index == 0 and not identity.drains_spool
     report = DailyReport(context, settler=settler, ids=ids, choose_zone=zones.choose, notify=notify)
     assembled = worker = Worker(
-        settings=settings,
+        tables=tables,
         parts=parts,
         endpoints=endpoints,
         history=history,
@@ -411,7 +412,7 @@ async def _start(worker: Worker, stack: AsyncExitStack) -> None:
     await parts.queue.start(parts.scheduler, parts.sending.logins)
     if not identity.drains_spool:
         stack.push_async_callback(worker.close_listeners)
-        await parts.listeners.start(settings, _bind_for_submissions(settings, identity))
+        await parts.listeners.start(settings, worker.tables.rules, _bind_for_submissions(settings, identity))
     if worker.drop is not None:
         stack.push_async_callback(worker.drop.stop)
         worker.drop.start()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
-from zonerelay.config.settings import Settings, read_key_file, srs_secrets, upgraded_at
+from zonerelay.config.settings import Settings, srs_secrets, upgraded_at
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.batch.capturing import Capturing
 from zonerelay.delivery.batch.courier import SmtpCourier
@@ -25,17 +25,16 @@ from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.addresses import OwnAddresses
-from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Batch
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.mta_sts import StsFiles, StsPolicies, policy_directory
 from zonerelay.store.open import open_limits
 from zonerelay.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
+    from zonerelay.worker.tables import Tables
 
 
 class Sending:
@@ -45,7 +44,7 @@ class Sending:
 
     def __init__(
         self,
-        settings: Settings,
+        tables: Tables,
         context: WorkerContext,
         *,
         read_body: ReadBody,
@@ -53,8 +52,8 @@ class Sending:
         resume: Callable[[str], None],
         granted: Callable[[str], None],
     ) -> None:
-        events, clock = context.events, context.clock
-        self._events, self._clock = events, clock
+        settings, events, clock = tables.settings, context.events, context.clock
+        self._events = events
         self._environment = context.environment
         self._granted = granted
         self.dkim_keys: DkimKeys | None = None
@@ -101,7 +100,7 @@ class Sending:
         self._capturing = Capturing(
             settings, read_body=read_body, check_claim=check_claim, clock=clock, trouble=events.trouble
         )
-        self.configure(settings)
+        self.configure(tables)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """As `Courier` has it: by SMTP, or to captured mail."""
@@ -109,19 +108,17 @@ class Sending:
             return await self._capturing.deliver(batch)
         return await self.courier.deliver(batch)
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, tables: Tables) -> None:
         """Go by these settings from now on. Raises ValueError before anything has changed."""
-        destinations = DestinationTable(settings.destination)
-        dkim_keys = build_dkim_keys(settings)
+        settings = tables.settings
         srs = build_srs(settings, self._environment)
         senders = senders_of(settings.credential)
-        if dkim_keys is not None:
-            for note in dkim_keys.advice(self._clock.now()):
-                self._events.lifecycle("advice", note=note)
-        self.dkim_keys, self.srs = dkim_keys, srs
+        for note in tables.advice:
+            self._events.lifecycle("advice", note=note)
+        self.dkim_keys, self.srs = tables.dkim_keys, srs
         largest = max((listener.max_header_size for listener in settings.listener), default=0)
-        self.renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
-        self.router.configure(destinations)
+        self.renderer.configure(keys=tables.dkim_keys, srs=srs, max_header_size=largest)
+        self.router.configure(tables.destinations)
         self.sources.configure(settings.source)
         self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)
         self.logins.configure(settings.credential, senders, settings.zone)
@@ -188,15 +185,6 @@ class Sending:
         await self.logins.close()
         await self._sts.close()
         await self.resolver.close()
-
-
-def build_dkim_keys(settings: Settings) -> DkimKeys | None:
-    """`None` without any [[dkim]]: nothing of it is imported then."""
-    if not settings.dkim:
-        return None
-    from zonerelay.message.dkim.keys import DkimKeys  # noqa: PLC0415
-
-    return DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
 
 
 def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:

@@ -16,21 +16,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, taken_up, webhook_keys
 from zonerelay.control.status import Surface
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
-from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
-from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import name_of, remove_spool
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts
 from zonerelay.worker.report import DailyReport
+from zonerelay.worker.tables import Tables, build_tables
 
 LOOK_EVERY = 1.0
 
@@ -66,14 +67,15 @@ class Worker:
     def __init__(
         self,
         *,
-        settings: Settings,
+        tables: Tables,
         parts: Parts,
         endpoints: Endpoints,
         history: History | None,
         report: DailyReport | None,
         drop: DropDirectory | None,
     ) -> None:
-        self.settings, self.parts, self.endpoints = settings, parts, endpoints
+        self.tables, self.settings = tables, tables.settings
+        self.parts, self.endpoints = parts, endpoints
         self.history, self.report, self.drop = history, report, drop
         self.identity, self.events = parts.context.identity, parts.context.events
         self.clock, self.metrics = parts.context.clock, parts.context.events.metrics
@@ -109,14 +111,14 @@ class Worker:
     async def _reload(self, settings: Settings) -> str:
         parts = self.parts
         try:
-            retry = retry_of(settings, self.settings.outbox, parts.context)
             # Before anything has changed: who cannot be asked to change back is asked last.
-            Rewriting(settings.rewrite)  # the listeners make their own
-            Zones(settings.zone, settings.route)
+            tables = await OPERATORS.run(build_tables, settings, self.clock.now(), self.tables)
+            settings = tables.settings
+            retry = retry_of(settings, self.settings.outbox, parts.context)
             for webhook in settings.webhook:
                 webhook_keys(webhook, parts.context.environment)
-            parts.sending.configure(settings)
-            parts.zones.configure(settings.zone, settings.route)
+            parts.sending.configure(tables)
+            parts.zones.take_up(tables.zones)
             await parts.telling.configure(settings)
         except (ValueError, StoreError) as error:
             return self.refuse(str(error))
@@ -127,11 +129,12 @@ class Worker:
         parts.settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
         parts.scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
-        self.settings = taken_up(self.settings, settings)
+        self.tables = tables = replace(tables, settings=taken_up(self.settings, settings))
+        self.settings = tables.settings
         if self.report is not None:
             await self.report.configure(self.settings)
         if not self.identity.drains_spool:
-            self.problems = (*self.problems, *await parts.listeners.reload(self.settings))
+            self.problems = (*self.problems, *await parts.listeners.reload(self.settings, tables.rules))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))
         return ""
 

@@ -29,7 +29,8 @@ from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import StsFiles, StsPolicies, StsUntold, policy_directory
 from zonerelay.routing.zones.zones import Zones
-from zonerelay.worker.outbound import build_dkim_keys, build_srs
+from zonerelay.worker.outbound import build_srs
+from zonerelay.worker.tables import build_dkim_keys
 
 
 async def offline(settings: Settings, request: Explain) -> Explanation:

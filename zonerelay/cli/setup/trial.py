@@ -275,7 +275,7 @@ def _dkim(settings: Settings, report: Report) -> list[str]:
     from zonerelay.config.credentials.secrets import is_public
     from zonerelay.config.settings import read_key_file
     from zonerelay.message.dkim.keys import read_key
-    from zonerelay.worker.outbound import build_dkim_keys
+    from zonerelay.worker.tables import build_dkim_keys
 
     notes: list[str] = []
     sound = True

@@ -22,7 +22,8 @@ from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
-from zonerelay.worker.outbound import build_dkim_keys, build_srs
+from zonerelay.worker.outbound import build_srs
+from zonerelay.worker.tables import build_dkim_keys
 
 
 def offline(settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]) -> None:

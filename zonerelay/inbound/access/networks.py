@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from zonerelay.config.settings import OPEN_RELAY_WORDS, AccessAction, AccessSettings, ListenerSettings
 from zonerelay.model.reply import Reply
-from zonerelay.routing.addresses import Networks
+from zonerelay.routing.addresses import Networks, networks_of
 from zonerelay.routing.dns.answers import DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal
@@ -183,9 +183,9 @@ class AccessPolicy:
     """Decides per client address, and remembers the latest addresses: they come again."""
 
     def __init__(self, settings: ListenerSettings) -> None:
-        self._networks = Networks(settings.allow_networks)
-        self._proxies = Networks(settings.proxy_networks)
-        self._xclient = Networks(settings.xclient_networks)
+        self._networks = networks_of(settings.allow_networks)
+        self._proxies = networks_of(settings.proxy_networks)
+        self._xclient = networks_of(settings.xclient_networks)
         self._open = settings.open_relay == OPEN_RELAY_WORDS
         self._unix = settings.address.startswith("unix:")
         self._known: dict[str, tuple[str, bool, bool, bool]] = {}

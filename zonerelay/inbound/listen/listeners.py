@@ -67,6 +67,24 @@ class _Kept:
     policy: PolicyRunner | None
 
 
+@dataclass(frozen=True, slots=True)
+class ListenerRules:
+    """The rules of all listeners; `None` where there are none. They are made in advance, because that takes a
+    while where there are many.
+    """
+
+    access: AccessRules | None
+    rewriting: Rewriting | None
+
+
+def build_rules(settings: Settings) -> ListenerRules:
+    """Raises ValueError in words."""
+    return ListenerRules(
+        AccessRules(settings.access) if settings.access else None,
+        Rewriting(settings.rewrite) if settings.rewrite else None,
+    )
+
+
 class Listeners:
     """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose.
 
@@ -177,12 +195,14 @@ class Listeners:
 
     # Start, other settings, stop.
 
-    async def start(self, settings: Settings, submissions: socket.socket | None = None) -> None:
+    async def start(
+        self, settings: Settings, rules: ListenerRules, submissions: socket.socket | None = None
+    ) -> None:
         """Raises ListenError or ValueError; what was started by then is for `stop_accepting`. On the bound
         Unix socket `submissions` another process submits mail, as by `submit` here.
         """
         self._first = settings.listener[0].address
-        self._share(settings)
+        self._share(settings, rules)
         built = [self._build(each) for each in settings.listener]
         for kept in built:
             self._kept.append(kept)
@@ -215,13 +235,10 @@ class Listeners:
             return Local(principal, kept.listener.submissions.submit)
         return None
 
-    async def reload(self, settings: Settings) -> tuple[str, ...]:
+    async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:
         """Take up other settings; what could not be taken up, in words."""
         problems: list[str] = []
-        try:
-            self._share(settings)
-        except ValueError as error:
-            problems.append(f"the access rules stay as they were: {error}")
+        self._share(settings, rules)
         wanted = {each.address: each for each in settings.listener}
         for kept in list(self._kept):
             new = wanted.pop(kept.listener.settings.address, None)
@@ -275,8 +292,7 @@ class Listeners:
 
     # Building.
 
-    def _share(self, settings: Settings) -> None:
-        """Raises ValueError; then everything but the rules has been taken up."""
+    def _share(self, settings: Settings, rules: ListenerRules) -> None:
         self._shared.memory.change(settings.max_session_memory)
         if settings.auth.credentials != self._credentials:
             self._credentials = settings.auth.credentials
@@ -299,8 +315,8 @@ class Listeners:
             self._shared,
             users=self._users,
             named=self._users,
-            access=AccessRules(settings.access) if settings.access else None,
-            rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
+            access=rules.access,
+            rewriting=rules.rewriting,
             srs=self._srs(),
             webhooks=self._webhooks(),
             hash_bodies=bool(settings.dkim),

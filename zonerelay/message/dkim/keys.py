@@ -9,6 +9,7 @@ Import this module only when there is a [[dkim]] entry, because its libraries ta
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,7 +41,9 @@ class DkimEntry:
 
 
 class DkimKeys:
-    """All keys. `ascii_domain` makes A-labels, and raises ValueError for a text that is no domain
+    """All keys; those that `old` has are not tried again.
+
+    `ascii_domain` makes A-labels, and raises ValueError for a text that is no domain
     (routing/idna.py).
     """
 
@@ -50,7 +53,10 @@ class DkimKeys:
         *,
         read: Callable[[Path], bytes],
         ascii_domain: AsciiDomain,
+        old: DkimKeys | None = None,
     ) -> None:
+        self._loaded: dict[bytes, PrivateKey] = {}  # by the SHA-256 of the file
+        self._known: dict[bytes, PrivateKey] = {} if old is None else old._loaded
         self._ascii_domain = ascii_domain
         self._entries: dict[str, list[DkimEntry]] = {}
         self.entries: list[DkimEntry] = []
@@ -58,12 +64,20 @@ class DkimKeys:
         for at, each in enumerate(settings):
             if each.key_file not in loaded:
                 try:
-                    loaded[each.key_file] = read_key(each.key_file, read)
+                    loaded[each.key_file] = read_key(each.key_file, read, self._load)
                 except ValueError as error:
                     raise ValueError(f"dkim[{at}].key_file: {error}") from None
             entry = _entry(each, loaded[each.key_file], f"dkim[{at}]", ascii_domain)
             self.entries.append(entry)
             self._entries.setdefault(entry.domain, []).append(entry)
+        self._known = {}
+
+    def _load(self, pem: bytes) -> PrivateKey:
+        """Takes the key from those before, if it is there: to try a key costs as much as a signature."""
+        digest = hashlib.sha256(pem).digest()
+        key = self._loaded.get(digest) or self._known.get(digest) or load_private_key(pem)
+        self._loaded[digest] = key
+        return key
 
     def for_author(self, domain: str, now: float) -> tuple[DkimKey, ...]:
         """Returns the keys that sign for the domain, RSA before Ed25519; none when no entry is for it."""
@@ -92,10 +106,12 @@ class DkimKeys:
                 yield f"{entries[-1].option}: nothing signs mail of {domain} now: {_why(entries, now)}"
 
 
-def read_key(path: Path, read: Callable[[Path], bytes]) -> PrivateKey:
+def read_key(
+    path: Path, read: Callable[[Path], bytes], load: Callable[[bytes], PrivateKey] = load_private_key
+) -> PrivateKey:
     """Read a key. Raise ValueError, which names the file."""
     try:
-        return load_private_key(read(path))
+        return load(read(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -88,19 +88,21 @@ class Explanation:
 
 
 class Zones:
-    """The zones and routes. `configure` replaces them at a reload; holders of this object see the new ones.
+    """The zones and routes. `take_up` replaces them at a reload; holders of this object see the new ones.
 
-    Both raise ValueError in words when a pattern of a route cannot be used; then nothing has changed.
+    Raises ValueError in words when a pattern of a route cannot be used.
     """
 
     def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
-        self.configure(zones, routes)
-
-    def configure(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
-        rules = tuple(Rule(route, number) for number, route in enumerate(routes, start=1))
-        self._rules, self._index = rules, _index(routes)
+        self._rules = tuple(Rule(route, number) for number, route in enumerate(routes, start=1))
+        self._index = _index(routes)
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
+
+    def take_up(self, other: Zones) -> None:
+        """Choose as the other does from now on."""
+        self._rules, self._index = other._rules, other._index
+        self._zones, self._default = other._zones, other._default
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -379,6 +379,7 @@ class Metrics:
             "result",
             declared=DKIM_RESULTS,
         )
+        self._declared: set[str] = set()
         self._suspended = made.labelled(
             "zonerelay_destinations_suspended_total", "Times a destination was suspended.", "zone"
         )
@@ -478,6 +479,9 @@ class Metrics:
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""
         for zone in zones:
+            if zone in self._declared:
+                continue
+            self._declared.add(zone)
             self._deliveries.declare((zone, outcome) for outcome in OUTCOMES)
             self._suspended.declare([(zone,)])
             self._outbound_tls.declare((zone, *words) for words in TLS_RESULTS)

@@ -1,0 +1,88 @@
+"""What is made of the long tables of the configuration: rules, routes and keys.
+
+To make it may take a second for ten thousand entries, so a reload does that in a thread, and the event loop
+is handed the result. Settings that have not changed stay the objects that they were: to compare them again
+costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zonerelay.config.settings import REPEATED, Settings, read_key_file
+from zonerelay.inbound.listen.listeners import ListenerRules, build_rules
+from zonerelay.routing.addresses import networks_of
+from zonerelay.routing.destinations.destination_table import DestinationTable
+from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.zones.zones import Zones
+
+if TYPE_CHECKING:
+    from zonerelay.message.dkim.keys import DkimKeys
+
+_NAMED = {"zone": "name", "listener": "address"}
+"""Tables with a key of their own, which are compared one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """`dkim_keys` are `None` without any; `advice` is about them."""
+
+    settings: Settings
+    destinations: DestinationTable
+    zones: Zones
+    rules: ListenerRules
+    dkim_keys: DkimKeys | None
+    advice: tuple[str, ...]
+
+
+def build_tables(settings: Settings, now: float, old: Tables | None = None) -> Tables:
+    """Make the tables, except those of `old` for which nothing has changed. Blocks. Raises ValueError in
+    words.
+    """
+    before = None if old is None else old.settings
+    if before is not None:
+        settings = _with_objects_of(before, settings)
+
+    def changed(*names: str) -> bool:
+        return old is None or any(
+            getattr(settings, name) is not getattr(old.settings, name) for name in names
+        )
+
+    for each in settings.listener:
+        for networks in (each.allow_networks, each.proxy_networks, each.xclient_networks):
+            networks_of(networks)
+    dkim_keys = build_dkim_keys(settings, None if old is None else old.dkim_keys)
+    return Tables(
+        settings,
+        DestinationTable(settings.destination) if old is None or changed("destination") else old.destinations,
+        Zones(settings.zone, settings.route) if old is None or changed("zone", "route") else old.zones,
+        build_rules(settings) if old is None or changed("access", "rewrite") else old.rules,
+        dkim_keys,
+        () if dkim_keys is None else tuple(dkim_keys.advice(now)),
+    )
+
+
+def build_dkim_keys(settings: Settings, old: DkimKeys | None = None) -> DkimKeys | None:
+    """`None` without any [[dkim]]: nothing of it is imported then. Keys of `old` are not tried again. Raises
+    ValueError in words.
+    """
+    if not settings.dkim:
+        return None
+    from zonerelay.message.dkim.keys import DkimKeys  # noqa: PLC0415
+
+    return DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain, old=old)
+
+
+def _with_objects_of(old: Settings, new: Settings) -> Settings:
+    """Returns the new settings, with the old object for each table that is equal."""
+    found: dict[str, object] = {}
+    for name in REPEATED:
+        before, after = getattr(old, name), getattr(new, name)
+        if before == after:
+            found[name] = before
+        elif name in _NAMED:
+            known = {getattr(each, _NAMED[name]): each for each in before}
+            same = ((known.get(getattr(each, _NAMED[name])), each) for each in after)
+            found[name] = tuple(there if there == each else each for there, each in same)
+    return replace(new, **found)  # type: ignore[arg-type]
