@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from zonerelay.model.message_id import MessageId
@@ -144,16 +145,16 @@ class QueueKeeper:
 
     def sweep(self, last: MessageId | None) -> None:
         """Count what is stored, and remove uploads up to `last` that never ended, in the background."""
-        self._start(self._count(), "count the queue")
+        self._start(self._count, "count the queue")
         if last is not None:
-            self._start(self._remove_aborted(last), "remove uploads that never ended")
+            self._start(partial(self._remove_aborted, last), "remove uploads that never ended")
         if self._watches:
             self._tasks.start(self.space.run())
 
-    def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:  # Any: what a coroutine sends
+    def _start(self, work: Callable[[], Awaitable[None]], what: str) -> None:
         async def run() -> None:
             try:
-                await work
+                await work()
             except StoreError as error:
                 _log.warning("could not %s: %s", what, error)
 
@@ -226,10 +227,12 @@ class QueueKeeper:
         self.health.refusal = None
         self.health.set("write", None)
         for message_id in self._cut_off:
-            self._start(self._clear(records.message_prefix(message_id)), "remove an upload that failed")
+            self._start(
+                partial(self._clear, records.message_prefix(message_id)), "remove an upload that failed"
+            )
         self._cut_off.clear()
-        self._start(self._count(), "count the queue")
-        self._start(self._tell_news(), "look for mail that was refused and is stored")
+        self._start(self._count, "count the queue")
+        self._start(self._tell_news, "look for mail that was refused and is stored")
 
     async def _tell_news(self) -> None:
         """Mail whose commit was refused may be stored all the same."""

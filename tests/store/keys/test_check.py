@@ -1,0 +1,249 @@
+"""Check and repair of a queue over any engine: each fault is found and mended, and moving mail is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import NOW, body_of, message_id, store_message
+from tests.store.keys.places import PLACES, Place
+from tests.store.keys.test_queue import around, partition_of
+from tests.store.test_spool_check import FOUR, ONE, mixed
+from zonerelay.model.clock import SystemClock
+from zonerelay.model.queue_name import queue_of
+from zonerelay.store.check import Contents, Fault, Findings, Repaired, Salvaged
+from zonerelay.store.common import records
+from zonerelay.store.contract import CHUNK_SIZE, Finish, Kept, Store, StoreError
+from zonerelay.store.keys.offline import check_engine, repair_engine
+from zonerelay.store.keys.partition import Partition, open_partition
+from zonerelay.store.keys.port import Engine, Write, pages
+from zonerelay.store.keys.queue import open_queue
+
+ENGINES = [
+    "memory",
+    *(pytest.param(name, marks=pytest.mark.proof) for name in ("postgres", "redis", "directory", "s3")),
+]
+Change = Callable[[Partition], Awaitable[None]]
+
+
+class Queue:
+    """One queue, and what an operator does to it."""
+
+    def __init__(self, place: Place) -> None:
+        self.engine: Engine = place.engine()
+        self._other: Engine = place.engine()
+        self._kept = place.directory / "kept.jsonl"
+
+    async def close(self) -> None:
+        await self.engine.close()
+        await self._other.close()
+
+    async def store(self) -> Store:
+        return await open_queue(partial(partition_of, self.engine), around())
+
+    async def change(self, change: Change) -> None:
+        partition = await open_partition(self.engine, 0, token="here", clock=SystemClock(), wait=10.0)
+        await change(partition)
+        await partition.close()
+
+    async def checked(self) -> tuple[Contents, Findings]:
+        findings = Findings()
+        return await check_engine(self._other, findings, lambda done, total: None), findings
+
+    async def counts(self) -> dict[Fault, int]:
+        return dict((await self.checked())[1].counts)
+
+    async def repaired(self, *, carry_out: bool = True) -> tuple[Repaired, dict[str, tuple[Salvaged, bytes]]]:
+        found: dict[str, tuple[Salvaged, bytes]] = {}
+
+        def salvage(each: Salvaged) -> None:
+            found[each.message_id] = each, b"".join(each.body())
+
+        done = await repair_engine(
+            self.engine,
+            salvage,
+            lambda done, total: None,
+            kept=self._kept,
+            carry_out=carry_out,
+            clock=SystemClock(),
+        )
+        return done, found
+
+
+@pytest.fixture(params=ENGINES)
+async def queue(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Queue]:
+    place = PLACES[request.param](tmp_path)
+    made = Queue(place)
+    yield made
+    await made.close()
+    place.close()
+
+
+@pytest.fixture
+async def filled(queue: Queue) -> Queue:
+    store = await queue.store()
+    await mixed(store)
+    await store.close()
+    return queue
+
+
+async def keys_of(partition: Partition, start: bytes) -> list[bytes]:
+    return [key async for rows in pages(partition, start, start + b"\xff") for key, _ in rows]
+
+
+def remove(*starts: bytes) -> Change:
+    async def change(partition: Partition) -> None:
+        for start in starts:
+            await partition.write(Write({(await keys_of(partition, start))[0]: None}))
+
+    return change
+
+
+def put(start: bytes, value: bytes, *, behind: bytes = b"") -> Change:
+    async def change(partition: Partition) -> None:
+        await partition.write(Write({(await keys_of(partition, start))[0] + behind: value}))
+
+    return change
+
+
+def put_new(key: bytes, value: bytes = b"") -> Change:
+    async def change(partition: Partition) -> None:
+        await partition.write(Write({key: value}))
+
+    return change
+
+
+# What is changed, what the check finds, and how many deliveries are left of ten.
+CASES: dict[str, tuple[Change, dict[Fault, int], int]] = {
+    "a chunk is gone": (remove(b"message %b 000002" % ONE), {Fault.CHUNK_MISSING: 1}, 8),
+    "a chunk is short": (put(b"message %b 000002" % ONE, b"xx"), {Fault.WRONG_SIZE: 1}, 8),
+    "a chunk too many": (put(b"message %b 000003" % ONE, b"", behind=b"4"), {Fault.WRONG_SIZE: 1}, 8),
+    "no metadata": (remove(b"message %b *" % ONE), {Fault.BAD_RECORD: 1}, 8),
+    "it does not exist": (remove(b"message %b #" % ONE), {Fault.BAD_RECORD: 1}, 10),
+    "chunks alone": (
+        remove(b"message %b *" % ONE, b"message %b #" % ONE),
+        {Fault.CHUNKS_ALONE: 1, Fault.DELIVERY_ALONE: 1},
+        8,
+    ),
+    "no delivery": (remove(b"delivery-zone default %016x" % 2), {Fault.MESSAGE_ALONE: 1}, 9),
+    "one delivery fewer": (
+        remove(b"delivery-zone other%%20zone %b e9" % FOUR),
+        {Fault.WRONG_COUNT: 1, Fault.INDEX_STRAY: 1},
+        9,
+    ),
+    "a count is gone": (remove(b"meta open %b" % FOUR), {Fault.WRONG_COUNT: 1}, 10),
+    "a count is wrong": (put(b"meta open %b" % FOUR, b"5"), {Fault.WRONG_COUNT: 1}, 10),
+    "a count of nothing": (put(b"meta open %b" % FOUR, b"1", behind=b"x"), {Fault.BAD_RECORD: 1}, 10),
+    "a count of no message": (put_new(b"meta open 00000000000000ff", b"3"), {Fault.WRONG_COUNT: 1}, 10),
+    "an index is gone": (remove(b"deferred-zone other%20zone "), {Fault.INDEX_MISSING: 1}, 10),
+    "an index is stray": (
+        put(b"deferred-zone other%20zone ", b"", behind=b"x"),
+        {Fault.INDEX_STRAY: 1},
+        10,
+    ),
+    "a record has no sense": (put(b"delivery-zone default %b a" % ONE, b"{"), {Fault.BAD_RECORD: 1}, 9),
+    "metadata has no sense": (put(b"message %b *" % ONE, b"[]"), {Fault.BAD_RECORD: 1}, 8),
+    "an unknown key": (put_new(b"meta formats"), {}, 10),
+    "a stranger's key": (put_new(b"zz"), {Fault.BAD_RECORD: 1}, 10),
+    "a key is never forgotten": (
+        remove(records.ONCE_UNTIL_PREFIX),
+        {Fault.INDEX_MISSING: 1},
+        10,
+    ),
+    "a key is forgotten that is not there": (remove(records.ONCE_PREFIX), {Fault.INDEX_STRAY: 1}, 10),
+}
+
+
+async def test_a_sound_queue_is_clean_and_stays_as_it_was(filled: Queue) -> None:
+    contents, findings = await filled.checked()
+    assert not findings.counts
+    assert (contents.messages, contents.deliveries) == (4, 10)
+    assert contents.octets > 2 * CHUNK_SIZE
+    assert await filled.repaired(carry_out=False) == (Repaired(before=10, after=10), {})
+    assert await filled.repaired() == (Repaired(before=10, after=10), {})
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_each_fault_is_found_and_mended(filled: Queue, name: str) -> None:
+    change, expected, left = CASES[name]
+    store = await filled.store()
+    await store_message(store, 5, "f@one.example")
+    await store.keep_keys([("a" * 64, Kept(message_id(5), "digest", NOW + 60))])
+    await store.close()
+    await filled.change(change)
+    assert await filled.counts() == expected
+    looked, none = await filled.repaired(carry_out=False)
+    assert not none
+    assert await filled.counts() == expected
+    done, _ = await filled.repaired()
+    assert (done.lost, done.before, done.after) == (looked.lost, looked.before, looked.after)
+    assert (done.before - done.after > 0) <= bool(done.lost)
+    assert done.after == left + 1
+    assert await filled.counts() == {}
+
+
+async def test_what_can_be_read_stays_and_the_rest_is_salvaged(filled: Queue) -> None:
+    for change in (
+        remove(b"message %b 000002" % ONE, b"delivery-zone default %016x" % 2),
+        put(b"delivery-zone other%%20zone %b e9" % FOUR, b"{"),
+    ):
+        await filled.change(change)
+    looked, none = await filled.repaired(carry_out=False)
+    done, salvaged = await filled.repaired()
+    assert (none, looked.kept, (done.before, done.after)) == ({}, "", (10, 6))
+    one, body = salvaged[ONE.decode()]
+    assert (one.is_whole, len(body)) == (False, CHUNK_SIZE + 5)
+    two, body = salvaged[message_id(2)]
+    assert (two.is_whole, two.unknown, body) == (True, ("c@one.example",), b"")
+    four, body = salvaged[FOUR.decode()]
+    assert (four.is_whole, four.unknown, body) == (True, ("e9@late.example",), b"Subject: four\r\n\r\n")
+    kept = [json.loads(line)["where"] for line in Path(done.kept).read_text().splitlines()]
+    assert {ONE.decode(), message_id(2), FOUR.decode()} <= {each.split()[-2] for each in kept}
+    store = await filled.store()
+    claimed = await store.claim(queue_of("default"), 10, now=NOW)
+    assert [each.recipient for each in claimed] == ["d@one.example"]
+    assert await body_of(store, message_id(3))
+    assert len(await store.claim(queue_of("other zone"), 10, now=NOW + 100)) == 5
+    await store.close()
+
+
+async def test_mail_that_comes_and_goes_is_no_fault(queue: Queue) -> None:
+    store = await queue.store()
+    await mixed(store)
+    done, fed = False, 0
+
+    async def feed() -> None:
+        """Every third message leaves again."""
+        nonlocal fed
+        while not done:
+            stored = await store_message(store, 100 + fed, f"r{fed}@one.example", body=b"x" * 9000)
+            if fed % 3 == 0:
+                await store.settle([Finish(each) for each in stored])
+            fed += 1
+
+    feeding = asyncio.create_task(feed())
+    for _ in range(5):
+        assert set(await queue.counts()) <= {Fault.CHUNKS_ALONE}
+    done = True
+    await feeding
+    await store.close()
+
+
+@pytest.mark.parametrize("name", ["memory", "postgres", "redis"])
+async def test_a_relay_that_lives_is_in_the_way(tmp_path: Path, name: str) -> None:
+    place = PLACES[name](tmp_path)
+    queue = Queue(place)
+    store = await queue.store()
+    await mixed(store)
+    for carry_out in (False, True):
+        with pytest.raises(StoreError, match=r"relays use the queue|is in use"):
+            await queue.repaired(carry_out=carry_out)
+    await store.close()
+    assert (await queue.repaired())[0].after == 10
+    await queue.close()
+    place.close()

@@ -1,0 +1,593 @@
+"""Compares the records of one partition with each other: what `spool check` prints and `spool repair` mends.
+
+One walk in key order finds the messages that something is wrong with. Each of them is then read again, until
+two readings say the same, and only what the last one says counts. So a queue may be in use: pages of a walk
+are different moments, and mail that comes or goes between two of them is no fault.
+
+With a RecordRepair the same walk makes the partition sound: whole messages stay, with what belongs to them in
+indexes and counts, and what is not whole goes to the salvage. Each message is one atomic write. A repair that
+is killed has mended some messages, and another one mends the rest.
+
+Memory: a page, eight bytes for each delivery, sixteen for each message in part delivered, and the rows of one
+message without its body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.store.check import HARMLESS, Contents, Fault, Findings, Tell
+from zonerelay.store.common import records
+from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
+from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages
+from zonerelay.store.keys.repair import RecordRepair, Remnant, recipient_in
+from zonerelay.store.leveldb.write_plan import due_time
+
+_END = 1 << 64
+_FEW = 100
+_READINGS = 5
+"""A message that changes is read so often at most."""
+_TELL_EVERY = 1024 * 1024
+_BATCH = 500
+_META = b"meta "
+_OPEN_COUNTS = b"meta open "
+_KNOWN = (
+    (records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)),
+    (records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)),
+    (records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)),
+    (records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)),
+    (_META, records.after(_META)),
+)
+"""The ranges of a queue, in order. What lies between them is nothing that a release has written."""
+_NO_RECORD = "no record of a spool has such a key"
+
+Value = bytes | StoreCorruptError
+Told = tuple[Fault, str, str]
+"""A fault of a message: what it is, the key, and the words."""
+
+
+Apply = Callable[[Write], Awaitable[None]]
+"""Makes a write durable, whole. Raises StoreError."""
+
+
+class _Parts(NamedTuple):
+    """The rows of a message: `sizes` of the chunks by the last field of their keys, -1 where one cannot be
+    read.
+    """
+
+    exists: Value | None
+    metadata: Value | None
+    sizes: dict[bytes, int]
+    strange: list[bytes]
+
+
+@dataclass(slots=True)
+class _Examined:
+    """A message as one reading finds it. `kept` are its rows without chunks."""
+
+    parts: _Parts
+    faults: list[Told] = field(default_factory=list)
+    message: Message | None = None
+    why: str = ""
+    deliveries: list[tuple[bytes, Delivery]] = field(default_factory=list)
+    unreadable: list[bytes] = field(default_factory=list)
+    open: int | None = None
+    kept: dict[bytes, bytes] = field(default_factory=dict)
+
+
+async def compare(
+    reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0, expects: Sequence[bytes] = ()
+) -> Contents:
+    """Check a partition. `octets` is its size if that is known. `expects` are prefixes of keys that other
+    parts of the relay have there. Raises StoreError.
+    """
+    return await _Comparison(reader, findings, tell, octets, expects).run()
+
+
+async def mend(
+    reader: KeyReader,
+    repair: RecordRepair,
+    tell: Tell,
+    write: Apply | None,
+    *,
+    octets: int = 0,
+    expects: Sequence[bytes] = (),
+) -> Contents:
+    """Make a partition sound that has no other writer; without `write` only say what that takes. Returns
+    what was there before. Raises StoreError and OSError; what was mended until then is durable.
+    """
+    comparison = _Comparison(reader, Findings(), tell, octets, expects)
+    comparison.repair, comparison.write = repair, write
+    contents = await comparison.run()
+    if write is not None:
+        left = Findings()
+        await compare(reader, left, tell, octets=octets, expects=expects)
+        if left.is_damaged:
+            first = next(each for each in left.kept if each.fault not in HARMLESS)
+            raise StoreError(f"the repaired spool is not sound: {first}")
+    return contents
+
+
+class _Comparison:
+    """One walk."""
+
+    def __init__(
+        self, reader: KeyReader, findings: Findings, tell: Tell, octets: int, expects: Sequence[bytes]
+    ) -> None:
+        self._reader = reader
+        self._findings = findings
+        self._tell = tell
+        self._total = octets
+        self._known = sorted([*_KNOWN, *((each, records.after(each)) for each in expects)])
+        self._octets = self._told = 0
+        self._index_sum = 0
+        self._ids: dict[bytes, array[int]] = {}
+        """The message ids of the deliveries of each queue, in order, by the prefix of its keys."""
+        self._suspects = array("Q")
+        self._messages = self._deliveries = 0
+        self._changes: dict[bytes, bytes | None] = {}
+        self.repair: RecordRepair | None = None
+        self.write: Apply | None = None
+
+    async def run(self) -> Contents:
+        await self._note_deliveries()
+        await self._walk_messages()
+        for number, _ in itertools.groupby(sorted(self._suspects)):
+            await self._examine_again(MessageId(f"{number:016x}"))
+        await self._compare_index()
+        await self._compare_once()
+        await self._look_between()
+        await self._flush()
+        self._tell(self._octets, max(self._octets, self._total))
+        return Contents(self._messages, self._deliveries, self._octets)
+
+    # --- reading
+
+    async def _pages(self, start: bytes, end: bytes) -> AsyncIterator[list[tuple[bytes, Value]]]:
+        """Rows of a range. A value that cannot be read is an error in its place."""
+        cursor: bytes | None = start
+        while cursor is not None:
+            found: list[tuple[bytes, Value]] = []
+            at = cursor
+            try:
+                rows, cursor = await self._reader.page(at, end)
+                found += rows
+            except StoreCorruptError:
+                rows, cursor = await self._reader.page(at, end, rows=_FEW, values=False)
+                for key, _ in rows:
+                    if (value := await self._get(key)) is not None:
+                        found.append((key, value))
+            self._octets += sum(len(key) + len(value) for key, value in rows)
+            if self._octets - self._told >= _TELL_EVERY:
+                self._told = self._octets
+                self._tell(self._octets, max(self._octets, self._total))
+            if found:
+                yield found
+
+    async def _get(self, key: bytes) -> Value | None:
+        try:
+            (value,) = await self._reader.get([key])
+        except StoreCorruptError as error:
+            return error
+        return value
+
+    # --- deliveries
+
+    async def _note_deliveries(self) -> None:
+        """Walk deliveries and their indexes."""
+        async for keys in self._pages(records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)):
+            for key, _ in keys:
+                self._index_sum += _hash(key)
+                await self._parsed(key)
+        async for keys in self._pages(records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)):
+            for key, _ in keys:
+                await self._parsed(key)  # they are hints, and stray ones are nothing
+        async for rows in self._pages(records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)):
+            for key, value in rows:
+                if (named := await self._parsed(key)) is None:
+                    continue
+                number = int(named.message_id, 16)
+                self._ids.setdefault(records.queue_prefix(named.queue), array("Q")).append(number)
+                try:
+                    due = due_time(records.decode_record(named, _read(value)))
+                except StoreCorruptError:
+                    self._suspects.append(number)
+                else:
+                    self._index_sum -= _hash(records.deferred_key(named, due)) if due else 0
+
+    async def _parsed(self, key: bytes) -> DeliveryKey | None:
+        try:
+            named = records.parse_delivery_key(key)
+        except StoreCorruptError as error:
+            await self._remove(key, Fault.BAD_RECORD, str(error))
+            return None
+        if not is_message_id(named.message_id):
+            await self._remove(key, Fault.BAD_RECORD, "its message id is none")
+            return None
+        return named
+
+    # --- messages
+
+    async def _walk_messages(self) -> None:
+        counts: tuple[array[int], array[int]] = (array("Q"), array("q"))
+        async for rows in self._pages(_OPEN_COUNTS, records.after(_OPEN_COUNTS)):
+            for key, value in rows:
+                identity = key[len(_OPEN_COUNTS) :].decode("ascii", "replace")
+                if is_message_id(identity):
+                    counts[0].append(int(identity, 16))
+                    counts[1].append(_count(value))
+                else:
+                    await self._remove(key, Fault.BAD_RECORD, "its message id is none")
+        owed = _Sorted(_counted(heapq.merge(*self._ids.values())), self._suspects)
+        open_counts = _Sorted(zip(*counts, strict=True), self._suspects)
+        current, rows_of = b"", list[tuple[bytes, Value]]()
+        async for page in self._pages(*_KNOWN[3]):
+            for key, value in page:
+                identity_of, _, part = key[len(records.MESSAGE_PREFIX) :].partition(b" ")
+                if identity_of != current:
+                    await self._note_message(current, rows_of, owed, open_counts)
+                    current, rows_of = identity_of, []
+                rows_of.append((part, _sized(part, value)))
+        await self._note_message(current, rows_of, owed, open_counts)
+        owed.take(_END)
+        open_counts.take(_END)
+        self._deliveries = sum(map(len, self._ids.values()))
+
+    async def _note_message(
+        self, raw: bytes, rows: list[tuple[bytes, Value]], owed: _Sorted, open_counts: _Sorted
+    ) -> None:
+        if not rows:
+            return
+        identity = raw.decode("ascii", "replace")
+        if not is_message_id(identity):
+            for part, _ in rows:
+                key = b"%b%b%b" % (records.MESSAGE_PREFIX, raw, b" " + part if part else b"")
+                await self._remove(key, Fault.BAD_RECORD, "its message id is none")
+            return
+        number = int(identity, 16)
+        found = _Examined(_parts(rows), open=open_counts.take(number))
+        self._messages += found.parts.metadata is not None and found.parts.exists is not None
+        _judge(MessageId(identity), found, owed.take(number) or 0)
+        if found.faults:
+            self._suspects.append(number)
+
+    async def _examine_again(self, identity: MessageId) -> None:
+        found = await self._examine(identity)
+        for _ in range(_READINGS):
+            if not found.faults:
+                return
+            before, found = found, await self._examine(identity)
+            if before.faults == found.faults:
+                break
+        for fault, where, what in found.faults:
+            self._findings.add(fault, where, what, identity)
+        if self.repair is not None:
+            await self._mend(self.repair, identity, found)
+
+    async def _examine(self, identity: MessageId) -> _Examined:
+        """Read one message, and say what is wrong with it."""
+        prefix = records.message_prefix(identity)
+        rows: list[tuple[bytes, Value]] = []
+        kept: dict[bytes, bytes] = {}
+        async for page in self._pages(prefix, records.after(prefix)):
+            for key, value in page:
+                part = key[len(prefix) :]
+                rows.append((part, _sized(part, value)))
+                if not part.isdigit() and isinstance(value, bytes):
+                    kept[key] = value
+        found = _Examined(_parts(rows), kept=kept)
+        there = 0
+        for queue in sorted(self._ids):
+            mine = b"%b%b " % (queue, identity.encode("ascii"))
+            async for page in self._pages(mine, records.after(mine)):
+                for key, value in page:
+                    there += 1
+                    kept[key] = value if isinstance(value, bytes) else b""
+                    try:
+                        named = records.parse_delivery_key(key)
+                        found.deliveries.append((key, records.decode_record(named, _read(value))))
+                    except StoreCorruptError as error:
+                        found.unreadable.append(key)
+                        found.faults.append((Fault.BAD_RECORD, _shown(key), str(error)))
+        count = await self._get(records.open_count_key(identity))
+        if count is not None:
+            found.open = _count(count)
+            kept[records.open_count_key(identity)] = _read(count, b"")
+        _judge(identity, found, there)
+        return found
+
+    # --- indexes
+
+    async def _compare_index(self) -> None:
+        """Compare the index of due times entry by entry, if its sum says that it differs, or after changes.
+        An entry and its delivery are read at one moment before they are told.
+        """
+        if not self._index_sum and self.repair is None:
+            return
+        async for page in self._pages(records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)):
+            for key, _ in page:
+                try:
+                    named = records.parse_delivery_key(key)
+                except StoreCorruptError:
+                    continue
+                where = records.delivery_key(named)
+                entry, value = await self._both(key, where)
+                if entry is not None and value is None:
+                    what = "there is no such delivery"
+                    await self._remove(key, Fault.INDEX_STRAY, what, named.message_id, old=False)
+                elif entry is not None and _due(named, value) not in (None, key):
+                    what = "the delivery is due at another time"
+                    await self._remove(key, Fault.INDEX_STRAY, what, named.message_id, old=False)
+        async for page in self._pages(records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)):
+            due = [each for each in map(_due_of, page) if each is not None]
+            try:
+                found = await self._reader.get([key for _, key in due])
+            except StoreCorruptError:
+                found = [None] * len(due)
+            for (named, key), listed in zip(due, found, strict=True):
+                if listed is None:
+                    where = records.delivery_key(named)
+                    entry, value = await self._both(key, where)
+                    if entry is None and _due(named, value) == key:
+                        what = "it is deferred, and in no index"
+                        self._findings.add(Fault.INDEX_MISSING, _shown(where), what, named.message_id)
+                        await self._change(key, b"")
+
+    async def _both(self, first: bytes, second: bytes) -> Sequence[Value | None]:
+        try:
+            return await self._reader.get([first, second])
+        except StoreCorruptError:
+            return [await self._get(first), await self._get(second)]
+
+    async def _compare_once(self) -> None:
+        """Idempotency keys and the index by which they are forgotten. An identity that was used again may
+        have several entries; those of earlier uses go when their time has come.
+        """
+        start = len(records.ONCE_PREFIX)
+        async for page in self._pages(records.ONCE_PREFIX, records.after(records.ONCE_PREFIX)):
+            for key, value in page:
+                try:
+                    identity = key[start:].decode("ascii", "replace")
+                    index = records.once_until_key(identity, records.decode_kept(_read(value)).until)
+                except (StoreCorruptError, UnicodeError) as error:
+                    await self._remove(key, Fault.BAD_RECORD, str(error))
+                    continue
+                if await self._get(index) is None and await self._get(key) == value:
+                    what = "it is in no index, so that it is never forgotten"
+                    self._findings.add(Fault.INDEX_MISSING, _shown(key), what)
+                    await self._change(index, b"")
+        async for page in self._pages(records.ONCE_UNTIL_PREFIX, records.after(records.ONCE_UNTIL_PREFIX)):
+            for key, _ in page:
+                entry, once = await self._both(key, records.ONCE_PREFIX + key.rpartition(b" ")[2])
+                if entry is not None and once is None:
+                    await self._remove(key, Fault.INDEX_STRAY, "there is no such idempotency key", old=False)
+
+    async def _look_between(self) -> None:
+        start = b"\x01"
+        for first, end in [*self._known, (b"\xff", b"")]:
+            async for page in pages(self._reader, start, first, values=False):
+                for key, _ in page:
+                    await self._remove(key, Fault.BAD_RECORD, _NO_RECORD)
+            start = end
+
+    # --- mending
+
+    async def _mend(self, repair: RecordRepair, identity: MessageId, found: _Examined) -> None:
+        """Put right what belongs to one message, or take it out and hand it over."""
+        if all(fault in HARMLESS for fault, _, _ in found.faults) and not repair.takes_uploads:
+            return  # the next start removes an upload that never ended
+        message, deliveries = found.message, [each for _, each in found.deliveries]
+        wanted = 0 if message is None else len(message.envelope.recipients)
+        there = len(deliveries) + len(found.unreadable)
+        remains = Remnant(
+            identity,
+            message,
+            found.why or ("" if message is not None else "its record is missing"),
+            tuple(deliveries),
+            tuple(recipient_in(key.rpartition(b" ")[2]) for key in found.unreadable),
+            gone=max((wanted if found.open is None else found.open) - there, 0) if message else 0,
+            repeats=0 if found.open is None or message is None else max(there - found.open, 0),
+            pieces=lambda: self._body(identity),
+            old=found.kept,
+        )
+        changes: dict[bytes, bytes | None]
+        prefix, count = records.message_prefix(identity), records.open_count_key(identity)
+        if await repair.judge(remains):
+            changes = dict.fromkeys([*(key for key, _ in found.deliveries), *found.unreadable, count])
+            ranges = [KeyRange(prefix, records.after(prefix))]
+        else:
+            assert message is not None
+            ranges = []
+            changes = dict.fromkeys([*found.unreadable, *(prefix + part for part in found.parts.strange)])
+            changes[records.exists_key(identity)] = b"%d" % message.envelope.created
+            changes[count] = None if wanted == len(deliveries) else b"%d" % len(deliveries)
+        if self.write is not None:
+            await self.write(Write(changes, ranges, makes_room=True))
+
+    async def _body(self, identity: MessageId) -> AsyncIterator[bytes]:
+        """What can be read of it."""
+        prefix = records.message_prefix(identity)
+        async for page in self._pages(prefix + b"0", prefix + b":"):
+            for key, value in page:
+                if key[len(prefix) :].isdigit() and isinstance(value, bytes):
+                    yield value
+
+    async def _remove(
+        self, key: bytes, fault: Fault, what: str, identity: str = "", *, old: bool = True
+    ) -> None:
+        self._findings.add(fault, _shown(key), what, identity)
+        if self.repair is not None and old:
+            value = await self._get(key)
+            self.repair.lose(f"{_shown(key)}: {what}")
+            self.repair.keep({key: value if isinstance(value, bytes) else b""})
+        await self._change(key, None)
+
+    async def _change(self, key: bytes, value: bytes | None) -> None:
+        if self.write is not None:
+            self._changes[key] = value
+            if len(self._changes) >= _BATCH:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        if self._changes:
+            assert self.write is not None
+            changes, self._changes = self._changes, {}
+            await self.write(Write(changes, makes_room=True))
+
+
+# --- judging
+
+
+def _judge(identity: MessageId, found: _Examined, there: int) -> None:
+    """Say what is wrong with a message that has `there` deliveries."""
+    exists, metadata, sizes, strange = found.parts
+    prefix = records.message_prefix(identity)
+    where = _shown(prefix)
+
+    def add(fault: Fault, key: str, what: str) -> None:
+        found.faults.append((fault, key, what))
+
+    for part in strange:
+        add(Fault.BAD_RECORD, _shown(prefix + part), "no record has such a key")
+    if metadata is None and exists is None:
+        if sizes:
+            add(Fault.CHUNKS_ALONE, where, f"{len(sizes):,} chunks of a body")
+        if there:
+            add(Fault.DELIVERY_ALONE, f"delivery-zone … {identity} …", "its message has no record")
+    else:
+        if metadata is None or exists is None:
+            add(Fault.BAD_RECORD, where, f"there is no {'*' if metadata is None else '#'}")
+        if metadata is not None:
+            try:
+                found.message = records.decode_message(identity, _read(metadata))
+            except StoreCorruptError as error:
+                found.why = str(error)
+                is_read = isinstance(metadata, bytes)
+                add(Fault.BAD_RECORD if is_read else Fault.UNREADABLE, f"{where} *", found.why)
+            else:
+                if (fault := _body_fault(found.message, sizes)) is not None:
+                    found.why = f"its body is not whole: {fault[1]}"
+                    add(fault[0], where, fault[1])
+        if not there:
+            add(Fault.MESSAGE_ALONE, where, "no delivery belongs to it")
+    if (said := _wrong_count(found, there)) is not None:
+        add(Fault.WRONG_COUNT, _shown(records.open_count_key(identity)), f"{said}, there are {there:,}")
+
+
+def _wrong_count(found: _Examined, there: int) -> str | None:
+    """What the count of open deliveries says, if that is wrong."""
+    wanted = there if found.message is None else len(found.message.envelope.recipients)
+    if found.open is None:
+        return None if there in (0, wanted) else "it is not there"
+    if found.open == there:
+        return None
+    return "it makes no sense" if found.open < 0 else f"it says {found.open:,}"
+
+
+def _body_fault(message: Message, sizes: dict[bytes, int]) -> tuple[Fault, str] | None:
+    if unreadable := [int(number) for number, size in sizes.items() if size < 0]:
+        shown = ", ".join(map(str, unreadable[:5]))
+        return Fault.UNREADABLE, f"chunks that cannot be read, of {message.chunks:,}: {shown}"
+    if missing := [number for number in range(1, message.chunks + 1) if b"%06d" % number not in sizes]:
+        shown = ", ".join(map(str, missing[:5]))
+        return Fault.CHUNK_MISSING, f"of {message.chunks:,}: {shown}"
+    if len(sizes) > message.chunks:
+        return Fault.WRONG_SIZE, f"{len(sizes):,} chunks, not {message.chunks:,}"
+    octets = sum(sizes.values())
+    full = (size == CHUNK_SIZE for number, size in sizes.items() if int(number) < message.chunks)
+    if octets != message.size or not all(full):
+        return Fault.WRONG_SIZE, f"its chunks have {octets:,} octets, not {message.size:,}"
+    return None
+
+
+def _sized(part: bytes, value: Value) -> Value:
+    """Of a chunk only the size is of interest, and a body may be large."""
+    return b"%d" % len(value) if part.isdigit() and isinstance(value, bytes) else value
+
+
+def _parts(rows: list[tuple[bytes, Value]]) -> _Parts:
+    values = dict(rows)
+    exists, metadata = values.pop(b"#", None), values.pop(b"*", None)
+    sizes = {
+        part: int(value) if isinstance(value, bytes) else -1
+        for part, value in values.items()
+        if part.isdigit()
+    }
+    return _Parts(exists, metadata, sizes, [part for part in values if not part.isdigit()])
+
+
+def _read(value: Value, instead: bytes | None = None) -> bytes:
+    """Return the value. Raises StoreCorruptError when it could not be read, unless there is another."""
+    if isinstance(value, bytes):
+        return value
+    if instead is None:
+        raise value
+    return instead
+
+
+def _count(value: Value) -> int:
+    """A number of open deliveries; -1: it makes no sense."""
+    return int(value) if isinstance(value, bytes) and value.isdigit() and len(value) < 16 else -1
+
+
+def _due(named: DeliveryKey, value: Value | None) -> bytes | None:
+    """The key of a delivery in the index of due times, b"" when it has none there; None: it has no sense."""
+    if value is None:
+        return None
+    try:
+        due = due_time(records.decode_record(named, _read(value)))
+    except StoreCorruptError:
+        return None
+    return records.deferred_key(named, due) if due else b""
+
+
+def _due_of(row: tuple[bytes, Value]) -> tuple[DeliveryKey, bytes] | None:
+    try:
+        named = records.parse_delivery_key(row[0])
+    except StoreCorruptError:
+        return None
+    key = _due(named, row[1])
+    return (named, key) if key else None
+
+
+def _hash(key: bytes) -> int:
+    """Entries and what they should be add up to 0; two sets that differ do so by chance once in 2^64."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+
+
+def _shown(key: bytes) -> str:
+    return key.decode("ascii", "replace").rstrip()
+
+
+def _counted(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Each number with how often it comes."""
+    return ((number, sum(1 for _ in found)) for number, found in itertools.groupby(numbers))
+
+
+class _Sorted:
+    """Messages in order, each with a number."""
+
+    def __init__(self, pairs: Iterator[tuple[int, int]], passed: array[int]) -> None:
+        self._pairs = pairs
+        self._next = next(pairs, None)
+        self._passed = passed
+
+    def take(self, message: int) -> int | None:
+        """The number of a message that is behind the last one. Those between the two are `passed`."""
+        while self._next is not None and self._next[0] < message:
+            self._passed.append(self._next[0])
+            self._next = next(self._pairs, None)
+        if self._next is None or self._next[0] != message:
+            return None
+        found = self._next[1]
+        self._next = next(self._pairs, None)
+        return found

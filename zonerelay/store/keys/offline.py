@@ -1,0 +1,98 @@
+"""Checks and repairs the queue of any engine, without joining it: for operators' commands.
+
+An engine plugs in by its `Engine`. A check only reads, beside relays that may run. A repair becomes
+the writer of each partition in turn, and is refused while a relay is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+
+from zonerelay.model.clock import Clock
+from zonerelay.store.check import Contents, Findings, Repaired, Salvage, Tell
+from zonerelay.store.contract import StoreError
+from zonerelay.store.keys.check import compare, mend
+from zonerelay.store.keys.partition import open_partition
+from zonerelay.store.keys.port import Engine, NodeTakenError
+from zonerelay.store.keys.repair import RecordRepair
+
+_LOOKS = 8
+"""In one lease: an engine without a clock has to see that a lease does not change."""
+
+
+async def _nodes(engine: Engine) -> list[int]:
+    return [each.node for each in await engine.peers()] or [0]
+
+
+async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> Contents:
+    """Check every partition. Raises StoreError."""
+    found = Contents(0, 0, 0)
+    for node in await _nodes(engine):
+        keeper = engine.keeper(node)
+        try:
+            if await keeper.look() is not None:
+                each = await compare(keeper, findings, tell)
+                found = Contents(*(a + b for a, b in zip(_numbers(found), _numbers(each), strict=True)))
+        finally:
+            await keeper.close()
+    return found
+
+
+def _numbers(contents: Contents) -> tuple[int, int, int]:
+    return contents.messages, contents.deliveries, contents.octets
+
+
+async def repair_engine(
+    engine: Engine, salvage: Salvage, tell: Tell, *, kept: Path, carry_out: bool, clock: Clock
+) -> Repaired:
+    """Repair every partition; without `carry_out` say what that would do. `kept` is the file of old records.
+
+    Raises StoreError in words, also while relays use the queue, and OSError.
+    """
+    await refuse_living(engine)
+    repair = RecordRepair(salvage, kept, carry_out=carry_out)
+    deliveries = 0
+    try:
+        for node in await _nodes(engine):
+            keeper = engine.keeper(node)
+            try:
+                if await keeper.look() is None:
+                    continue  # no relay has been started here yet
+                if not carry_out:
+                    deliveries += (await mend(keeper, repair, tell, None)).deliveries
+                    continue
+            finally:
+                await keeper.close()
+            try:
+                partition = await open_partition(engine, node, token=uuid.uuid4().hex, clock=clock)
+            except NodeTakenError as error:
+                raise StoreError(f"relays use the queue: {error}. Nothing was changed") from error
+            try:
+                deliveries += (await mend(partition, repair, tell, partition.write)).deliveries
+            finally:
+                await partition.close()
+    finally:
+        repair.close()
+    return repair.repaired(deliveries)
+
+
+async def living(engine: Engine) -> list[int]:
+    """Return the nodes whose writers have a lease that runs. One that was killed counts until it ends."""
+    alive: list[int] = []
+    for _ in range(_LOOKS + 2 if engine.lease else 1):
+        alive = [each.node for each in await engine.peers() if not each.is_left and not each.is_over]
+        if not alive:
+            break
+        await asyncio.sleep(engine.lease / _LOOKS)
+    return alive
+
+
+async def refuse_living(engine: Engine) -> None:
+    """Raise StoreError while a relay uses the queue."""
+    if alive := await living(engine):
+        raise StoreError(
+            f"relays use the queue (node {', '.join(map(str, alive))}): stop them on every machine."
+            " Nothing was changed"
+        )

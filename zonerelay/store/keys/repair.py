@@ -1,0 +1,183 @@
+"""What a repair of a partition has found: it counts, hands to the salvage, and keeps what it changes.
+
+What cannot be put back goes to the salvage, and each record that is changed goes to a file of its own, a line
+of JSON each. Both are durable before the partition is changed, message by message; so a repair that is killed
+may be run again, and salvages at most what it had salvaged already.
+
+Memory: one message without its body.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from zonerelay import durable
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.process.threads import STORE
+from zonerelay.store.check import KEPT, Repaired, Salvage, Salvaged
+from zonerelay.store.common import records
+from zonerelay.store.contract import CHUNK_SIZE, StoreError
+
+_IN_MEMORY = 1024 * 1024
+
+
+def recipient_in(raw: bytes) -> str:
+    """The recipient in a key that may make no sense."""
+    return records.unfield(raw) if raw.isascii() else raw.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Remnant:
+    """What a repair finds of a message. `why` says why its record or its body is not whole, "" when both
+    are. `unreadable` are recipients whose records make no sense. `gone` counts deliveries that have no
+    record, `repeats` those whose removal was forgotten. `old` has the records.
+    """
+
+    identity: str
+    message: Message | None
+    why: str
+    deliveries: tuple[Delivery, ...]
+    unreadable: tuple[str, ...]
+    gone: int
+    repeats: int
+    pieces: Callable[[], AsyncIterator[bytes]]
+    old: Mapping[bytes, bytes]
+
+    @property
+    def is_kept(self) -> bool:
+        return self.message is not None and not self.why and bool(self.deliveries)
+
+
+class RecordRepair:
+    """One repair. Without `carry_out` it counts and names only. `takes_uploads`: chunks without a message may
+    be what is left of one.
+    """
+
+    def __init__(
+        self, salvage: Salvage, kept: Path | None, *, carry_out: bool, takes_uploads: bool = False
+    ) -> None:
+        """`kept` is the file of old records; None: they are kept elsewhere."""
+        self.carry_out = carry_out
+        self.takes_uploads = takes_uploads
+        self._salvage = salvage
+        self._kept = kept
+        self._file: BinaryIO | None = None
+        self._named = self._removed = self._salvaged = self._more = 0
+        self._lost: list[str] = []
+        self._repeats: list[str] = []
+
+    def lose(self, text: str) -> None:
+        if len(self._lost) < KEPT:
+            self._lost.append(text)
+        else:
+            self._more += 1
+
+    def keep(self, old: Mapping[bytes, bytes]) -> None:
+        """Keep records as they are, durably. Raises OSError."""
+        if not self.carry_out or not old or self._kept is None:
+            return
+        if self._file is None:
+            self._file = self._kept.open("ab")
+            self._kept.chmod(0o600)
+            durable.sync_directory(self._kept.parent)
+        for key, record in old.items():
+            where = key.decode("utf-8", "replace")
+            self._file.write(msgspec.json.encode({"where": where, "base64": record}) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    async def judge(self, found: Remnant) -> bool:
+        """Hand over what cannot be put back. Returns true when the message is to leave the store.
+
+        Raises OSError, and StoreError when the body cannot be read for another reason than damage.
+        """
+        identity, deliveries = found.identity, found.deliveries
+        self._named += found.gone
+        self._removed += len(found.unreadable)
+        known = {each.recipient for each in deliveries}
+        recipients = () if found.message is None else found.message.envelope.recipients
+        unknown = tuple(each.address for each in recipients if each.address not in known)
+        if found.is_kept:
+            if without := (unknown if found.gone else found.unreadable):
+                count = found.gone + len(found.unreadable)
+                who = ", ".join(without[:10])
+                self.lose(
+                    f"{count:,} of the deliveries of message {identity}, to {who}: no record that makes sense"
+                )
+                await self._give(found, (), without, "deliveries without a record", is_whole=True)
+            elif found.repeats and len(self._repeats) < KEPT:
+                shown = ", ".join(sorted(known)[:10])
+                self._repeats.append(f"{found.repeats:,} of message {identity}, among those to {shown}")
+            self.keep(found.old)
+            return False
+        self._removed += len(deliveries)
+        is_whole = found.message is not None and not found.why
+        why = found.why
+        if is_whole:
+            why = "no delivery has a record, so it was delivered or they are lost; it is whole in the salvage"
+        elif found.message is None and not deliveries:
+            why = f"{why}: an upload that never ended, or what is left of a message"
+        named = [*sorted(known), *unknown, *(each for each in found.unreadable if each not in unknown)]
+        self.lose(f"message {identity} to {', '.join(named[:10]) or 'recipients that nothing names'}: {why}")
+        await self._give(found, deliveries, unknown, why, is_whole=is_whole)
+        self.keep(found.old)
+        return True
+
+    async def _give(
+        self,
+        found: Remnant,
+        deliveries: tuple[Delivery, ...],
+        unknown: tuple[str, ...],
+        why: str,
+        *,
+        is_whole: bool,
+    ) -> None:
+        self._salvaged += 1
+        if not self.carry_out:
+            return
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
+            try:
+                async for piece in found.pieces():
+                    file.write(piece)
+            except StoreError as error:
+                if is_whole:
+                    raise
+                why = f"{why}; {error}"
+
+            def body() -> Iterator[bytes]:
+                file.seek(0)
+                while piece := file.read(CHUNK_SIZE):
+                    yield piece
+
+            salvaged = Salvaged(found.identity, why, found.message, deliveries, unknown, body, is_whole)
+            await STORE.run(self._salvage, salvaged)
+
+    def repaired(self, deliveries: int) -> Repaired:
+        """`deliveries` had records before."""
+        return Repaired(
+            before=deliveries + self._named,
+            after=deliveries - self._removed,
+            lost=tuple(self._lost),
+            more_lost=self._more,
+            repeats=tuple(self._repeats),
+            salvaged=self._salvaged,
+            kept="" if self._file is None else str(self._kept),
+        )
+
+
+def kept_beside(spool: Path) -> Path:
+    """The file of old records of a repair that begins now."""
+    return spool.with_name(f"{spool.name}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}.jsonl")
