@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -209,7 +210,7 @@ def _list(option: Option, value: object, path: KeyPath, report: Report) -> tuple
     return tuple(read)
 
 
-def _unknown_key(key: str, path: KeyPath, options: dict[str, Option]) -> str:
+def _unknown_key(key: str, path: KeyPath, options: Mapping[str, Option]) -> str:
     table = str(path[0]) if path else ""
     if home := _home_of(key):
         return f"unknown key; {home}"

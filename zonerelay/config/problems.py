@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -70,9 +70,14 @@ def quoted(text: str) -> str:
     return json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
+MAX_WORDS = 20
+
+
 def in_words(words: Iterable[str], joiner: str = "and") -> str:
-    """`"a"`, `"a" and "b"`, `"a", "b" and "c"`."""
+    """`"a"`, `"a" and "b"`, `"a", "b" and "c"`; of many the first ones, and how many more there are."""
     *first, last = [quoted(word) for word in words]
+    if len(first) > MAX_WORDS:
+        first, last = first[:MAX_WORDS], f"{len(first) + 1 - MAX_WORDS} more"
     return f"{', '.join(first)} {joiner} {last}" if first else last
 
 
@@ -187,14 +192,13 @@ def check_names(table: str, names: Sequence[str], missing: str, report: Report) 
             report.refuse(path, f"{quoted(name)} is the name of {table}[{there}] already")
 
 
-def check_known(name: str, names: Iterable[str], what: str, path: KeyPath, report: Report) -> bool:
+def check_known(name: str, names: Collection[str], what: str, path: KeyPath, report: Report) -> bool:
     """Refuses the option at `path` when it names what is not in `names`, with the nearest name or all names.
     Returns whether it is known.
     """
-    known = list(names)
-    if name in known:
+    if name in names:
         return True
-    near = did_you_mean(name, known) or (f"; there is {in_words(known)}" if known else "")
+    near = did_you_mean(name, names) or (f"; there is {in_words(names)}" if names else "")
     report.refuse(path, f"{what} {quoted(name)}{near}")
     return False
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -131,7 +133,8 @@ def option_of(field: dataclasses.Field[object]) -> Option | None:
     return cast("Option | None", field.metadata.get(KEY))
 
 
-def options_of(table: type[DataclassInstance]) -> dict[str, Option]:
+@lru_cache
+def options_of(table: type[DataclassInstance]) -> Mapping[str, Option]:
     """The options of one table in the order in which it declares them."""
     found = {field.name: option_of(field) for field in dataclasses.fields(table)}
     return {name: option for name, option in found.items() if option is not None}

@@ -502,8 +502,8 @@ def check_named_listeners(
     table: str, named: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings], report: Report
 ) -> None:
     """Refuses addresses in the `listener` option of the entries of a table that no [[listener]] has."""
-    known = [listener.address for listener in listeners]
-    if not all(report.sound("listener", at, "address") for at in range(len(known))):
+    known = dict.fromkeys(listener.address for listener in listeners)
+    if not all(report.sound("listener", at, "address") for at in range(len(listeners))):
         return
     for at, addresses in enumerate(named):
         if not report.sound(table, at, "listener"):

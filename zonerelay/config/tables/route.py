@@ -201,7 +201,7 @@ _CONDITIONS = tuple(
 
 def check_route_zones(routes: Sequence[RouteSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
     """Needs zones whose names are sound."""
-    names = [zone.name for zone in zones]
+    names = dict.fromkeys(zone.name for zone in zones)
     for at, route in enumerate(routes):
         if route.zone not in names and report.sound("route", at, "zone"):
             near = did_you_mean(route.zone, names)

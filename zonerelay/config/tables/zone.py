@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import ipaddress
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zonerelay.config.endpoints import CAPTURE, NextHopKind, parse_next_hop, split_next_hops
@@ -504,11 +504,12 @@ def check_destinations(
 ) -> None:
     """`trusts_dns`: [dns] says that answers are validated, which DANE needs."""
     with_credentials = {zone.name for zone in zones if zone.credentials}
+    by_name = {zone.name: zone for zone in zones}
     for at, entry in enumerate(destinations):
         path: KeyPath = ("destination", at)
         if report.sound(*path):
             _check_names(entry, path, report)
-            _check_connections(entry, zones, path, report)
+            _check_connections(entry, by_name, path, report)
         if report.sound(*path, "tls"):
             _check_tls(entry, with_credentials, (*path, "tls"), report, trusts_dns=trusts_dns)
 
@@ -517,7 +518,7 @@ def check_destination_zones(
     destinations: Sequence[DestinationSettings], zones: Sequence[ZoneSettings], report: Report
 ) -> None:
     """Needs zones whose names are sound."""
-    names = [zone.name for zone in zones]
+    names = dict.fromkeys(zone.name for zone in zones)
     for at, entry in enumerate(destinations):
         for index, name in enumerate(entry.zone):
             path = ("destination", at, "zone", index)
@@ -551,14 +552,14 @@ def _check_tls(
 
 
 def _check_connections(
-    entry: DestinationSettings, zones: Sequence[ZoneSettings], path: KeyPath, report: Report
+    entry: DestinationSettings, by_name: Mapping[str, ZoneSettings], path: KeyPath, report: Report
 ) -> None:
-    limits = [zone.max_connections for zone in _zones_of(entry, zones)]
-    if entry.max_connections and limits and entry.max_connections > max(limits):
+    own = _zones_of(entry, by_name)
+    if own and all(zone.max_connections < entry.max_connections for zone in own):
         report.refuse(
             (*path, "max_connections"),
-            f"{entry.max_connections} is more than max_connections = {max(limits)}, the limit of the whole "
-            "zone",
+            f"{entry.max_connections} is more than max_connections = "
+            f"{max(zone.max_connections for zone in own)}, the limit of the whole zone",
         )
 
 
@@ -568,26 +569,29 @@ def destination_advice(
     everything = DestinationSettings()
     for at, other in unreachable(destinations, _covers, lambda entry: _covers(entry, everything)):
         yield f"destination[{at}]: never matches: destination[{other}] takes all its mail"
+    by_name = {zone.name: zone for zone in zones}
     for at, entry in enumerate(destinations):
-        own = _zones_of(entry, zones)
+        own = _zones_of(entry, by_name)
         if entry.domain and own and all(zone.next_hop for zone in own):
             yield (
                 f"destination[{at}].domain: never matches: {_of(own)} to a next hop, whatever its domain; "
                 "mx is compared with that"
             )
         if own and all(is_faster(entry.max_rate, zone.max_rate) for zone in own):
-            whose = f"zone {own[0].name}" if len(own) == 1 else "all its zones"
+            whose = f"zone {next(iter(own)).name}" if len(own) == 1 else "all its zones"
             yield f"destination[{at}].max_rate: never reached: max_rate of {whose} is slower"
 
 
-def _zones_of(entry: DestinationSettings, zones: Sequence[ZoneSettings]) -> list[ZoneSettings]:
+def _zones_of(entry: DestinationSettings, by_name: Mapping[str, ZoneSettings]) -> Collection[ZoneSettings]:
     """The zones whose mail the entry can meet."""
-    return [zone for zone in zones if not entry.zone or zone.name in entry.zone]
+    if not entry.zone:
+        return by_name.values()
+    return [by_name[name] for name in entry.zone if name in by_name]
 
 
-def _of(zones: Sequence[ZoneSettings]) -> str:
+def _of(zones: Collection[ZoneSettings]) -> str:
     if len(zones) == 1:
-        return f"mail of zone {zones[0].name} goes"
+        return f"mail of zone {next(iter(zones)).name} goes"
     return f"mail of zones {in_words(zone.name for zone in zones)} goes"
 
 
