@@ -1,4 +1,4 @@
-"""Remembered passwords, and the lanes before the two threads."""
+"""Remembered passwords, and the lanes before the threads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from zonerelay.inbound.access.password_check import (
-    MAX_REMEMBERED,
     MAX_WAITING,
     MAX_WAITING_PER_CLIENT,
-    QUEUES,
+    MIN_REMEMBERED,
     REMEMBERED_FOR,
     BusyError,
     ClosedError,
@@ -22,6 +21,8 @@ from zonerelay.inbound.access.password_check import (
 )
 
 SECRET = bytes(range(32))
+
+QUEUES = 2
 
 
 @pytest.fixture
@@ -49,12 +50,16 @@ def test_user_password_and_hash_are_all_in_the_key_and_not_run_together(
 
 
 def test_the_memory_is_bounded_and_forgets_the_oldest(remembered: RememberedPasswords) -> None:
-    keys = [remembered.key(str(number), "pw", "hash") for number in range(MAX_REMEMBERED + 1)]
+    keys = [remembered.key(str(number), "pw", "hash") for number in range(MIN_REMEMBERED + 1)]
     for key in keys:
         remembered.add(key, 0.0)
-    assert len(remembered) == MAX_REMEMBERED
+    assert len(remembered) == MIN_REMEMBERED
     assert not remembered.holds(keys[0], 1.0)
     assert remembered.holds(keys[1], 1.0)
+    remembered.most = MIN_REMEMBERED + 2
+    for number in range(3):
+        remembered.add(remembered.key(f"another {number}", "pw", "hash"), 0.0)
+    assert len(remembered) == MIN_REMEMBERED + 2
 
 
 def test_a_secret_that_can_be_guessed_is_refused() -> None:
@@ -210,6 +215,18 @@ async def test_regulars_do_not_wait_for_strangers_who_have_one_lane(gate: Gate) 
     gate.open.set()
     assert await regular
     await asyncio.gather(*strangers)
+    checks.close()
+
+
+async def test_with_cores_regulars_have_all_of_them_and_strangers_all_but_one(gate: Gate) -> None:
+    checks = PasswordChecks(gate.matches, cores=3)
+    strangers = await started(checks, range(10))
+    regulars = await started(checks, range(100, 110), regular=True)
+    for _ in range(2 + 3):
+        assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
+    assert not await asyncio.to_thread(gate.begun.acquire, timeout=0.2)
+    gate.open.set()
+    assert all(await asyncio.gather(*strangers, *regulars))
     checks.close()
 
 

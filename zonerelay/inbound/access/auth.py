@@ -36,6 +36,7 @@ from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.credentials_watch import CredentialsWatch
 from zonerelay.inbound.access.guard import Guard
 from zonerelay.inbound.access.password_check import (
+    MIN_REMEMBERED,
     BusyError,
     Check,
     ClosedError,
@@ -131,6 +132,7 @@ class Authenticator:
         matches: Matches = passwords.matches,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         share: Callable[[str], None] = lambda _: None,
+        cores: int = 1,
     ) -> None:
         self._share = share
         self._clock = clock
@@ -138,7 +140,7 @@ class Authenticator:
         self._sleep = sleep
         self._guard = guard
         self._remembered = RememberedPasswords(secret)
-        self._checks = PasswordChecks(matches)
+        self._checks = PasswordChecks(matches, cores)
         self._clients, self._networks, self._accounts = (
             Attempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
         )
@@ -296,6 +298,7 @@ class Authenticator:
         if user is None or not right:
             detail = "no such user" if user is None else "wrong password"
             return Login(LoginKind.WRONG, detail=detail)
+        self._remembered.most = max(MIN_REMEMBERED, len(self._file.users or ()))
         self._remembered.add(self._key(attempt, stored), self._clock.monotonic())
         return self._success(attempt, user)
 

@@ -1,4 +1,4 @@
-"""Checks passwords against hashes in threads: one queue for regulars, one for strangers, and a memory of
+"""Checks passwords against hashes in threads: a queue for regulars, one for strangers, and a memory of
 matches.
 
 argon2 is slow on purpose, so it never runs on the event loop, and an application that logs in for every
@@ -6,12 +6,14 @@ message must not pay for it each time. The memory holds a keyed hash over user, 
 without the process's secret it says nothing, and a changed password has another key. Only right passwords are
 remembered.
 
-Each queue computes one hash at a time, so guessing takes one core at most, and takes nothing from regulars:
-users who have logged in lately from the network that they come from now (`access/auth` knows them). Strangers
-with the fewest failures in their network come first, so that many guessing addresses do not keep out one that
-has not failed. Too many waiting checks raise `BusyError`, for one client sooner than for all; among all
-strangers it meets the one with the most failures. Equal checks at the same time (a pool of connections that
-opens) are one check. A check whose clients have left is not computed, unless it has begun.
+The hashes of regulars, users who have logged in lately from the network that they come from now
+(`access/auth` knows them), are computed on as many cores as there are, those of strangers on one less:
+guessing takes nothing from regulars, who have threads of their own, and leaves the event loop a core where
+there are several. Strangers with the fewest failures in their network come first, so that many guessing
+addresses do not keep out one that has not failed. Too many waiting checks raise `BusyError`, for one client
+sooner than for all; among all strangers it meets the one with the most failures. Equal checks at the same
+time (a pool of connections that opens) are one check. A check whose clients have left is not computed,
+unless it has begun.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from functools import partial
 
 from zonerelay.inbound.limits.connections import Key
 
-QUEUES = 2
 MAX_WAITING = 64
-"""Checks in each queue, besides the one that is computed."""
+"""Checks in each queue for each that is computed at once, besides those."""
 MAX_WAITING_PER_CLIENT = 32
 
-MAX_REMEMBERED = 1024
+MIN_REMEMBERED = 1024
+"""As many passwords are remembered as there are users, and at least these."""
 REMEMBERED_FOR = 600.0
 """Seconds from the check; using it does not extend it."""
 
@@ -59,6 +61,7 @@ class RememberedPasswords:
         # Hashed, because BLAKE2 takes keys of 64 octets at most.
         self._keyed = hashlib.blake2b(key=hashlib.blake2b(secret).digest(), person=b"password")
         self._until: dict[bytes, float] = {}  # oldest first: all live equally long
+        self.most = MIN_REMEMBERED
 
     def key(self, user: str, password: str, stored_hash: str) -> bytes:
         hashed = self._keyed.copy()
@@ -80,7 +83,7 @@ class RememberedPasswords:
 
     def add(self, key: bytes, now: float) -> None:
         self._until.pop(key, None)
-        if len(self._until) >= MAX_REMEMBERED:
+        while len(self._until) >= self.most:
             del self._until[next(iter(self._until))]
         self._until[key] = now + REMEMBERED_FOR
 
@@ -113,12 +116,14 @@ class Check:
 class PasswordChecks:
     """The threads. Use it on one event loop."""
 
-    def __init__(self, matches: Matches) -> None:
+    def __init__(self, matches: Matches, cores: int = 1) -> None:
         self._matches = matches
-        self._pool = ThreadPoolExecutor(QUEUES, "password")  # starts no thread before the first check
+        self._at_once = {True: cores, False: max(1, cores - 1)}  # regulars, strangers
+        # Starts no thread before the first check.
+        self._pool = ThreadPoolExecutor(sum(self._at_once.values()), "password")
         self._checks: dict[bytes, Check] = {}  # in the order in which they came
         self._of_client: dict[Key, int] = {}
-        self._busy: set[bool] = set()  # the queues that compute
+        self._computing = {True: 0, False: 0}
         self._closed = False
 
     def enter(
@@ -172,7 +177,7 @@ class PasswordChecks:
     def _make_room(self, check: Check) -> None:
         """Raises BusyError when it is this one that has no room."""
         queue = [each for each in self._checks.values() if each.regular is check.regular and not each.begun]
-        if len(queue) < MAX_WAITING:
+        if len(queue) < MAX_WAITING * self._at_once[check.regular]:
             return
         # Of equals the one that came last goes.
         worst = check if check.regular else max(reversed([*queue, check]), key=_rank)
@@ -181,7 +186,7 @@ class PasswordChecks:
         self._end(worst, BusyError())
 
     def _compute_next(self, regular: bool) -> None:
-        while regular not in self._busy:
+        while self._computing[regular] < self._at_once[regular]:
             queue = [each for each in self._checks.values() if each.regular is regular and not each.begun]
             if not queue:
                 return
@@ -190,14 +195,14 @@ class PasswordChecks:
                 self._end(check, GoneError())
                 continue
             check.begun = True
-            self._busy.add(regular)
+            self._computing[regular] += 1
             computed = asyncio.get_running_loop().run_in_executor(
                 self._pool, self._run, check.stored_hash, check.password
             )
             computed.add_done_callback(partial(self._computed, check, regular))
 
     def _computed(self, check: Check, regular: bool, computed: asyncio.Future[bool]) -> None:
-        self._busy.discard(regular)
+        self._computing[regular] -= 1
         self._end(check, ClosedError() if computed.cancelled() else computed.exception() or computed.result())
         if not self._closed:
             self._compute_next(regular)

@@ -11,6 +11,7 @@ Failure at start: ListenError or ValueError with a text for the operator, before
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -310,6 +311,7 @@ class Listeners:
                 secret=self._secret,
                 guard=self._guard,
                 share=self._share_failure,
+                cores=len(os.sched_getaffinity(0)),
             )
         self._shared = replace(
             self._shared,
