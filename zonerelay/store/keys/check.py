@@ -180,6 +180,12 @@ class _Comparison:
             return error
         return value
 
+    async def _get_all(self, keys: Sequence[bytes]) -> Sequence[Value | None]:
+        try:
+            return await self._reader.get(keys)
+        except StoreCorruptError:
+            return [await self._get(key) for key in keys]
+
     # --- deliveries
 
     async def _note_deliveries(self) -> None:
@@ -314,39 +320,30 @@ class _Comparison:
         if not self._index_sum and self.repair is None:
             return
         async for page in self._pages(records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)):
-            for key, _ in page:
-                try:
-                    named = records.parse_delivery_key(key)
-                except StoreCorruptError:
+            listed = [(key, named) for key, _ in page if (named := _parsed(key)) is not None]
+            values = await self._get_all([records.delivery_key(named) for _, named in listed])
+            for (key, named), found in zip(listed, values, strict=True):
+                if found is not None and _due(named, found) in (None, key):
                     continue
-                where = records.delivery_key(named)
-                entry, value = await self._both(key, where)
+                entry, value = await self._get_all([key, records.delivery_key(named)])
                 if entry is not None and value is None:
                     what = "there is no such delivery"
-                    await self._remove(key, Fault.INDEX_STRAY, what, named.message_id, old=False)
                 elif entry is not None and _due(named, value) not in (None, key):
                     what = "the delivery is due at another time"
-                    await self._remove(key, Fault.INDEX_STRAY, what, named.message_id, old=False)
+                else:
+                    continue
+                await self._remove(key, Fault.INDEX_STRAY, what, named.message_id, old=False)
         async for page in self._pages(records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)):
             due = [each for each in map(_due_of, page) if each is not None]
-            try:
-                found = await self._reader.get([key for _, key in due])
-            except StoreCorruptError:
-                found = [None] * len(due)
-            for (named, key), listed in zip(due, found, strict=True):
-                if listed is None:
+            entries = await self._get_all([key for _, key in due])
+            for (named, key), found in zip(due, entries, strict=True):
+                if found is None:
                     where = records.delivery_key(named)
-                    entry, value = await self._both(key, where)
+                    entry, value = await self._get_all([key, where])
                     if entry is None and _due(named, value) == key:
                         what = "it is deferred, and in no index"
                         self._findings.add(Fault.INDEX_MISSING, _shown(where), what, named.message_id)
                         await self._change(key, b"")
-
-    async def _both(self, first: bytes, second: bytes) -> Sequence[Value | None]:
-        try:
-            return await self._reader.get([first, second])
-        except StoreCorruptError:
-            return [await self._get(first), await self._get(second)]
 
     async def _compare_once(self) -> None:
         """Idempotency keys and the index by which they are forgotten. An identity that was used again may
@@ -367,7 +364,7 @@ class _Comparison:
                     await self._change(index, b"")
         async for page in self._pages(records.ONCE_UNTIL_PREFIX, records.after(records.ONCE_UNTIL_PREFIX)):
             for key, _ in page:
-                entry, once = await self._both(key, records.ONCE_PREFIX + key.rpartition(b" ")[2])
+                entry, once = await self._get_all([key, records.ONCE_PREFIX + key.rpartition(b" ")[2]])
                 if entry is not None and once is None:
                     await self._remove(key, Fault.INDEX_STRAY, "there is no such idempotency key", old=False)
 
@@ -551,12 +548,16 @@ def _due(named: DeliveryKey, value: Value | None) -> bytes | None:
 
 
 def _due_of(row: tuple[bytes, Value]) -> tuple[DeliveryKey, bytes] | None:
+    named = _parsed(row[0])
+    key = None if named is None else _due(named, row[1])
+    return (named, key) if named is not None and key else None
+
+
+def _parsed(key: bytes) -> DeliveryKey | None:
     try:
-        named = records.parse_delivery_key(row[0])
+        return records.parse_delivery_key(key)
     except StoreCorruptError:
         return None
-    key = _due(named, row[1])
-    return (named, key) if key else None
 
 
 def _hash(key: bytes) -> int:

@@ -22,7 +22,6 @@ import msgspec
 from zonerelay import durable
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.process.threads import STORE
 from zonerelay.store.check import KEPT, Repaired, Salvage, Salvaged
 from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
@@ -163,7 +162,7 @@ class RecordRepair:
                     yield piece
 
             salvaged = Salvaged(found.identity, why, found.message, deliveries, unknown, body, is_whole)
-            await STORE.run(self._salvage, salvaged)
+            self._salvage(salvaged)
 
     def repaired(self, deliveries: int) -> Repaired:
         """`deliveries` had records before."""

@@ -2,10 +2,10 @@
 
 1. A directory in the spool's gets links to its tables, and its logs with every record that is whole. Tables
 whose index is damaged go in as a log of their rows, and of a file that the disk cannot read whole what it can
-read. 2. LevelDB's own repair runs over that directory in a process of its own, for it may abort. 3. Every
-message whose record, body and deliveries are there is copied into a new database, with new indexes and
-counts; what is not whole goes to the salvage. 4. The new database is checked. Then, and only then, its files
-take the place of the old ones.
+read. 2. LevelDB's own repair runs over that directory in a process of its own, for it may abort. 3. All rows
+are copied into a new database, and mended there as those of any engine (`store/keys/check`): what is not
+whole goes to the salvage. 4. The new database is checked. Then, and only then, its files take the place of
+the old ones.
 
 Promises: until the end of step 4 the spool is as it was, and what was made for the repair goes away with it.
 All files of the old database stay, as links. A repair that was killed in step 4 is completed by the next one,
@@ -19,28 +19,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import heapq
 import itertools
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from zonerelay import durable
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, is_message_id
-from zonerelay.model.queue_name import QueueName
-from zonerelay.store.check import KEPT, Examination, Findings, Repaired, Salvage, Salvaged, Tell
+from zonerelay.store.check import Repaired, Salvage, Tell
 from zonerelay.store.common import records
-from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError, StoreFullError
+from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.keys.check import mend
+from zonerelay.store.keys.port import Write
+from zonerelay.store.keys.repair import RecordRepair
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.check import Records
+from zonerelay.store.leveldb.check import OfflineReader, run_through
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     READY_NAME,
@@ -59,9 +57,8 @@ from zonerelay.store.leveldb.damage.format import (
     write_log,
 )
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
-from zonerelay.store.leveldb.engine import Op, Row, damaged_tables, repair_database
+from zonerelay.store.leveldb.engine import Op, damaged_tables, repair_database
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb.write_plan import due_time
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 _BATCH_SIZE = 4 * 1024 * 1024
@@ -139,24 +136,14 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
         source.open()
         _refuse_foreign(spool, source)
         target.open()
-        rebuilt = _Rebuild(source, target, salvage, tell, octets)
-        rebuilt.run()
-        findings = Findings()
-        Records(target, Examination(work, findings, tell), 0).check()
-        if findings.kept:
-            raise StoreError(f"the repaired spool is not sound: {findings.kept[0]}; nothing was changed")
+        _copy(source, target, tell, octets)
+        # The files of the old database are kept, so the records are.
+        repair = RecordRepair(salvage, None, carry_out=True, takes_uploads=True)
+        done = repair.repaired(run_through(_mend(target, repair, tell)))
     finally:
         source.close()
         target.close()
-    return Repaired(
-        before=rebuilt.named,
-        after=rebuilt.deliveries,
-        lost=(*lost, *rebuilt.lost),
-        more_lost=rebuilt.more_lost,
-        repeats=tuple(rebuilt.repeats),
-        salvaged=rebuilt.salvaged,
-        kept="later",
-    )
+    return msgspec.structs.replace(done, lost=(*lost, *done.lost), kept="later")
 
 
 def _refuse_other_formats(spool: Path) -> None:
@@ -321,207 +308,34 @@ def _database_files(spool: Path) -> list[Path]:
 # --- the new database
 
 
-class _Rebuild:
-    def __init__(self, source: LevelDb, target: LevelDb, salvage: Salvage, tell: Tell, octets: int) -> None:
-        self._source = source
-        self._target = target
-        self._salvage = salvage
-        self._tell = tell
-        self._octets = octets
-        self._done = 0
-        self._ops: list[Op] = []
-        self._size = 0
-        self.named = self.deliveries = self.salvaged = self.more_lost = 0
-        self.lost: list[str] = []
-        self.repeats: list[str] = []
-
-    def run(self) -> None:
-        """Raises StoreError."""
-        deliveries = itertools.groupby(self._deliveries(), key=lambda each: each.message_id)
-        waiting = next(deliveries, None)
-        for identity, rows in itertools.groupby(self._message_rows(), key=lambda row: row[0].split(b" ")[1]):
-            named = identity.decode("ascii", "replace")
-            while waiting is not None and waiting[0] < named:
-                self._without_message(waiting[0], list(waiting[1]))
-                waiting = next(deliveries, None)
-            own: list[Delivery] = []
-            if waiting is not None and waiting[0] == named:
-                own = list(waiting[1])
-                waiting = next(deliveries, None)
-            self._message(named, rows, own)
-        while waiting is not None:
-            self._without_message(waiting[0], list(waiting[1]))
-            waiting = next(deliveries, None)
-        last = scan.last_message_id(self._source)
-        if last is not None:
-            self._ops.append((records.META_LAST_ID, last.encode("ascii")))
-        self._write()
-        self._copy_keys()
-        self._tell(self._octets, self._octets)
-
-    def _copy_keys(self) -> None:
-        """Idempotency keys are no mail: those that can be read are copied, others are forgotten."""
-        for prefix in (records.ONCE_PREFIX, records.ONCE_UNTIL_PREFIX):
-            rows = self._source.rows(prefix, records.after(prefix), limit=sys.maxsize)
-            while page := list(itertools.islice(rows, _PAGE)):
-                self._target.write([page])
-
-    def _lose(self, text: str) -> None:
-        if len(self.lost) < KEPT:
-            self.lost.append(text)
-        else:
-            self.more_lost += 1
-
-    def _deliveries(self) -> Iterator[Delivery]:
-        """Those of all zones, in the order of their messages; a record without sense is told."""
-        zones = [self._zone(zone) for zone in sorted(scan.queues(self._source))]
-        return heapq.merge(*zones, key=lambda each: each.message_id)
-
-    def _zone(self, queue: QueueName) -> Iterator[Delivery]:
-        prefix = records.queue_prefix(queue)
-        for key, value in self._source.rows(prefix, records.after(prefix), limit=sys.maxsize):
-            self.named += 1
-            try:
-                delivery = records.decode_delivery(key, value)
-            except StoreCorruptError as error:
-                self._lose(str(error))
-                continue
-            if is_message_id(delivery.message_id):
-                yield delivery
-            else:
-                self._lose(f"a delivery of a message {delivery.message_id!r}, which is no id")
-
-    def _message_rows(self) -> Iterator[Row]:
-        start = records.MESSAGE_PREFIX
-        for key, value in self._source.rows(start, records.after(start), limit=sys.maxsize):
-            self._done += len(key) + len(value)
-            self._tell(min(self._done, self._octets), self._octets)
-            yield key, value
-
-    def _message(self, identity: str, rows: Iterator[Row], deliveries: list[Delivery]) -> None:
-        if not is_message_id(identity):
-            self._lose(f"records of a message {identity!r}, which is no id")
-            return
-        message: Message | None = None
-        why = "its record is missing"
-        sizes: list[int] = []
-        written: list[bytes] = []
-        for key, value in rows:
-            part = key.rpartition(b" ")[2]
-            if part == b"*":
-                try:
-                    message = records.decode_message(MessageId(identity), value)
-                except StoreCorruptError as error:
-                    why = str(error)
-            elif part.isdigit():
-                sizes.append(len(value) if int(part) == len(sizes) + 1 else -1)
-            else:
-                continue
-            written.append(key)
-            if message is not None and deliveries:
-                self._put(key, value)
-        is_whole = message is not None and _is_whole(message, sizes)
-        if message is None or not deliveries or not is_whole:
-            if message is not None and deliveries:
-                self._ops += [(key, None) for key in written]
-            self._set_aside(identity, message, deliveries, why, is_whole=is_whole)
-            return
-        self._complete(message, deliveries)
-
-    def _complete(self, message: Message, deliveries: list[Delivery]) -> None:
-        """Everything of the message is there, but perhaps some deliveries: those left or were lost."""
-        recipients = [each.address for each in message.envelope.recipients]
-        self._put(records.exists_key(message.id), b"%d" % message.envelope.created)
-        for delivery in deliveries:
-            self._put(records.delivery_key(delivery.key), records.encode_delivery(delivery))
-            if due := due_time(delivery):
-                self._put(records.deferred_key(delivery.key, due), b"")
-        self.deliveries += len(deliveries)
-        if len(deliveries) != len(recipients):
-            self._put(records.open_count_key(message.id), b"%d" % len(deliveries))
-        gone = self._open(message) - len(deliveries)
-        if gone < 0 and len(self.repeats) < KEPT:
-            shown = ", ".join(sorted(each.recipient for each in deliveries)[:10])
-            self.repeats.append(f"{-gone:,} of message {message.id}, among those to {shown}")
-        elif gone > 0:
-            self.named += gone
-            absent = tuple(sorted(set(recipients) - {each.recipient for each in deliveries}))
-            self._lose(
-                f"{gone:,} of the deliveries of message {message.id}, to {', '.join(absent[:10])}: no record"
-            )
-            self._give(message.id, message, (), absent, "deliveries without a record", is_whole=True)
-
-    def _open(self, message: Message) -> int:
-        """How many deliveries the message had. By a walk: after LevelDB's repair a Get may find what was
-        replaced, for it believes the newest of the tables that it repaired, all of them of level 0.
-        """
-        key = records.open_count_key(message.id)
-        try:
-            for _, raw in self._source.rows(key, key + b"\0", limit=1):
-                return records.parse_count(message.id, raw)
-        except StoreCorruptError as error:
-            self._lose(str(error))
-        return len(message.envelope.recipients)
-
-    def _without_message(self, identity: str, deliveries: list[Delivery]) -> None:
-        self._set_aside(identity, None, deliveries, "its record and its body are missing", is_whole=False)
-
-    def _set_aside(
-        self, identity: str, message: Message | None, deliveries: list[Delivery], why: str, *, is_whole: bool
-    ) -> None:
-        if message is None and not deliveries:
-            why = f"{why}: an upload that never ended, or what is left of a message"
-        elif message is not None and not is_whole:
-            why = "its body is not whole"
-        elif message is not None:
-            why = "no delivery has a record, so it was delivered or they are lost; it is whole in the salvage"
-            self.named += self._open(message)
-        known = {each.recipient for each in deliveries}
-        recipients = () if message is None else message.envelope.recipients
-        unknown = tuple(each.address for each in recipients if each.address not in known)
-        shown = ", ".join([*sorted(known), *unknown][:10]) or "recipients that nothing names"
-        self._lose(f"message {identity} to {shown}: {why}")
-        self._give(identity, message, tuple(deliveries), unknown, why, is_whole=is_whole)
-
-    def _give(
-        self,
-        identity: str,
-        message: Message | None,
-        deliveries: tuple[Delivery, ...],
-        unknown: tuple[str, ...],
-        why: str,
-        *,
-        is_whole: bool,
-    ) -> None:
-        self.salvaged += 1
-        prefix = records.message_prefix(MessageId(identity))
-
-        def body() -> Iterator[bytes]:
-            for key, value in self._source.rows(prefix + b"0", records.after(prefix), limit=sys.maxsize):
-                if key.rpartition(b" ")[2].isdigit():
-                    yield value
-
-        self._salvage(Salvaged(identity, why, message, deliveries, unknown, body, is_whole))
-
-    # --- writing
-
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._ops.append((key, value))
-        self._size += len(key) + len(value)
-        if self._size >= _BATCH_SIZE:
-            self._write()
-
-    def _write(self) -> None:
-        self._target.write([self._ops])
-        self._ops, self._size = [], 0
+def _copy(source: LevelDb, target: LevelDb, tell: Tell, octets: int) -> None:
+    """By a walk: after LevelDB's repair a Get may find what was replaced, for it believes the newest of the
+    tables that it repaired, all of them of level 0. Raises StoreError.
+    """
+    ops: list[Op] = []
+    size = done = 0
+    for key, value in source.rows(b"", limit=sys.maxsize):
+        ops.append((key, value))
+        size += len(key) + len(value)
+        if size >= _BATCH_SIZE:
+            target.write([ops])
+            done += size
+            tell(min(done, octets), octets)
+            ops, size = [], 0
+    last = scan.last_message_id(source)
+    if last is not None:
+        ops.append((records.META_LAST_ID, last.encode("ascii")))
+    target.write([ops])
 
 
-def _is_whole(message: Message, sizes: Sequence[int]) -> bool:
-    return (
-        len(sizes) == message.chunks
-        and sum(sizes) == message.size
-        and all(size == CHUNK_SIZE for size in sizes[:-1])
-    )
+async def _mend(target: LevelDb, repair: RecordRepair, tell: Tell) -> int:
+    """Returns how many deliveries there were. Raises StoreError, also when the spool is not sound then."""
+
+    async def write(write: Write) -> None:
+        gone = [key for each in write.ranges for key, _ in target.rows(*each, limit=sys.maxsize)]
+        target.write([[*dict.fromkeys(gone).items(), *write.changes.items()]])
+
+    return (await mend(OfflineReader(target), repair, tell, write)).deliveries
 
 
 # --- the exchange
