@@ -9,13 +9,16 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Lost, News, StoreError, StoreOpenError
+
+if TYPE_CHECKING:
+    from zonerelay.store.common.once.register import KeyRegister
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 
@@ -49,7 +52,9 @@ class Surroundings:
     store meets; `observe_commit` of the seconds of each durable
     write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
     loop that opened the store and must not raise. `environment` is where secrets may be. `siblings` is `None`
-    for a worker that is alone and on a shared store.
+    for a worker that is alone and on a shared store; there `register` has the idempotency keys of all nodes.
+    `withdraw` keeps the scheduler's hands off deliveries and returns those that may be changed now, until
+    `give_back`.
     """
 
     clock: Clock
@@ -60,6 +65,9 @@ class Surroundings:
     on_lost: Lost = none_lost
     environment: Mapping[str, str] = field(default_factory=dict)
     siblings: Siblings | None = None
+    register: KeyRegister | None = None
+    withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]] = set
+    give_back: Callable[[Collection[DeliveryKey]], None] = none_lost
 
 
 ReadSecret = Callable[[], str]

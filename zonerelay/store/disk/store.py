@@ -27,7 +27,7 @@ from zonerelay.store.common.claims.index import Index
 from zonerelay.store.common.claims.index_claims import IndexClaims
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.local_store import LocalStore
-from zonerelay.store.common.once.reservations import Page, Reservations
+from zonerelay.store.common.once.reservations import Page, Reservations, register_for
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Kept,
@@ -70,7 +70,7 @@ class DiskStore(IndexClaims[MessageState], LocalStore[ChangePlan]):
             self._forget_keys,
             keeper.usable,
             clock=around.clock,
-            siblings=around.siblings,
+            register=register_for(around.siblings),
         )
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []

@@ -46,6 +46,7 @@ class MemoryEngine:
         self.clock = clock
         self.mark = ""
         self.partitions: dict[int, _Partition] = {}
+        self._reserved: dict[bytes, tuple[bytes, float]] = {}
 
     def keeper(self, node: int) -> MemoryKeys:
         return MemoryKeys(self, node)
@@ -53,6 +54,18 @@ class MemoryEngine:
     def partition(self, node: int) -> _Partition:
         """Return the partition, made if there is none."""
         return self.partitions.setdefault(node, _Partition())
+
+    async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
+        found = self._reserved.get(key)
+        if found is not None and found[1] > self.clock.now():
+            return found[0]
+        self._reserved[key] = (value, until)
+        return None
+
+    async def unreserve(self, key: bytes, value: bytes) -> None:
+        found = self._reserved.get(key)
+        if found is not None and found[0] == value:
+            del self._reserved[key]
 
     async def peers(self) -> list[Peer]:
         now = self.clock.boottime()

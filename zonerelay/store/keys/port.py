@@ -274,6 +274,20 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class SharedEngine(Engine, Protocol):
+    """An engine whose partitions are those of several nodes."""
+
+    async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
+        """Store a value under a key of the whole store, outside of all partitions, if there is none yet.
+        Return None when it was stored, else the value that is there; storing the same value again returns it.
+        The key expires at the Unix time `until`, or some time later.
+        """
+
+    async def unreserve(self, key: bytes, value: bytes) -> None:
+        """Remove a reserved key if it has this value."""
+
+
 async def pages(
     reader: KeyReader,
     start: bytes,

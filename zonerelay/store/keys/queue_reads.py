@@ -7,7 +7,7 @@ for the operator. A page is one moment; what changes between two reads the windo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -37,13 +37,13 @@ class QueueReads:
     """The reads of one queue."""
 
     def __init__(self, keys: KeyReader, on_unreadable: Callable[[str], None] = lambda text: None) -> None:
-        self._keys = keys
+        self.keys = keys
         self._on_unreadable = on_unreadable
 
     async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> list[Row]:
         """The first rows of a range."""
         found: list[Row] = []
-        async for rows in pages(self._keys, start, end, rows=limit, values=values):
+        async for rows in pages(self.keys, start, end, rows=limit, values=values):
             found += rows
             if len(found) >= limit:
                 break
@@ -81,7 +81,7 @@ class QueueReads:
     async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
         """Those of the deliveries that exist and can be read."""
         raw = [records.delivery_key(key) for key in keys]
-        found = await self._keys.get(raw)
+        found = await self.keys.get(raw)
         return list(
             self._decoded([(key, value) for key, value in zip(raw, found, strict=True) if value is not None])
         )
@@ -91,16 +91,28 @@ class QueueReads:
 
     async def scan_page(self, start: bytes, end: bytes, _view: object, wanted: Wanted) -> Page:
         """One page of deliveries in any state."""
-        found, cursor = await self._keys.page(start, end)
+        found, cursor = await self.keys.page(start, end)
         if wanted is not everybody:
             found = [row for row in found if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
         return Page(list(self._decoded(found)), cursor, [])
+
+    async def scan(
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
+        """Deliveries in the order of their keys, as `QueueOperations.scan` says."""
+        prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
+        start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
+        while start is not None:
+            page = await self.scan_page(start, records.after(prefix), None, wanted)
+            for delivery in page.deliveries:
+                yield delivery
+            start = page.low
 
     async def queues(self) -> set[QueueName]:
         """Queues that hold deliveries, one seek each."""
         found: list[bytes] = []
         start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
-        while rows := (await self._keys.page(start, end, rows=1, values=False)).rows:
+        while rows := (await self.keys.page(start, end, rows=1, values=False)).rows:
             found.append(rows[0][0])
             start = b"%b %b!" % tuple(rows[0][0].split(b" ", 2)[:2])
         return {key.queue for _, key in self._parsed(found)}
@@ -111,14 +123,14 @@ class QueueReads:
         found: list[Delivery] = []
         for queue in await self.queues() if in_queues is None else in_queues:
             prefix = records.queue_prefix(queue) + message_id.encode("ascii", "replace") + b" "
-            async for rows in pages(self._keys, prefix, records.after(prefix)):
+            async for rows in pages(self.keys, prefix, records.after(prefix)):
                 found += self._decoded(rows)
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
         """The key of the first delivery, and `created` of the first that has one not after `now`."""
         first, left = None, OLDEST_ROWS
-        async for rows in pages(self._keys, start, end, rows=OLDEST_PAGE):
+        async for rows in pages(self.keys, start, end, rows=OLDEST_PAGE):
             for key, value in rows[:left]:
                 try:
                     created = records.decode_status(key, value).created
@@ -136,7 +148,7 @@ class QueueReads:
     async def count_page(self, start: bytes) -> tuple[dict[QueueName, QueueCounts], bytes | None]:
         """Deliveries by queue and state in one page, and where the next page starts."""
         counted: dict[QueueName, QueueCounts] = {}
-        found, cursor = await self._keys.page(start, records.after(records.DELIVERY_PREFIX))
+        found, cursor = await self.keys.page(start, records.after(records.DELIVERY_PREFIX))
         for key, value in found:
             try:
                 counts = counted.setdefault(records.queue_after(*key.split(b" ", 2)[:2]), QueueCounts())
@@ -151,7 +163,7 @@ class QueueReads:
     async def messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         """Those that exist and can be read."""
         found: dict[MessageId, Message] = {}
-        raw = await self._keys.get(list(map(records.metadata_key, ids)))
+        raw = await self.keys.get(list(map(records.metadata_key, ids)))
         for message_id, value in zip(ids, raw, strict=True):
             if value is not None:
                 try:
@@ -162,7 +174,7 @@ class QueueReads:
 
     async def message(self, message_id: MessageId) -> tuple[Message, OpenMessage]:
         """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
-        raw, count = await self._keys.get(
+        raw, count = await self.keys.get(
             [records.metadata_key(message_id), records.open_count_key(message_id)]
         )
         if raw is None:
@@ -188,7 +200,7 @@ class QueueReads:
         if message.chunks != 1:
             return message, count, None
         try:
-            (body,) = await self._keys.get([records.chunk_key(message_id, 1)])
+            (body,) = await self.keys.get([records.chunk_key(message_id, 1)])
         except StoreCorruptError:
             body = None  # `chunks` tells when it is needed
         return message, count, body
@@ -215,10 +227,10 @@ class QueueReads:
     async def _chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
         numbers = range(first, min(first + READ_CHUNKS, last + 1))
         found: list[bytes] = []
-        raw = await self._keys.get([records.chunk_key(message_id, number) for number in numbers])
+        raw = await self.keys.get([records.chunk_key(message_id, number) for number in numbers])
         for number, chunk in zip(numbers, raw, strict=True):
             if chunk is None:
-                if (await self._keys.get([records.exists_key(message_id)])) == [None]:
+                if (await self.keys.get([records.exists_key(message_id)])) == [None]:
                     raise MessageNotFoundError(f"message {message_id} was removed while it was read")
                 raise StoreCorruptError(f"message {message_id}: chunk {number} of {last} is missing")
             found.append(chunk)
@@ -226,8 +238,8 @@ class QueueReads:
 
     async def last_message_id(self) -> MessageId | None:
         """The highest id that this queue has seen, aborted uploads included."""
-        (noted,) = await self._keys.get([records.META_LAST_ID])
-        last = await self._keys.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
+        (noted,) = await self.keys.get([records.META_LAST_ID])
+        last = await self.keys.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
         texts = [(noted or b"").decode("ascii", "replace")]
         if last is not None:
             texts.append(last.split(b" ")[1].decode("ascii", "replace"))
@@ -239,7 +251,7 @@ class QueueReads:
         """
         aborted: list[bytes] = []
         start, end = records.MESSAGE_PREFIX, records.after(records.message_prefix(last))
-        while rows := (await self._keys.page(start, end, rows=1, values=False)).rows:
+        while rows := (await self.keys.page(start, end, rows=1, values=False)).rows:
             prefix, _, part = rows[0][0].rpartition(b" ")
             if part.isdigit():
                 aborted.append(prefix + b" ")
@@ -258,7 +270,7 @@ class QueueReads:
     # --- idempotency keys
 
     async def kept(self, identity: str) -> Kept | None:
-        (raw,) = await self._keys.get([records.once_key(identity)])
+        (raw,) = await self.keys.get([records.once_key(identity)])
         return None if raw is None else records.decode_kept(raw)
 
     async def kept_page(self, identity: str) -> list[tuple[str, Kept]]:

@@ -23,7 +23,7 @@ from zonerelay.store.common.body.writer import BodyWriter, NewMessage, split
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.common.local_store import LocalStore
-from zonerelay.store.common.once.reservations import Reservations
+from zonerelay.store.common.once.reservations import Reservations, register_for
 from zonerelay.store.contract import CHUNK_SIZE, KeptKeys, Once, QueueCounts, StoreError, Submit
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
@@ -63,7 +63,7 @@ class LevelDbStore(LocalStore[WritePlan]):
             self._forget_keys,
             keeper.usable,
             clock=around.clock,
-            siblings=around.siblings,
+            register=around.register or register_for(around.siblings),
         )
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
@@ -192,6 +192,15 @@ class LevelDbStore(LocalStore[WritePlan]):
             window.forget(key)
         else:
             window.add(key, new)
+
+    def has_claim(self, key: DeliveryKey) -> bool:
+        return key in self._in_flight.claims
+
+    def has_claims(self) -> bool:
+        return bool(self._in_flight.claims)
+
+    def claimed_keys(self) -> list[DeliveryKey]:
+        return list(self._in_flight.claims)
 
     def _drop_claims(self, keys: Sequence[DeliveryKey]) -> None:
         pop = self._in_flight.claims.pop

@@ -5,8 +5,7 @@ have written; after a crash of the machine (another boot) a new one is begun, an
 keys of its own spool. Until all have, keys get BeingStoredError. A row is pending from before the write of
 its message until that is durable; its `worker` settles it, after a crash when it starts.
 
-Failure: StoreError. All but `run` blocks; `run` has one thread, so that steps are done in the order in which
-they were asked for.
+Failure: StoreError. One thread does what is asked for, in that order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from zonerelay import durable
 from zonerelay.model.message_id import MessageId
@@ -48,6 +47,33 @@ class Row(NamedTuple):
     is_pending: bool
 
 
+class KeyRegister(Protocol):
+    """What a `Reservations` needs of a register; `worker` is the number of whoever asks."""
+
+    @property
+    def worker(self) -> int: ...
+
+    @property
+    def is_there(self) -> bool: ...
+
+    @property
+    def is_published(self) -> bool: ...
+
+    def mark_published(self) -> None: ...
+
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None: ...
+
+    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None: ...
+
+    async def pending(self) -> list[tuple[str, MessageId]]: ...
+
+    async def publish(self, page: Collection[tuple[str, Kept]]) -> None: ...
+
+    async def forget(self, now: float, most: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Register:
     """One per worker."""
 
@@ -62,7 +88,7 @@ class Register:
         self._complete = False
         self._closed = False
 
-    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """A method of this object in its thread."""
         import sqlite3  # noqa: PLC0415 - a relay without keys does without
 
@@ -107,10 +133,29 @@ class Register:
             if old != self._directory:
                 forget_registers(old)
 
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
+        """What is known of the key. When that is nothing, it is pending for this message from here on."""
+        return await self._run(self._reserve, once, message_id, now)
+
+    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
+        """The message of a reservation is stored, or will never be."""
+        await self._run(self._settle, identity, message_id, is_kept)
+
+    async def pending(self) -> list[tuple[str, MessageId]]:
+        """The reservations of this worker."""
+        return await self._run(self._pending)
+
+    async def publish(self, page: Collection[tuple[str, Kept]]) -> None:
+        """Keys that this worker's spool holds. Of two spools that hold one, the younger key counts."""
+        await self._run(self._publish, page)
+
+    async def forget(self, now: float, most: int) -> None:
+        """Removes expired keys. Those that are pending are their worker's to settle."""
+        await self._run(self._forget, now, most)
+
     # --- in the thread
 
-    def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
-        """What is known of the key. When that is nothing, it is pending for this message from here on."""
+    def _reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
         self._check_complete()
         with self._exclusive() as database:
             found = database.execute(
@@ -125,24 +170,21 @@ class Register:
             )
             return None
 
-    def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
-        """The message of a reservation is stored, or will never be."""
+    def _settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
         sql = "UPDATE kept SET pending = 0" if is_kept else "DELETE FROM kept"
         self._opened().execute(
             f"{sql} WHERE identity = ? AND message_id = ? AND pending",
             (identity, message_id),
         )
 
-    def pending(self) -> list[tuple[str, MessageId]]:
-        """The reservations of this worker."""
+    def _pending(self) -> list[tuple[str, MessageId]]:
         return (
             self._opened()
             .execute("SELECT identity, message_id FROM kept WHERE worker = ? AND pending", (self.worker,))
             .fetchall()
         )
 
-    def publish(self, page: Collection[tuple[str, Kept]]) -> None:
-        """Keys that this worker's spool holds. Of two spools that hold one, the younger key counts."""
+    def _publish(self, page: Collection[tuple[str, Kept]]) -> None:
         rows = [(name, kept.digest, kept.message_id, kept.until, self.worker) for name, kept in page]
         with self._exclusive() as database:
             database.executemany(
@@ -152,8 +194,7 @@ class Register:
                 rows,
             )
 
-    def forget(self, now: float, most: int) -> None:
-        """Removes expired keys. Those that are pending are their worker's to settle."""
+    def _forget(self, now: float, most: int) -> None:
         self._opened().execute(
             "DELETE FROM kept WHERE identity IN"
             " (SELECT identity FROM kept WHERE until < ? AND NOT pending LIMIT ?)",

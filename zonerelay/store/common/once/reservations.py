@@ -25,7 +25,7 @@ from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, Sto
 from zonerelay.store.surroundings import Siblings
 
 if TYPE_CHECKING:
-    from zonerelay.store.common.once.register import Register
+    from zonerelay.store.common.once.register import KeyRegister
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1
@@ -52,11 +52,11 @@ class Reservations:
         usable: Callable[[], Awaitable[bool]],
         *,
         clock: Clock,
-        siblings: Siblings | None,
+        register: KeyRegister | None,
     ) -> None:
         self._find, self._page, self._forget_keys, self._usable = find, page, forget, usable
         self._clock = clock
-        self._register = None if siblings is None else _register_for(siblings)
+        self._register = register
         self._busy: dict[str, asyncio.Future[None]] = {}
         self._tasks = Tasks()
         self._forget_at = clock.monotonic() + FORGET_EVERY
@@ -98,7 +98,7 @@ class Reservations:
             return await self._find(once.identity)
         while True:
             try:
-                found = await register.run(register.reserve, once, message_id, self._clock.now())
+                found = await register.reserve(once, message_id, self._clock.now())
             except BeingStoredError:
                 # Another worker is starting.
                 if asyncio.get_running_loop().time() >= deadline:
@@ -115,11 +115,11 @@ class Reservations:
             else:
                 await asyncio.sleep(LOOK_AGAIN)
 
-    async def _settle(self, register: Register, identity: str, message_id: MessageId) -> None:
+    async def _settle(self, register: KeyRegister, identity: str, message_id: MessageId) -> None:
         """The spool says what became of a reservation of this worker."""
         kept = await self._find(identity)
         is_kept = kept is not None and kept.message_id == message_id
-        await register.run(register.settle, identity, message_id, is_kept)
+        await register.settle(identity, message_id, is_kept)
 
     def _written(self, identity: str, message_id: MessageId, stored: asyncio.Future[None]) -> None:
         if stored.cancelled() or stored.exception() is not None:
@@ -151,9 +151,11 @@ class Reservations:
             self._tasks.start(self._note(register, identity, message_id, is_kept=is_kept))
         self._busy.pop(identity).set_result(None)
 
-    async def _note(self, register: Register, identity: str, message_id: MessageId, *, is_kept: bool) -> None:
+    async def _note(
+        self, register: KeyRegister, identity: str, message_id: MessageId, *, is_kept: bool
+    ) -> None:
         try:
-            await register.run(register.settle, identity, message_id, is_kept)
+            await register.settle(identity, message_id, is_kept)
         except StoreError as error:
             _log.warning("%s; messages with this key wait until this worker is asked or restarts", error)
 
@@ -164,16 +166,16 @@ class Reservations:
 
     # --- the register
 
-    async def _publish(self, register: Register) -> None:
+    async def _publish(self, register: KeyRegister) -> None:
         while True:
             try:
                 # Without keys nothing is opened: most relays have none.
                 if register.is_there or await self._page(""):
-                    for identity, message_id in await register.run(register.pending):
+                    for identity, message_id in await register.pending():
                         await self._settle(register, identity, message_id)
                     after = None if register.is_published else ""
                     while after is not None and (page := await self._page(after)):
-                        await register.run(register.publish, page)
+                        await register.publish(page)
                         after = max(identity for identity, _ in page)
                 await STORE.run(register.mark_published)
             except (StoreError, OSError) as error:
@@ -191,7 +193,7 @@ class Reservations:
             self._used.clear()
             await self._forget_keys(self._clock.now(), 2 * FORGET, self._is_used)
             if (register := self._register) is not None:
-                await register.run(register.forget, self._clock.now(), 2 * FORGET)
+                await register.forget(self._clock.now(), 2 * FORGET)
         except StoreError as error:
             _log.warning("expired idempotency keys could not be removed: %s", error)
 
@@ -206,7 +208,10 @@ class Reservations:
             await STORE.run(self._register.close)
 
 
-def _register_for(siblings: Siblings) -> Register:
+def register_for(siblings: Siblings | None) -> KeyRegister | None:
+    """The register that the workers of a machine share, if there are several."""
+    if siblings is None:
+        return None
     from zonerelay.store.common.once.register import Register  # noqa: PLC0415 - a sole worker does without
 
     return Register(siblings)

@@ -1,0 +1,290 @@
+"""Nodes that share a queue: each delivers what it has accepted, and an heir what another has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import (
+    NOW,
+    body_of,
+    delivery_for,
+    envelope_for,
+    message_id,
+    own_message,
+    store_message,
+)
+from tests.store.keys.places import PLACES, Place
+from tests.store.spools import until
+from zonerelay.model.clock import SystemClock
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.queue_name import QueueName, queue_of
+from zonerelay.store.contract import (
+    ClaimLostError,
+    Finish,
+    Once,
+    Postpone,
+    StoredBeforeError,
+    StoreError,
+    Submit,
+)
+from zonerelay.store.keys.port import SharedEngine
+from zonerelay.store.nodes.nodes import Nodes, open_nodes
+from zonerelay.store.surroundings import Surroundings
+
+QUEUE = queue_of("default")
+
+
+@dataclass
+class Machine:
+    """One node's process, with what its scheduler is told."""
+
+    place: Place
+    directory: Path
+    news: list[QueueName] = field(default_factory=list)
+    lost: list[DeliveryKey] = field(default_factory=list)
+    busy: set[DeliveryKey] = field(default_factory=set)
+
+    async def start(self, number: int | None = None) -> Nodes:
+        engine = self.place.engine()
+        assert isinstance(engine, SharedEngine)
+        self.nodes = await open_nodes(
+            engine,
+            Surroundings(
+                clock=SystemClock(),
+                on_health=lambda reason: None,
+                observe_commit=lambda seconds: None,
+                on_news=self.news.append,
+                on_lost=self.lost.extend,
+                withdraw=lambda keys: set(keys) - self.busy,
+            ),
+            directory=self.directory,
+            preferred=number,
+            requests_every=0.1,
+        )
+        return self.nodes
+
+    async def die(self) -> None:
+        """As kill -9: nothing is left behind in order."""
+        nodes = self.nodes
+        await nodes._tasks.cancel()
+        for held in [nodes._own, *nodes._heirs.values()]:
+            await held.partition.abandon()
+
+    async def claim(self, wanted: int = 1) -> list[str]:
+        """Recipients that are handed out, as soon as so many can be."""
+        found: list[str] = []
+        for _ in range(200):
+            for delivery in await self.nodes.claim(QUEUE, 100, now=NOW + 1):
+                found.append(delivery.recipient)
+            if len(found) >= wanted:
+                return found
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{found} are handed out, and not {wanted}")
+
+
+@pytest.fixture(
+    params=["memory", *(pytest.param(name, marks=pytest.mark.proof) for name in ("postgres", "redis", "s3"))]
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return PLACES[request.param](tmp_path)
+
+
+@pytest.fixture
+async def crew(place: Place, tmp_path: Path) -> AsyncIterator[list[Machine]]:
+    """Three machines, of which the test starts those that it needs."""
+    machines = [Machine(place, tmp_path / f"machine-{number}") for number in range(3)]
+    yield machines
+    for machine in machines:
+        if hasattr(machine, "nodes"):
+            await machine.nodes.close()
+    place.close()
+
+
+async def put(machine: Machine, number: int, *recipients: str, body: bytes = b"x\r\n") -> None:
+    await store_message(machine.nodes, number, *recipients, body=body)
+
+
+async def test_a_node_delivers_its_own_mail_alone(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    assert one.nodes.node != two.nodes.node
+    await put(one, 1, "a@example.net")
+    await put(two, 2, "b@example.net")
+    assert await one.claim() == ["a@example.net"]
+    assert await two.claim() == ["b@example.net"]
+    assert await one.nodes.claim(QUEUE, 10, now=NOW) == []
+
+
+async def test_mail_of_a_node_that_is_gone_is_delivered_by_an_heir(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(one, 1, "a@example.net", "b@example.net", body=b"of one\r\n")
+    await put(two, 2, "c@example.net")
+    assert len(await one.claim(2)) == 2
+    await one.die()
+    assert sorted(await two.claim(3)) == ["a@example.net", "b@example.net", "c@example.net"]
+    assert QUEUE in two.news
+    assert await body_of(two.nodes, message_id(1)) == b"of one\r\n"
+    two.nodes.check_claim(message_id(1))
+    for delivery in [await two.nodes.deliveries_of(message_id(number)) for number in (1, 2)]:
+        await two.nodes.settle([Finish(each) for each in delivery])
+    assert await two.nodes.queues() == set()
+    await until(lambda: not two.nodes._heirs)
+
+
+async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(one, 1, "a@example.net")
+    await one.nodes.close()
+    await two.claim()
+    [delivery] = await two.nodes.deliveries_of(message_id(1))
+    message, dsn = own_message(message_id(9), b"it failed\r\n", "from@example.org")
+    await two.nodes.settle(
+        [Finish(delivery), Submit(message, b"it failed\r\n", (dsn,), about=(delivery.key,))]
+    )
+    assert await two.claim() == ["from@example.org"]
+    assert await body_of(two.nodes, message_id(9)) == b"it failed\r\n"
+    assert one.nodes.node in two.nodes._heirs, "the report lies where the message did"
+
+
+async def test_a_node_that_stood_still_loses_its_claims_and_goes_on(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await put(one, 1, "a@example.net")
+    await one.claim()
+    [delivery] = await one.nodes.deliveries_of(message_id(1))
+    await one.nodes._own.partition._tasks.cancel()  # its lease is not renewed
+    await two.start()
+    assert await two.claim() == ["a@example.net"]
+    with pytest.raises(ClaimLostError):
+        one.nodes.check_claim(message_id(1))
+    with pytest.raises(StoreError):
+        await put(one, 2, "b@example.net")
+    await until(lambda: one.lost == [delivery.key])
+    with pytest.raises(ClaimLostError):
+        await one.nodes.read_message(message_id(1))
+    await one.nodes.settle([Finish(delivery)])
+    assert [each.recipient for each in await two.nodes.deliveries_of(message_id(1))] == ["a@example.net"]
+    one.nodes.release([delivery.key])
+    await put(one, 3, "c@example.net")
+    assert await one.claim() == ["c@example.net"]
+
+
+async def test_a_node_that_starts_again_is_itself_at_once(crew: list[Machine]) -> None:
+    """It does not wait for the lease of its former process."""
+    [one] = crew[:1]
+    await one.start()
+    node = one.nodes.node
+    await put(one, 1, "a@example.net")
+    await one.die()
+    await one.start()
+    assert one.nodes.node == node
+    assert await one.claim() == ["a@example.net"]
+
+
+async def test_operators_see_the_mail_of_all_nodes(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(one, 1, "a@example.net")
+    await put(two, 2, "b@example.net", body=b"of two\r\n")
+    await put(one, 3, "c@example.net")
+    await until(lambda: bool(one.nodes._others))
+    found = [delivery.recipient async for delivery in one.nodes.scan()]
+    assert found == ["a@example.net", "b@example.net", "c@example.net"]
+    assert (await one.nodes.read_message(message_id(2))).envelope.recipients[0].address == "b@example.net"
+    assert await body_of(one.nodes, message_id(2)) == b"of two\r\n"
+    assert set(await one.nodes.read_messages([message_id(1), message_id(2)])) == {
+        message_id(1),
+        message_id(2),
+    }
+    assert [each.recipient for each in await one.nodes.deliveries_of(message_id(2))] == ["b@example.net"]
+
+
+async def test_a_change_of_another_nodes_mail_reaches_it(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    await put(one, 1, "a@example.net")
+    await put(two, 2, "b@example.net", "busy@example.net", "gone@example.net")
+    await until(lambda: bool(one.nodes._others) and bool(two.nodes._others))
+    keys = [delivery.key async for delivery in one.nodes.scan()]
+    two.busy = {key for key in keys if key.recipient == "busy@example.net"}
+
+    def change(delivery):  # type: ignore[no-untyped-def]
+        return None if delivery.recipient == "gone@example.net" else replace(delivery, held=True)
+
+    assert await one.nodes.update(keys, change) == 3
+    held = {each.recipient: each.held async for each in two.nodes.scan()}
+    assert held == {"a@example.net": True, "b@example.net": True, "busy@example.net": False}
+    await until(lambda: not _rows(two, b"answer "))
+
+
+def _rows(machine: Machine, prefix: bytes) -> list[bytes]:
+    engine = machine.nodes._engine
+    partitions = getattr(engine, "partitions", {})
+    return [key for each in partitions.values() for key in each.rows if key.startswith(prefix)]
+
+
+async def test_a_key_is_stored_once_over_all_nodes(crew: list[Machine]) -> None:
+    one, two, three = crew
+    await one.start()
+    await two.start()
+    once = Once("ab" * 16, "cd" * 16, SystemClock().now() + 3600)
+
+    async def commit(machine: Machine, number: int) -> None:
+        envelope = envelope_for(message_id(number), "a@example.net")
+        async with machine.nodes.begin(envelope) as writer:
+            await writer.write(b"x\r\n")
+            await writer.commit([delivery_for(envelope, "a@example.net")], once=once)
+
+    await commit(one, 1)
+    with pytest.raises(StoredBeforeError) as found:
+        await commit(two, 2)
+    assert found.value.message_id == message_id(1)
+    await one.claim()
+    await one.nodes.settle([Finish(each) for each in await one.nodes.deliveries_of(message_id(1))])
+    await one.nodes.close()
+    await three.start()
+    with pytest.raises(StoredBeforeError):
+        await commit(three, 3)
+
+
+async def test_a_key_that_a_dead_node_has_reserved_is_free_again(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await two.start()
+    once = Once("ef" * 16, "cd" * 16, SystemClock().now() + 3600)
+    assert await one.nodes._register.reserve(once, message_id(1), SystemClock().now()) is None
+    await one.die()
+    envelope = envelope_for(message_id(2), "a@example.net")
+    async with two.nodes.begin(envelope) as writer:
+        await writer.write(b"x\r\n")
+        await writer.commit([delivery_for(envelope, "a@example.net")], once=once)
+    assert await two.claim() == ["a@example.net"]
+
+
+async def test_deferred_and_held_mail_of_an_heir(crew: list[Machine]) -> None:
+    one, two = crew[:2]
+    await one.start()
+    await put(one, 1, "a@example.net", "b@example.net")
+    first, second = await one.nodes.deliveries_of(message_id(1))
+    later, held = replace(first, next_attempt=NOW + 60), replace(second, held=True)
+    await one.nodes.settle([Postpone(later), Postpone(held)])
+    await one.nodes.close()
+    await two.start()
+    assert await two.nodes.next_due(QUEUE) == NOW + 60
+    await until(two.nodes.is_counted)
+    counts = two.nodes.counts()[QUEUE]
+    assert (counts.deferred, counts.held) == (1, 1)
+    assert await two.nodes.claim(QUEUE, 10, now=NOW) == []
+    assert [each.recipient for each in await two.nodes.claim(QUEUE, 10, now=NOW + 61)] == ["a@example.net"]

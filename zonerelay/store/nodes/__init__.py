@@ -1,0 +1,1 @@
+"""One queue on several nodes: each has a partition of its own, and adopts those that others have left."""

@@ -1,0 +1,97 @@
+"""Idempotency keys over all nodes: a key is reserved in the engine before its message is stored.
+
+The truth is in the partitions: the key becomes durable in the batch of its message (`Kept`). The engine's
+reservation says which node has stored, or is about to store, a message with the key, so that no second node
+does. It expires with the key.
+
+Failure: a node that dies between reservation and batch leaves a reservation without a message. Others take it
+over once the node's partition is over or adopted, for then no batch of that node can become durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+
+import msgspec
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.once.register import Row
+from zonerelay.store.contract import Kept, Once
+from zonerelay.store.keys.port import SharedEngine
+from zonerelay.store.keys.queue_reads import QueueReads
+
+
+class _Reserved(msgspec.Struct, array_like=True):
+    node: int
+    message_id: MessageId
+    digest: str
+    until: float
+
+
+class NodeRegister:
+    """The `KeyRegister` of one node. `node` is its present number, `reads_of` the reads of a node's
+    partition, `is_over` says that no process of a node can still store something there.
+    """
+
+    is_there = is_published = True
+
+    def __init__(
+        self,
+        engine: SharedEngine,
+        node: Callable[[], int],
+        reads_of: Callable[[int], Awaitable[QueueReads]],
+        is_over: Callable[[int], bool],
+    ) -> None:
+        self._engine = engine
+        self._node = node
+        self._reads_of = reads_of
+        self._is_over = is_over
+        self._values: dict[str, bytes] = {}
+        """What this node has reserved, or has found of itself."""
+
+    @property
+    def worker(self) -> int:
+        return self._node()
+
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
+        """What is known of the key. When that is nothing, it is pending for this message from here on."""
+        key = once.identity.encode("ascii")
+        node = self._node()
+        value = msgspec.msgpack.encode(_Reserved(node, message_id, once.digest, once.until))
+        while True:
+            found = await self._engine.reserve(key, value, once.until)
+            if found is None:
+                self._values[once.identity] = value
+                return None
+            other = msgspec.msgpack.decode(found, type=_Reserved)
+            kept = await (await self._reads_of(other.node)).kept(once.identity)
+            if kept is not None and kept.message_id == other.message_id:
+                return Row(kept, other.node, is_pending=False)
+            if other.node == node:
+                self._values[once.identity] = found
+            elif other.until <= now or self._is_over(other.node):
+                await self._engine.unreserve(key, found)
+                continue
+            return Row(Kept(other.message_id, other.digest, other.until), other.node, is_pending=True)
+
+    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
+        """The message of a reservation is stored, or will never be."""
+        value = self._values.pop(identity, None)
+        if value is not None and not is_kept:
+            await self._engine.unreserve(identity.encode("ascii"), value)
+
+    async def pending(self) -> list[tuple[str, MessageId]]:
+        """Reservations of a former process are found when their keys come again."""
+        return []
+
+    async def publish(self, page: Collection[tuple[str, Kept]]) -> None:
+        """The partition says what it holds."""
+
+    async def forget(self, now: float, most: int) -> None:
+        """Reservations expire by themselves."""
+
+    def mark_published(self) -> None:
+        """There is nothing to publish."""
+
+    def close(self) -> None:
+        """The engine is closed by its owner."""

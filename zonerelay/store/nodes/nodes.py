@@ -1,0 +1,610 @@
+"""The store of one node that shares its queue with others: its own partition, and those that it has adopted.
+
+A **node** is one process with one partition of the engine. What it accepts lies in its partition, and it
+alone delivers that. When a node has left, or its lease is over, another node adopts the partition: it becomes
+the writer and delivers from it in place, until it is empty. So a delivery belongs to the node that accepted
+it or to that node's heir, and a claim is a mark in memory.
+
+Each change is one batch of the partition that holds the message; a call that concerns several partitions is
+split. Operators see the mail of all nodes: lists read the partitions of the others, and a change of their
+mail is a request to its owner (`requests`).
+
+Failure: when another writer has the own partition, this node may have stood still for longer than its lease.
+What it had claimed there is reported to `on_lost`, reads of it raise ClaimLostError, what becomes of it
+changes nothing, and the node goes on with another partition. An adopted partition that is lost is dropped in
+the same way. While the engine cannot be reached, `Partition` refuses writes, as for a store of one node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MAX_WORKERS, MessageId
+from zonerelay.model.queue_name import QueueName
+from zonerelay.process.tasks import Tasks
+from zonerelay.process.threads import STORE
+from zonerelay.store.common import records
+from zonerelay.store.common.body.writer import BodyWriter
+from zonerelay.store.contract import (
+    SHARED,
+    Change,
+    ClaimLostError,
+    KeptKeys,
+    MessageNotFoundError,
+    QueueCounts,
+    StoreError,
+    StoreOpenError,
+    Submit,
+    Unhealthy,
+    Wanted,
+    everybody,
+)
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.port import FencedError, Keeper, KeyRange, NodeTakenError, SharedEngine
+from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.keys.queue_reads import QueueReads
+from zonerelay.store.keys.seen_file import SeenFile
+from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.nodes.key_register import NodeRegister
+from zonerelay.store.nodes.requests import ANSWERS, REQUESTS, Requests
+from zonerelay.store.surroundings import Surroundings
+
+MOST_ADOPTED = 10_000
+"""Messages of adopted partitions that are remembered as handed out, before those that are settled go."""
+LOOK_AT_PEERS = (0.5, 10.0)
+"""Bounds in seconds for a quarter of the lease, after which the other nodes are looked at."""
+PAUSE = 1.0
+
+_log = logging.getLogger("zonerelay.store")
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A partition of which this process is the writer, and the queue in it."""
+
+    node: int
+    partition: Partition
+    queue: LevelDbStore
+
+
+class Nodes:
+    """Built by `open_nodes`; belongs to the event loop that was running then."""
+
+    def __init__(
+        self,
+        engine: SharedEngine,
+        around: Surroundings,
+        *,
+        directory: Path,
+        preferred: int | None,
+        requests_every: float,
+    ) -> None:
+        self._engine = engine
+        self._around = around
+        self._directory = directory
+        self._preferred = preferred
+        self._own: Held
+        self._is_open = False
+        self._heirs: dict[int, Held] = {}
+        self._first = 0
+        self._adopted: dict[MessageId, Held] = {}
+        self._lost: dict[MessageId, set[DeliveryKey]] = {}
+        self._stored_reports: set[MessageId] = set()
+        self._others: dict[int, QueueReads] = {}
+        """Reads of the partitions that others hold."""
+        self._keepers: dict[int, Keeper] = {}
+        """What these read."""
+        self._tasks = Tasks()
+        self._fenced: set[int] = set()
+        self._is_fenced = asyncio.Event()
+        self._requests = Requests(self._update_held, around, lambda: self._own, self._others)
+        self._requests_every = requests_every
+        self._register = NodeRegister(engine, lambda: self.node, self._reads_of, self._is_over)
+        self._over: set[int] = set()
+
+    # --- opening
+
+    async def start(self) -> None:
+        """Take a partition. Raises StoreError; `close` follows then, too."""
+        self._own = await self._take_partition()
+        self._is_open = True
+        self._tasks.start(self._watch())
+        self._tasks.start(self._serve_requests())
+        self._tasks.start(self._replace_lost())
+
+    async def _take_partition(self) -> Held:
+        """Become the writer of the preferred partition, of one that this machine has had, of one that is
+        over, or of a new one. Raises StoreError.
+        """
+        peers = {peer.node: peer for peer in await self._engine.peers()}
+        known = await STORE.run(self._known_nodes)
+        over = [node for node, peer in peers.items() if peer.is_over]
+        new = [node for node in range(MAX_WORKERS) if node not in peers]
+        first = [] if self._preferred is None else [self._preferred]
+        if self._preferred is not None:
+            new.reverse()  # small numbers are those that operators give to others
+        refusal: NodeTakenError | None = None
+        for node in dict.fromkeys([*first, *known, *over, *new]):
+            if node in self._heirs:
+                continue
+            try:
+                return await self._enter(node, is_own=True)
+            except NodeTakenError as error:
+                refusal = error
+        raise StoreOpenError(f"all {MAX_WORKERS} partitions of the queue are in use") from refusal
+
+    def _known_nodes(self) -> list[int]:
+        """The nodes that this machine has been, most recently used first."""
+        found = self._directory.glob("*.seen") if self._directory.is_dir() else ()
+        files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+        return [int(path.stem) for path in files if path.stem.isdigit()]
+
+    async def _enter(self, node: int, *, is_own: bool) -> Held:
+        """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
+        token = uuid4().hex
+        seen = await STORE.run(SeenFile, self._directory / f"{node}.seen", token) if is_own else None
+        around = replace(self._around, register=self._register)
+        if not is_own:
+            around = replace(around, on_health=lambda _: None)
+        partition: Partition | None = None
+
+        def trouble(hooks: Hooks, error: StoreError) -> None:
+            hooks.on_trouble(error)
+            if isinstance(error, FencedError):
+                self._fenced.add(node)
+                self._is_fenced.set()
+
+        async def opened(hooks: Hooks) -> Partition:
+            nonlocal partition
+            partition = await open_partition(
+                self._engine,
+                node,
+                token=token,
+                clock=self._around.clock,
+                seen_file=seen,
+                hooks=replace(hooks, on_trouble=lambda error: trouble(hooks, error)),
+            )
+            for prefix in (REQUESTS, ANSWERS):  # of a process that is no more
+                await partition.clear(KeyRange.of_prefix(prefix))
+            return partition
+
+        try:
+            queue = await open_queue(opened, around)
+        except BaseException:
+            if partition is None and seen is not None:
+                seen.close()
+            raise
+        assert partition is not None
+        await self._forget_reader(node)
+        return Held(node, partition, queue)
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+        for held in [*self._heirs.values(), *([self._own] if self._is_open else [])]:
+            await held.queue.close()
+        for node in list(self._others):
+            await self._forget_reader(node)
+        await self._engine.close()
+
+    # --- the other nodes
+
+    async def _watch(self) -> None:
+        least, most = LOOK_AT_PEERS
+        pause = min(max(least, self._engine.lease / 4), most)
+        while True:
+            try:
+                await self._look_at_peers()
+            except StoreError as error:
+                _log.warning("the other nodes of the queue cannot be looked at: %s", error)
+            await asyncio.sleep(pause)
+
+    async def _look_at_peers(self) -> None:
+        peers = await self._engine.peers()
+        self._over = {peer.node for peer in peers if peer.is_over}
+        held = {self._own.node, *self._heirs}
+        for peer in peers:
+            if peer.node in held:
+                continue
+            if peer.is_over and await (await self._reads_of(peer.node)).queues():
+                await self._adopt(peer.node)
+            else:
+                await self._reads_of(peer.node)
+        for heir in list(self._heirs.values()):
+            if not heir.queue.has_claims() and not await heir.queue.queues():
+                del self._heirs[heir.node]
+                await heir.queue.close()
+                _log.info("node %d of the queue is empty and was left", heir.node)
+
+    async def _adopt(self, node: int) -> None:
+        try:
+            heir = await self._enter(node, is_own=False)
+        except NodeTakenError:
+            return  # it is back, or another node was faster
+        _log.warning("node %d of the queue is gone: its mail is delivered from here", node)
+        self._heirs[node] = heir
+        for queue in await heir.queue.queues():
+            self._around.on_news(queue)
+
+    async def _reads_of(self, node: int) -> QueueReads:
+        """The reads of any node's partition."""
+        for held in self._held():
+            if held.node == node:
+                return QueueReads(held.partition)
+        if node not in self._others:
+            self._keepers[node] = keeper = self._engine.keeper(node)
+            self._others[node] = QueueReads(keeper)
+        return self._others[node]
+
+    async def _forget_reader(self, node: int) -> None:
+        reads = self._others.pop(node, None)
+        if reads is not None:
+            await self._keepers.pop(node).close()
+
+    def _is_over(self, node: int) -> bool:
+        """No process of that node can still be about to store something."""
+        return node in self._over or node in self._heirs
+
+    async def _replace_lost(self) -> None:
+        """Go on after partitions of which others have become the writers."""
+        while True:
+            await self._is_fenced.wait()
+            self._is_fenced.clear()
+            for node in list(self._fenced):
+                self._fenced.discard(node)
+                lost = self._own if node == self._own.node else self._heirs.pop(node, None)
+                if lost is not None:
+                    await self._replace(lost)
+
+    async def _replace(self, lost: Held) -> None:
+        keys = lost.queue.claimed_keys()
+        for key in keys:
+            self._lost.setdefault(key.message_id, set()).add(key)
+        self._adopted = {each: held for each, held in self._adopted.items() if held is not lost}
+        _log.error("node %d of the queue has another writer: its lease had ended here", lost.node)
+        if lost is self._own:
+            while True:
+                try:
+                    self._own = await self._take_partition()
+                    break
+                except StoreError as error:
+                    _log.warning("no partition of the queue can be taken yet: %s", error)
+                    await asyncio.sleep(PAUSE)
+            self._around.on_health(self._own.queue.unhealthy())
+        with contextlib.suppress(StoreError):
+            await lost.queue.close()
+        self._around.on_lost(keys)
+        for queue in await self._own.queue.queues():
+            self._around.on_news(queue)
+
+    # --- which partition
+
+    def _held(self) -> Iterable[Held]:
+        yield self._own
+        yield from self._heirs.values()
+
+    def _holder(self, key: DeliveryKey) -> Held:
+        """Where the delivery is claimed; else the own partition."""
+        for held in self._heirs.values():
+            if held.queue.has_claim(key):
+                return held
+        return self._own
+
+    def _is_lost(self, key: DeliveryKey) -> bool:
+        return key in self._lost.get(key.message_id, ())
+
+    def _found_lost(self, keys: Iterable[DeliveryKey]) -> None:
+        """The caller has given these up."""
+        for key in keys:
+            if lost := self._lost.get(key.message_id):
+                lost.discard(key)
+                if not lost:
+                    del self._lost[key.message_id]
+
+    async def _holder_of(self, message_id: MessageId) -> Held:
+        """Where the message is. Raises ClaimLostError."""
+        if message_id in self._lost:
+            raise ClaimLostError("another node has this message now")
+        if not self._heirs:
+            return self._own
+        if (known := self._adopted.get(message_id)) is not None:
+            return known
+        for held in self._held():
+            with contextlib.suppress(MessageNotFoundError):
+                await held.queue.read_message(message_id)
+                return held
+        return self._own
+
+    # --- taking mail
+
+    @property
+    def node(self) -> int:
+        return self._own.node
+
+    def last_message_id(self) -> MessageId | None:
+        return self._own.queue.last_message_id()
+
+    def begin(self, envelope: Envelope) -> BodyWriter:
+        return self._own.queue.begin(envelope)
+
+    # --- handing out
+
+    async def _claim(
+        self, limit: int, claim: Callable[[LevelDbStore, int], Awaitable[list[Delivery]]]
+    ) -> list[Delivery]:
+        """Claim from all partitions, each of which comes first in its turn."""
+        if not self._heirs:
+            return await claim(self._own.queue, limit)
+        all_held = list(self._held())
+        self._first = (self._first + 1) % len(all_held)
+        found: list[Delivery] = []
+        try:
+            for held in [*all_held[self._first :], *all_held[: self._first]]:
+                if len(found) >= limit:
+                    break
+                claimed = await claim(held.queue, limit - len(found))
+                found += claimed
+                if held is not self._own:
+                    self._adopted.update((delivery.message_id, held) for delivery in claimed)
+        except BaseException:
+            self.release([delivery.key for delivery in found])
+            raise
+        if len(self._adopted) > MOST_ADOPTED:
+            claimed_ids = {
+                key.message_id for each in self._heirs.values() for key in each.queue.claimed_keys()
+            }
+            self._adopted = {each: held for each, held in self._adopted.items() if each in claimed_ids}
+        return sorted(found, key=lambda delivery: delivery.message_id)
+
+    async def claim(
+        self, queue: QueueName, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        return await self._claim(
+            limit, lambda store, room: store.claim(queue, room, now=now, skip_domains=skip_domains)
+        )
+
+    async def claim_new(
+        self, queue: QueueName, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        """New mail comes to the own partition alone."""
+        return await self._own.queue.claim_new(queue, limit, since=since, skip_domains=skip_domains)
+
+    async def claim_domain(self, queue: QueueName, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        return await self._claim(limit, lambda store, room: store.claim_domain(queue, domain, room, now=now))
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        if self._lost:
+            self._found_lost(keys)
+        for held in self._held():
+            held.queue.release(keys)
+
+    async def next_due(self, queue: QueueName) -> float | None:
+        found = [due for held in self._held() if (due := await held.queue.next_due(queue)) is not None]
+        return min(found, default=None)
+
+    def has_ready(self, queue: QueueName) -> bool:
+        return any(held.queue.has_ready(queue) for held in self._held())
+
+    def check_claim(self, message_id: MessageId) -> None:
+        if message_id in self._lost:
+            raise ClaimLostError("another node has this message now")
+        self._adopted.get(message_id, self._own).partition.check()
+
+    # --- settling
+
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        if not self._heirs and not self._lost and not self._stored_reports:
+            await self._own.queue.settle(changes, lazy=lazy)
+            return
+        parts: dict[Held, list[Change]] = {}
+        lost: list[DeliveryKey] = []
+        for change in changes:
+            if isinstance(change, Submit):
+                if change.message.id in self._stored_reports:
+                    continue
+                about = [key for key in change.about if not self._is_lost(key)]
+                if change.about and not about:
+                    continue  # the node that has the deliveries now reports for itself
+                holder = self._holder(about[0]) if about else self._own
+            elif self._is_lost(change.delivery.key):
+                lost.append(change.delivery.key)
+                continue
+            else:
+                holder = self._holder(change.delivery.key)
+            parts.setdefault(holder, []).append(change)
+        self._found_lost(lost)
+        results = await asyncio.gather(
+            *(held.queue.settle(part, lazy=lazy) for held, part in parts.items()), return_exceptions=True
+        )
+        failed = [result for result in results if isinstance(result, BaseException)]
+        for part, result in zip(parts.values(), results, strict=True):
+            # Of a call that has failed in part the caller repeats all: a report must not be stored twice.
+            ids = {change.message.id for change in part if isinstance(change, Submit)}
+            if failed and result is None:
+                self._stored_reports |= ids
+        if failed:
+            raise failed[0]
+        self._stored_reports -= {change.message.id for change in changes if isinstance(change, Submit)}
+
+    async def update(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        count, remaining = await self._update_held(keys, change)
+        if remaining:
+            count += await self._requests.ask(remaining, change)
+        return count
+
+    async def _update_held(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> tuple[int, set[DeliveryKey]]:
+        """Change what is in the partitions that this node holds; also return the keys that are not there."""
+        count, remaining = 0, set(keys)
+
+        def noted(delivery: Delivery) -> Delivery | None:
+            remaining.discard(delivery.key)
+            return change(delivery)
+
+        for held in self._held():
+            if remaining:
+                count += await held.queue.update(list(remaining), noted)
+        return count, remaining
+
+    async def _serve_requests(self) -> None:
+        while True:
+            await asyncio.sleep(self._requests_every)
+            try:
+                await self._requests.answer()
+            except StoreError as error:
+                _log.warning("requests of other nodes cannot be answered now: %s", error)
+
+    # --- reading
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        held = await self._holder_of(message_id)
+        held.partition.check()
+        try:
+            return await held.queue.read_message(message_id)
+        except MessageNotFoundError:
+            for reads in list(self._others.values()):
+                with contextlib.suppress(MessageNotFoundError):
+                    return (await reads.message(message_id))[0]
+            raise
+
+    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        held = await self._holder_of(message_id)
+        held.partition.check()
+        found = held.queue.read_body(message_id)
+        try:
+            first = await anext(found, None)
+        except MessageNotFoundError:
+            reads, message = await self._elsewhere(message_id)
+            for number in range(1, message.chunks + 1, 4):
+                for chunk in await reads.chunks(message_id, number, message.chunks):
+                    yield chunk
+            return
+        async with (
+            contextlib.aclosing(found) if isinstance(found, AsyncGenerator) else contextlib.nullcontext()
+        ):
+            if first is not None:
+                yield first
+            async for chunk in found:
+                yield chunk
+
+    async def _elsewhere(self, message_id: MessageId) -> tuple[QueueReads, Message]:
+        """The message in another node's partition. Raises MessageNotFoundError."""
+        for reads in list(self._others.values()):
+            with contextlib.suppress(MessageNotFoundError):
+                return reads, (await reads.message(message_id))[0]
+        raise MessageNotFoundError(f"no message {message_id}")
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        found: dict[MessageId, Message] = {}
+        for held in self._held():
+            found |= await held.queue.read_messages([each for each in ids if each not in found])
+        for reads in list(self._others.values()):
+            if missing := [each for each in ids if each not in found]:
+                found |= await reads.messages(missing)
+        return found
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        found = [each for held in self._held() for each in await held.queue.deliveries_of(message_id)]
+        for reads in list(self._others.values()):
+            found += await reads.deliveries_of(message_id)
+        unique = {delivery.key: delivery for delivery in found}
+        return sorted(unique.values(), key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    async def scan(
+        self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
+    ) -> AsyncIterator[Delivery]:
+        walks = [
+            *(held.queue.scan(queue, wanted=wanted, after=after) for held in self._held()),
+            *(reads.scan(queue, wanted=wanted, after=after) for reads in list(self._others.values())),
+        ]
+        heads: list[tuple[bytes, int, Delivery]] = []
+        try:
+            for number, walk in enumerate(walks):
+                async for delivery in walk:
+                    heapq.heappush(heads, (records.delivery_key(delivery.key), number, delivery))
+                    break
+            while heads:
+                _, number, delivery = heads[0]
+                yield delivery
+                following = await anext(walks[number], None)
+                if following is None:
+                    heapq.heappop(heads)
+                else:
+                    heapq.heapreplace(heads, (records.delivery_key(following.key), number, following))
+        finally:
+            for walk in walks:
+                if isinstance(walk, AsyncGenerator):
+                    await walk.aclose()
+
+    # --- what is known of all of it
+
+    def counts(self) -> dict[QueueName, QueueCounts]:
+        """Of the mail that this node delivers: the sum over nodes is the queue."""
+        total: dict[QueueName, QueueCounts] = {}
+        for held in self._held():
+            for queue, counts in held.queue.counts().items():
+                total.setdefault(queue, QueueCounts()).add(counts)
+        return total
+
+    def is_counted(self) -> bool:
+        return all(held.queue.is_counted() for held in self._held())
+
+    async def oldest(self, queue: QueueName, *, now: float) -> float | None:
+        found = [at for held in self._held() if (at := await held.queue.oldest(queue, now=now)) is not None]
+        return min(found, default=None)
+
+    async def queues(self) -> set[QueueName]:
+        return {queue for held in self._held() for queue in await held.queue.queues()}
+
+    async def left_over(self) -> str:
+        return SHARED
+
+    async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
+        return await self._own.queue.kept_keys(cursor)
+
+    async def keep_keys(self, keys: KeptKeys) -> None:
+        await self._own.queue.keep_keys(keys)
+
+    def unhealthy(self) -> Unhealthy | None:
+        return self._own.queue.unhealthy()
+
+    def problems(self) -> Sequence[str]:
+        return list(dict.fromkeys(problem for held in self._held() for problem in held.queue.problems()))
+
+    async def usable(self) -> bool:
+        return await self._own.queue.usable()
+
+    async def probe(self) -> None:
+        await self._own.queue.probe()
+
+
+async def open_nodes(
+    engine: SharedEngine,
+    around: Surroundings,
+    *,
+    directory: Path,
+    preferred: int | None = None,
+    requests_every: float = 2.0,
+) -> Nodes:
+    """Open the queue of this node. `directory` is where this machine keeps what it has seen of the engine's
+    partitions; `preferred` is the number that the configuration gives to the node, if it does. Raises
+    StoreOpenError and StoreError; nothing is left open then.
+    """
+    nodes = Nodes(engine, around, directory=directory, preferred=preferred, requests_every=requests_every)
+    try:
+        await nodes.start()
+    except BaseException:
+        await nodes.close()
+        raise
+    return nodes
