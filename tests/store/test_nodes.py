@@ -1,4 +1,4 @@
-"""Nodes that share a queue: each delivers what it has accepted, and an heir what another has left."""
+"""NodeStore that share a queue: each delivers what it has accepted, and an heir what another has left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from zonerelay.store.contract import (
     Submit,
 )
 from zonerelay.store.keys.port import SharedEngine
-from zonerelay.store.nodes.nodes import Nodes, open_nodes
+from zonerelay.store.nodes.store import NodeStore, open_nodes
 from zonerelay.store.surroundings import Surroundings
 
 QUEUE = queue_of("default")
@@ -49,7 +49,7 @@ class Machine:
     lost: list[DeliveryKey] = field(default_factory=list)
     busy: set[DeliveryKey] = field(default_factory=set)
 
-    async def start(self, number: int | None = None) -> Nodes:
+    async def start(self, number: int | None = None) -> NodeStore:
         engine = self.place.engine()
         assert isinstance(engine, SharedEngine)
         self.nodes = await open_nodes(

@@ -17,7 +17,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.counts import Counts
-from zonerelay.store.common.once.reservations import Page, Reservations
+from zonerelay.store.common.once.reservations import Page, Reservations, register_for
 from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import (
     Change,
@@ -57,7 +57,7 @@ class MemoryStore:
             self._forget_keys,
             self.usable,
             clock=clock or SystemClock(),
-            siblings=siblings,
+            register=register_for(siblings),
         )
         self.kept_keys = self._reservations.kept_keys
         self.submit_once = self._reservations.store

@@ -4,7 +4,7 @@
 it is removed when it is listed and has not been touched for a minute. Room that is kept back (`reserve`) is
 given up for what makes room.
 
-Values have names that nobody else uses and that no batch names yet, so they need no draft. They may have a
+Values have names that no other value has and that no batch names yet, so they need no draft. They may have a
 directory of their own.
 """
 

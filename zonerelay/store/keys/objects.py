@@ -612,7 +612,7 @@ def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, 
 
 
 def _epoch_of(name: str) -> int:
-    """The epoch in which a value was made, or -1 for another file that somebody has put there."""
+    """The epoch in which a value was made, or -1 for another file that an operator has put there."""
     number = name.rpartition(".")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
 

@@ -27,7 +27,7 @@ from zonerelay.store.keys.queue_reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from zonerelay.store.nodes.nodes import Held
+    from zonerelay.store.nodes.store import HeldPartition
 
 REQUESTS, ANSWERS = b"request ", b"answer "
 PATIENCE = 30.0
@@ -57,7 +57,7 @@ class Requests:
         self,
         update: Update,
         around: Surroundings,
-        own: Callable[[], Held],
+        own: Callable[[], HeldPartition],
         others: Mapping[int, QueueReads],
     ) -> None:
         self._update = update

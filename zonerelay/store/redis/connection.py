@@ -256,7 +256,7 @@ class Wire:
 
     @property
     def is_over(self) -> bool:
-        """A server that ends a connection which is idle (`timeout`) tells nobody who waits for nothing."""
+        """Ignore that the server ends an idle connection (`timeout`): no caller waits for an answer."""
         reader = self._connection._reader
         return self._broken is not None or reader is None or reader.at_eof()
 

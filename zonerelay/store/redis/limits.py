@@ -95,7 +95,7 @@ class RedisShelf:
             await channel.close()
 
     async def _ask(self, script: Script, zone: str, *values: Argument) -> Reply:
-        """The wire is replaced when the server has ended it, which tells nobody of the limits' loss."""
+        """The wire is replaced when the server has ended it, without a report that limits are lost."""
         if self._channel is None:
             raise AuthorityError("not connected")
         try:

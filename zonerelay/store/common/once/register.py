@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class KeyRegister(Protocol):
-    """What a `Reservations` needs of a register; `worker` is the number of whoever asks."""
+    """What a `Reservations` needs of a register; `worker` is the number of the worker that asks."""
 
     @property
     def worker(self) -> int: ...

@@ -68,7 +68,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldPartition:
     """A partition of which this process is the writer, and the queue in it."""
 
     node: int
@@ -76,7 +76,7 @@ class Held:
     queue: LevelDbStore
 
 
-class Nodes:
+class NodeStore:
     """Built by `open_nodes`; belongs to the event loop that was running then."""
 
     def __init__(
@@ -92,11 +92,11 @@ class Nodes:
         self._around = around
         self._directory = directory
         self._preferred = preferred
-        self._own: Held
+        self._own: HeldPartition
         self._is_open = False
-        self._heirs: dict[int, Held] = {}
+        self._heirs: dict[int, HeldPartition] = {}
         self._first = 0
-        self._adopted: dict[MessageId, Held] = {}
+        self._adopted: dict[MessageId, HeldPartition] = {}
         self._lost: dict[MessageId, set[DeliveryKey]] = {}
         self._stored_reports: set[MessageId] = set()
         self._others: dict[int, QueueReads] = {}
@@ -121,7 +121,7 @@ class Nodes:
         self._tasks.start(self._serve_requests())
         self._tasks.start(self._replace_lost())
 
-    async def _take_partition(self) -> Held:
+    async def _take_partition(self) -> HeldPartition:
         """Become the writer of the preferred partition, of one that this machine has had, of one that is
         over, or of a new one. Raises StoreError.
         """
@@ -148,7 +148,7 @@ class Nodes:
         files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
         return [int(path.stem) for path in files if path.stem.isdigit()]
 
-    async def _enter(self, node: int, *, is_own: bool) -> Held:
+    async def _enter(self, node: int, *, is_own: bool) -> HeldPartition:
         """Become the writer of a partition and open its queue. Raises NodeTakenError and StoreError."""
         token = uuid4().hex
         seen = await STORE.run(SeenFile, self._directory / f"{node}.seen", token) if is_own else None
@@ -185,7 +185,7 @@ class Nodes:
             raise
         assert partition is not None
         await self._forget_reader(node)
-        return Held(node, partition, queue)
+        return HeldPartition(node, partition, queue)
 
     async def close(self) -> None:
         await self._tasks.cancel()
@@ -264,7 +264,7 @@ class Nodes:
                 if lost is not None:
                     await self._replace(lost)
 
-    async def _replace(self, lost: Held) -> None:
+    async def _replace(self, lost: HeldPartition) -> None:
         keys = lost.queue.claimed_keys()
         for key in keys:
             self._lost.setdefault(key.message_id, set()).add(key)
@@ -287,11 +287,11 @@ class Nodes:
 
     # --- which partition
 
-    def _held(self) -> Iterable[Held]:
+    def _held(self) -> Iterable[HeldPartition]:
         yield self._own
         yield from self._heirs.values()
 
-    def _holder(self, key: DeliveryKey) -> Held:
+    def _holder(self, key: DeliveryKey) -> HeldPartition:
         """Where the delivery is claimed; else the own partition."""
         for held in self._heirs.values():
             if held.queue.has_claim(key):
@@ -309,7 +309,7 @@ class Nodes:
                 if not lost:
                     del self._lost[key.message_id]
 
-    async def _holder_of(self, message_id: MessageId) -> Held:
+    async def _holder_of(self, message_id: MessageId) -> HeldPartition:
         """Where the message is. Raises ClaimLostError."""
         if message_id in self._lost:
             raise ClaimLostError("another node has this message now")
@@ -404,7 +404,7 @@ class Nodes:
         if not self._heirs and not self._lost and not self._stored_reports:
             await self._own.queue.settle(changes, lazy=lazy)
             return
-        parts: dict[Held, list[Change]] = {}
+        parts: dict[HeldPartition, list[Change]] = {}
         lost: list[DeliveryKey] = []
         for change in changes:
             if isinstance(change, Submit):
@@ -596,12 +596,12 @@ async def open_nodes(
     directory: Path,
     preferred: int | None = None,
     requests_every: float = 2.0,
-) -> Nodes:
+) -> NodeStore:
     """Open the queue of this node. `directory` is where this machine keeps what it has seen of the engine's
     partitions; `preferred` is the number that the configuration gives to the node, if it does. Raises
     StoreOpenError and StoreError; nothing is left open then.
     """
-    nodes = Nodes(engine, around, directory=directory, preferred=preferred, requests_every=requests_every)
+    nodes = NodeStore(engine, around, directory=directory, preferred=preferred, requests_every=requests_every)
     try:
         await nodes.start()
     except BaseException:
