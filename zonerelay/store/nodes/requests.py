@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
@@ -22,12 +21,10 @@ import msgspec
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
+from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import KeyRange, Write
 from zonerelay.store.keys.queue_reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
-
-if TYPE_CHECKING:
-    from zonerelay.store.nodes.store import HeldPartition
 
 REQUESTS, ANSWERS = b"request ", b"answer "
 PATIENCE = 30.0
@@ -57,7 +54,7 @@ class Requests:
         self,
         update: Update,
         around: Surroundings,
-        own: Callable[[], HeldPartition],
+        own: Callable[[], tuple[int, Partition]],
         others: Mapping[int, QueueReads],
     ) -> None:
         self._update = update
@@ -90,11 +87,11 @@ class Requests:
         return count
 
     async def _send(self, node: int, reads: QueueReads, wanted: list[_Wanted]) -> int:
-        own = self._own()
+        own, partition = self._own()
         name = uuid4().hex.encode()
         request = b"%b%02x %b" % (REQUESTS, node, name)
-        answer = b"%b%02x %b" % (ANSWERS, own.node, name)
-        await own.partition.write(Write({request: msgspec.msgpack.encode(wanted)}, makes_room=True))
+        answer = b"%b%02x %b" % (ANSWERS, own, name)
+        await partition.write(Write({request: msgspec.msgpack.encode(wanted)}, makes_room=True))
         try:
             until = self._around.clock.monotonic() + PATIENCE
             while self._around.clock.monotonic() < until:
@@ -104,26 +101,26 @@ class Requests:
                     return int(found)
             return 0
         finally:
-            await own.partition.write(Write({request: None}, makes_room=True))
+            await partition.write(Write({request: None}, makes_room=True))
 
     # --- answering
 
     async def answer(self) -> None:
         """Carry out what other nodes ask of this one. Raises StoreError."""
-        own = self._own()
+        own, partition = self._own()
         for node, reads in list(self._others.items()):
-            asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own.node))
+            asked = KeyRange.of_prefix(b"%b%02x " % (REQUESTS, own))
             answers = KeyRange.of_prefix(b"%b%02x " % (ANSWERS, node))
             requests = {key.rpartition(b" ")[2]: value for key, value in (await reads.keys.page(*asked)).rows}
-            given = {key.rpartition(b" ")[2] for key, _ in (await own.partition.page(*answers)).rows}
+            given = {key.rpartition(b" ")[2] for key, _ in (await partition.page(*answers)).rows}
             if over := given - requests.keys():
                 gone: dict[bytes, bytes | None] = {answers.start + name: None for name in over}
-                await own.partition.write(Write(gone, makes_room=True))
+                await partition.write(Write(gone, makes_room=True))
             for name, value in requests.items():
                 if name not in given:
                     count = await self._carry_out(msgspec.msgpack.decode(value, type=list[_Wanted]))
                     row: dict[bytes, bytes | None] = {answers.start + name: b"%d" % count}
-                    await own.partition.write(Write(row, makes_room=True))
+                    await partition.write(Write(row, makes_room=True))
 
     async def _carry_out(self, wanted: list[_Wanted]) -> int:
         by_key = {records.decode_delivery(each.key, each.present).key: each for each in wanted}

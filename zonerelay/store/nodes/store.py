@@ -106,7 +106,9 @@ class NodeStore:
         self._tasks = Tasks()
         self._fenced: set[int] = set()
         self._is_fenced = asyncio.Event()
-        self._requests = Requests(self._update_held, around, lambda: self._own, self._others)
+        self._requests = Requests(
+            self._update_held, around, lambda: (self.node, self._own.partition), self._others
+        )
         self._requests_every = requests_every
         self._register = NodeRegister(engine, lambda: self.node, self._reads_of, self._is_over)
         self._over: set[int] = set()
