@@ -35,7 +35,6 @@ from zonerelay.store.common import records
 from zonerelay.store.common.keeper import health
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
-from zonerelay.store.leveldb.check import check
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     Mark,
@@ -52,8 +51,9 @@ from zonerelay.store.leveldb.damage.format import (
 )
 from zonerelay.store.leveldb.damage.losses import DIRECTORY
 from zonerelay.store.leveldb.damage.table import data_blocks
-from zonerelay.store.leveldb.repair import repair
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.leveldb_check import check
+from zonerelay.store.leveldb_repair import repair
 
 TABLES, LOGS = ("table 1", "table 2", "table 3"), ("older log", "newer log")
 KEYS = {

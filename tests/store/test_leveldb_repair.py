@@ -24,13 +24,13 @@ from tests.store.test_spool_check import mixed, state_of
 from zonerelay import durable
 from zonerelay.cli.main import main
 from zonerelay.model.queue_name import queue_of
+from zonerelay.store import leveldb_repair as repair_module
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
-from zonerelay.store.leveldb import repair as repair_module
 from zonerelay.store.leveldb.damage.directory import MARK_NAME
 from zonerelay.store.leveldb.damage.format import identities_in
 from zonerelay.store.leveldb.engine import plyvel
-from zonerelay.store.leveldb.repair import repair
+from zonerelay.store.leveldb_repair import repair
 
 
 class Run(NamedTuple):

@@ -51,6 +51,7 @@ ALLOWED = {
     "cli/main.py": "standard output becomes /dev/null",
     "supervisor/workers/workers.py": "`policy.replace` is about processes",
     "store/common/repairs.py": "records are appended and synced, and the name with the first of them",
+    "store/keys/repair.py": "records are appended and synced, and the name with the first of them",
     "store/common/keeper/ballast.py": "octets that mean nothing",
     "store/keys/directory.py": "values that no batch names yet, and drafts",
     "store/keys/disk.py": _LOCK,
@@ -63,7 +64,7 @@ ALLOWED = {
     "store/leveldb/spool.py": _SCRATCH,
     "store/leveldb/damage/directory.py": _ENGINE,
     "store/leveldb/damage/losses.py": "a link to a log, followed by a sync of the directory",
-    "store/leveldb/repair.py": _REPAIR,
+    "store/leveldb_repair.py": _REPAIR,
     "store/keys/shelf.py": _LOCK,
 }
 

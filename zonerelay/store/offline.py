@@ -23,11 +23,11 @@ from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.disk.check import check as check_disk
 from zonerelay.store.disk.repair import repair as repair_disk
 from zonerelay.store.disk.snapshot import take_snapshot as snapshot_disk
-from zonerelay.store.leveldb.check import check as check_leveldb
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
-from zonerelay.store.leveldb.repair import repair as repair_leveldb
 from zonerelay.store.leveldb.snapshot import take_snapshot
+from zonerelay.store.leveldb_check import check as check_leveldb
+from zonerelay.store.leveldb_repair import repair as repair_leveldb
 from zonerelay.store.offline_shared import check_shared, repair_shared
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 

@@ -38,7 +38,6 @@ from zonerelay.store.keys.check import mend
 from zonerelay.store.keys.port import Write
 from zonerelay.store.keys.repair import RecordRepair
 from zonerelay.store.leveldb import scan
-from zonerelay.store.leveldb.check import OfflineReader, run_through
 from zonerelay.store.leveldb.damage.directory import (
     MARK_NAME,
     READY_NAME,
@@ -59,6 +58,7 @@ from zonerelay.store.leveldb.damage.format import (
 from zonerelay.store.leveldb.damage.table import as_batch, damaged_blocks, data_blocks, has_index
 from zonerelay.store.leveldb.engine import Op, damaged_tables, repair_database
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.leveldb_check import OfflineReader, run_through
 
 _WRITE_BUFFER = 16 * 1024 * 1024
 _BATCH_SIZE = 4 * 1024 * 1024
