@@ -96,17 +96,26 @@ OUTPUT = 4 * 1024
 
 # Before OpenSSL 4 an entry that other code left in this thread's error queue would be taken for a fault
 # of ours (SSL_get_error(3)), and pyOpenSSL does not look. `lib` has no types.
-_forget_errors = Binding.lib.ERR_clear_error
+_lib, _ffi = Binding.lib, Binding.ffi
+_forget_errors = _lib.ERR_clear_error
+
+# What happens for every command calls OpenSSL itself: pyOpenSSL makes a buffer for each call, and an
+# exception of "nothing more now", which is the usual end: three quarters of the time of a command and its
+# answer. All channels are used on the event loop, so one buffer does.
+_buffer = _ffi.new("char[]", RECORD)
+_contents = _ffi.buffer(_buffer)
 
 
 class TlsChannel:
     """`established`, `closed` (the client has said that nothing more comes) and `info` are for reading."""
 
-    __slots__ = ("_connection", "_fault", "_octets", "closed", "established", "info")
+    __slots__ = ("_connection", "_fault", "_in", "_octets", "_out", "_ssl", "closed", "established", "info")
 
     def __init__(self, context: SSL.Context) -> None:
         self._connection = SSL.Connection(context, None)
         self._connection.set_accept_state()
+        self._ssl = self._connection._ssl
+        self._in, self._out = self._connection._into_ssl, self._connection._from_ssl
         self._octets = 0
         self._fault = ""  # its text: an exception kept here would keep this object alive by its traceback
         self.established = False
@@ -147,7 +156,9 @@ class TlsChannel:
             _forget_errors()
             try:
                 while view:
-                    sent = self._connection.send(view[:OUTPUT])
+                    sent = _lib.SSL_write(self._ssl, _ffi.from_buffer(view), min(len(view), OUTPUT))
+                    if sent <= 0:
+                        self._connection._raise_ssl_error(self._ssl, sent)
                     view = view[sent:]
                     output += self._take()
             except SSL.Error as error:
@@ -170,12 +181,14 @@ class TlsChannel:
             return  # RFC 8446 6.1: data after a closure alert must be ignored
         if not self.established:
             self._admit(piece)
-        self._connection.bio_write(piece)
+        _lib.BIO_write(self._in, _ffi.from_buffer(piece), len(piece))
         try:
             if not self.established:
                 self._shake()
-            while True:
-                plain.append(self._connection.recv(RECORD))
+            while (count := _lib.SSL_read(self._ssl, _buffer, RECORD)) > 0:
+                plain.append(_contents[:count])
+            if _lib.SSL_get_error(self._ssl, count) != _lib.SSL_ERROR_WANT_READ:
+                self._connection._raise_ssl_error(self._ssl, count)
         except SSL.WantReadError:
             return
         except SSL.ZeroReturnError:
@@ -196,13 +209,11 @@ class TlsChannel:
 
     def _take(self) -> list[bytes]:
         pieces: list[bytes] = []
-        try:
-            while True:
-                pieces.append(self._connection.bio_read(RECORD))
-                if len(pieces[-1]) < RECORD:
-                    return pieces
-        except SSL.WantReadError:
-            return pieces
+        while (count := _lib.BIO_read(self._out, _buffer, RECORD)) > 0:
+            pieces.append(_contents[:count])
+            if count < RECORD:
+                break
+        return pieces
 
     def _failed(self, text: str) -> TlsFault:
         self._fault = text
