@@ -32,7 +32,7 @@ from zonerelay.model.queue_name import queue_of
 from zonerelay.store.contract import Finish, Store
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Write
-from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import Surroundings
 
 BODY = (b"0123456789 abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 64)[:4096]

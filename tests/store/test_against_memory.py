@@ -32,12 +32,13 @@ from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
 from zonerelay.store.disk import reader as disk_reader
 from zonerelay.store.disk import states as disk_states
-from zonerelay.store.keys import port, queue_reads
+from zonerelay.store.keys import port
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import in_flight, ready_window
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.postgres import reader as postgres_reader
 from zonerelay.store.postgres import store as postgres
+from zonerelay.store.queue import reads as queue_reads
 from zonerelay.store.redis import claim_book as redis_claim_book
 from zonerelay.store.redis import claims as redis_claims
 from zonerelay.store.redis import reader as redis_reader

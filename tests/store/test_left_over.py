@@ -14,8 +14,8 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import SHARED, Finish, Store
-from zonerelay.store.keys.shelf import Shelf
 from zonerelay.store.leveldb.spool import LevelDb
+from zonerelay.store.queue.shelf import Shelf
 from zonerelay.worker import worker as heir
 
 SHARED_ONES = ("redis", "postgres", "s3")

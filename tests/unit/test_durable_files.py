@@ -53,8 +53,8 @@ ALLOWED = {
     "store/common/repairs.py": "records are appended and synced, and the name with the first of them",
     "store/keys/repair.py": "records are appended and synced, and the name with the first of them",
     "store/common/keeper/ballast.py": "octets that mean nothing",
-    "store/keys/directory.py": "values that no batch names yet, and drafts",
-    "store/keys/disk.py": _LOCK,
+    "store/objects/directory.py": "values that no batch names yet, and drafts",
+    "store/queue/disk.py": _LOCK,
     "store/keys/seen_file.py": "notes in a file that durable has made; a lost one weakens a comparison",
     "store/disk/directories.py": _ENGINE,
     "store/disk/batch.py": _ENGINE,
@@ -65,7 +65,7 @@ ALLOWED = {
     "store/leveldb/damage/directory.py": _ENGINE,
     "store/leveldb/damage/losses.py": "a link to a log, followed by a sync of the directory",
     "store/leveldb_repair.py": _REPAIR,
-    "store/keys/shelf.py": _LOCK,
+    "store/queue/shelf.py": _LOCK,
 }
 
 

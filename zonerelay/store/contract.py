@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
-from typing import Protocol, Self, TypedDict, Unpack
+from typing import NamedTuple, Protocol, Self, TypedDict, Unpack
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -147,6 +147,41 @@ class Kept:
     message_id: MessageId
     digest: str
     until: float
+
+
+class Reserved(NamedTuple):
+    """What a register knows of an idempotency key; `is_pending`: its message may be stored yet."""
+
+    kept: Kept
+    worker: int
+    is_pending: bool
+
+
+class KeyRegister(Protocol):
+    """What a `Reservations` needs of a register; `worker` is the number of the worker that asks."""
+
+    @property
+    def worker(self) -> int: ...
+
+    @property
+    def is_there(self) -> bool: ...
+
+    @property
+    def is_published(self) -> bool: ...
+
+    def mark_published(self) -> None: ...
+
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None: ...
+
+    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None: ...
+
+    async def pending(self) -> list[tuple[str, MessageId]]: ...
+
+    async def publish(self, page: Collection[tuple[str, Kept]]) -> None: ...
+
+    async def forget(self, now: float, most: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class StoredBeforeError(StoreError):

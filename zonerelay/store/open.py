@@ -38,7 +38,7 @@ async def open_store(
     mark = QueueMark(settings.path, place_of(settings.backend, redis=redis, postgres=postgres, s3=s3))
     match settings.backend:
         case Backend.MEMORY:
-            from zonerelay.store.keys.shelf import open_memory
+            from zonerelay.store.queue.shelf import open_memory
 
             return await open_memory(settings.shelve, around)
         case Backend.DISK:

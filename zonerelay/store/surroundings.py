@@ -9,16 +9,13 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
-from zonerelay.store.contract import Lost, News, StoreError, StoreOpenError
-
-if TYPE_CHECKING:
-    from zonerelay.store.common.once.register import KeyRegister
+from zonerelay.store.contract import KeyRegister, Lost, News, StoreError, StoreOpenError
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
 

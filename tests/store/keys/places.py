@@ -16,14 +16,14 @@ from tests.support.redis_server import RedisServer, shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
 from zonerelay.config.settings import RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.keys.directory import DirectoryPlace
-from zonerelay.store.keys.leveldb import LevelDbEngine
 from zonerelay.store.keys.memory import MemoryEngine
-from zonerelay.store.keys.objects import ObjectEngine
 from zonerelay.store.keys.port import Engine
 from zonerelay.store.keys.postgres import PostgresEngine
 from zonerelay.store.keys.redis import RedisEngine
-from zonerelay.store.keys.s3 import BucketPlace
+from zonerelay.store.leveldb.keys import LevelDbEngine
+from zonerelay.store.objects.directory import DirectoryPlace
+from zonerelay.store.objects.objects import ObjectEngine
+from zonerelay.store.objects.s3 import BucketPlace
 from zonerelay.store.postgres.driver import Access
 from zonerelay.store.redis.connection import Server
 

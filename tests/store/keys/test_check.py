@@ -22,7 +22,7 @@ from zonerelay.store.contract import CHUNK_SIZE, Finish, Kept, Store, StoreError
 from zonerelay.store.keys.offline import check_engine, repair_engine
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, Write, pages
-from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.queue.queue import open_queue
 
 ENGINES = [
     "memory",

@@ -16,12 +16,12 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
-from zonerelay.store.keys import objects
-from zonerelay.store.keys.directory import DirectoryPlace
-from zonerelay.store.keys.objects import Object, ObjectEngine, ObjectKeys
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, KeyRange, Write, pages
-from zonerelay.store.keys.s3 import BucketPlace
+from zonerelay.store.objects import objects
+from zonerelay.store.objects.directory import DirectoryPlace
+from zonerelay.store.objects.objects import Object, ObjectEngine, ObjectKeys
+from zonerelay.store.objects.s3 import BucketPlace
 
 
 class SlowPlace(DirectoryPlace):

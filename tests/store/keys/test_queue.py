@@ -25,11 +25,11 @@ from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
-from zonerelay.store.keys.leveldb import LevelDbEngine
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine
-from zonerelay.store.keys.queue import open_queue
+from zonerelay.store.leveldb.keys import LevelDbEngine
 from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import Surroundings
 
 ENGINES = [

@@ -271,6 +271,11 @@ def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
     return _encode(members) if members else b""
 
 
+def due_time(delivery: Delivery | None) -> float:
+    """The delivery's time in the `deferred-zone` index, 0.0 when it is not in it."""
+    return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
+
+
 def decode_delivery(raw_key: bytes, raw: bytes) -> Delivery:
     return decode_record(parse_delivery_key(raw_key), raw)
 

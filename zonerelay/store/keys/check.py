@@ -30,7 +30,6 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
 from zonerelay.store.keys.port import KeyRange, KeyReader, Write, pages
 from zonerelay.store.keys.repair import RecordRepair, Remnant, recipient_in
-from zonerelay.store.leveldb.write_plan import due_time
 
 _END = 1 << 64
 _FEW = 100
@@ -204,7 +203,7 @@ class _Comparison:
                 number = int(named.message_id, 16)
                 self._ids.setdefault(records.queue_prefix(named.queue), array("Q")).append(number)
                 try:
-                    due = due_time(records.decode_record(named, _read(value)))
+                    due = records.due_time(records.decode_record(named, _read(value)))
                 except StoreCorruptError:
                     self._suspects.append(number)
                 else:
@@ -541,7 +540,7 @@ def _due(named: DeliveryKey, value: Value | None) -> bytes | None:
     if value is None:
         return None
     try:
-        due = due_time(records.decode_record(named, _read(value)))
+        due = records.due_time(records.decode_record(named, _read(value)))
     except StoreCorruptError:
         return None
     return records.deferred_key(named, due) if due else b""

@@ -32,7 +32,7 @@ from zonerelay.store.leveldb.engine import Op, View
 from zonerelay.store.leveldb.in_flight import NOTHING, InFlight
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.spool import LevelDb
-from zonerelay.store.leveldb.write_plan import WritePlan, due_time
+from zonerelay.store.leveldb.write_plan import WritePlan
 from zonerelay.store.surroundings import Surroundings
 
 
@@ -181,7 +181,7 @@ class LevelDbStore(LocalStore[WritePlan]):
     def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
         in_flight, window = self._in_flight, self._zones[key.queue].window
         self._keeper.counts.move(key.queue, old, new)
-        if old is not None and old.next_attempt and (was_due := due_time(old)):
+        if old is not None and old.next_attempt and (was_due := records.due_time(old)):
             window.due_range.gone(records.deferred_key(key, was_due))
         is_latest = in_flight.landed(key, new)
         if key in in_flight.claims:

@@ -24,11 +24,6 @@ Transition = tuple[Delivery | None, Delivery | None]
 """One delivery's step from old to new. Old None: it is new; new None: it leaves."""
 
 
-def due_time(delivery: Delivery | None) -> float:
-    """The delivery's time in the `deferred-zone` index, 0.0 when it is not in it."""
-    return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
-
-
 class WritePlan:
     """Collects what one write does. Single use: build, `seal`, and `InFlight` knows."""
 
@@ -101,7 +96,7 @@ class WritePlan:
 
     def _write(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
         if (old is not None and old.next_attempt) or (new is not None and new.next_attempt):
-            self._write_index(key, due_time(old), due_time(new))
+            self._write_index(key, records.due_time(old), records.due_time(new))
         value = None if new is None else records.encode_delivery(new)
         self.ops.append((records.delivery_key(key), value))
         before = self.transitions.get(key)

@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable, Collection
 import msgspec
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.common.once.register import Row
-from zonerelay.store.contract import Kept, Once
+from zonerelay.store.contract import Kept, Once, Reserved
 from zonerelay.store.keys.port import SharedEngine
-from zonerelay.store.keys.queue_reads import QueueReads
+from zonerelay.store.queue.reads import QueueReads
 
 
 class _Reserved(msgspec.Struct, array_like=True):
@@ -53,7 +52,7 @@ class NodeRegister:
     def worker(self) -> int:
         return self._node()
 
-    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
         """What is known of the key. When that is nothing, it is pending for this message from here on."""
         key = once.identity.encode("ascii")
         node = self._node()
@@ -66,13 +65,13 @@ class NodeRegister:
             other = msgspec.msgpack.decode(found, type=_Reserved)
             kept = await (await self._reads_of(other.node)).kept(once.identity)
             if kept is not None and kept.message_id == other.message_id:
-                return Row(kept, other.node, is_pending=False)
+                return Reserved(kept, other.node, is_pending=False)
             if other.node == node:
                 self._values[once.identity] = found
             elif other.until <= now or self._is_over(other.node):
                 await self._engine.unreserve(key, found)
                 continue
-            return Row(Kept(other.message_id, other.digest, other.until), other.node, is_pending=True)
+            return Reserved(Kept(other.message_id, other.digest, other.until), other.node, is_pending=True)
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
         """The message of a reservation is stored, or will never be."""

@@ -23,7 +23,7 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.keys.partition import Partition
 from zonerelay.store.keys.port import KeyRange, Write
-from zonerelay.store.keys.queue_reads import QueueReads
+from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 REQUESTS, ANSWERS = b"request ", b"answer "

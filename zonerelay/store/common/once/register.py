@@ -15,12 +15,12 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from zonerelay import durable
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.files import locked_directory
-from zonerelay.store.contract import BeingStoredError, Kept, Once, StoreError, Unhealthy
+from zonerelay.store.contract import BeingStoredError, Kept, Once, Reserved, StoreError, Unhealthy
 from zonerelay.store.surroundings import Siblings
 
 if TYPE_CHECKING:
@@ -39,39 +39,6 @@ CREATE TABLE IF NOT EXISTS kept (
 CREATE INDEX IF NOT EXISTS expiry ON kept (until);
 CREATE INDEX IF NOT EXISTS open ON kept (worker) WHERE pending;
 """
-
-
-class Row(NamedTuple):
-    kept: Kept
-    worker: int
-    is_pending: bool
-
-
-class KeyRegister(Protocol):
-    """What a `Reservations` needs of a register; `worker` is the number of the worker that asks."""
-
-    @property
-    def worker(self) -> int: ...
-
-    @property
-    def is_there(self) -> bool: ...
-
-    @property
-    def is_published(self) -> bool: ...
-
-    def mark_published(self) -> None: ...
-
-    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None: ...
-
-    async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None: ...
-
-    async def pending(self) -> list[tuple[str, MessageId]]: ...
-
-    async def publish(self, page: Collection[tuple[str, Kept]]) -> None: ...
-
-    async def forget(self, now: float, most: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Register:
@@ -133,7 +100,7 @@ class Register:
             if old != self._directory:
                 forget_registers(old)
 
-    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
+    async def reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
         """What is known of the key. When that is nothing, it is pending for this message from here on."""
         return await self._run(self._reserve, once, message_id, now)
 
@@ -155,7 +122,7 @@ class Register:
 
     # --- in the thread
 
-    def _reserve(self, once: Once, message_id: MessageId, now: float) -> Row | None:
+    def _reserve(self, once: Once, message_id: MessageId, now: float) -> Reserved | None:
         self._check_complete()
         with self._exclusive() as database:
             found = database.execute(
@@ -163,7 +130,7 @@ class Register:
                 (once.identity,),
             ).fetchone()
             if found is not None and (found[4] or found[2] > now):
-                return Row(Kept(MessageId(found[0]), found[1], found[2]), found[3], bool(found[4]))
+                return Reserved(Kept(MessageId(found[0]), found[1], found[2]), found[3], bool(found[4]))
             database.execute(
                 "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, 1)",
                 (once.identity, once.digest, message_id, once.until, self.worker),

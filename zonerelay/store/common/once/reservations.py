@@ -15,17 +15,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
-from zonerelay.store.contract import BeingStoredError, Kept, KeptKeys, Once, StoreError, check_kept
+from zonerelay.store.contract import (
+    BeingStoredError,
+    Kept,
+    KeptKeys,
+    KeyRegister,
+    Once,
+    StoreError,
+    check_kept,
+)
 from zonerelay.store.surroundings import Siblings
-
-if TYPE_CHECKING:
-    from zonerelay.store.common.once.register import KeyRegister
 
 PATIENCE = 10.0
 LOOK_AGAIN = 0.1

@@ -22,8 +22,8 @@ from zonerelay.store.common.private_directories import lock_configured
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
-from zonerelay.store.keys.queue import open_queue
 from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import Surroundings
 
 WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'

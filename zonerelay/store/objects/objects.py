@@ -42,16 +42,6 @@ from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STORE
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreOpenError
-from zonerelay.store.keys.object_index import (
-    Changes,
-    LogState,
-    ObjectIndex,
-    Span,
-    large,
-    name_of,
-    small,
-    span_of,
-)
 from zonerelay.store.keys.port import (
     PAGE_OCTETS,
     PAGE_ROWS,
@@ -64,6 +54,16 @@ from zonerelay.store.keys.port import (
     Position,
     State,
     page_of,
+)
+from zonerelay.store.objects.index import (
+    Changes,
+    LogState,
+    ObjectIndex,
+    Span,
+    large,
+    name_of,
+    small,
+    span_of,
 )
 
 LARGE_VALUE = 16 * 1024

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from zonerelay.config.settings import S3Settings
-from zonerelay.store.keys.object_index import Span
-from zonerelay.store.keys.objects import AHEAD, Object, checked_values
+from zonerelay.store.objects.index import Span
+from zonerelay.store.objects.objects import AHEAD, Object, checked_values
 from zonerelay.store.s3.client import Bucket, ConflictError, MissingError
 from zonerelay.store.surroundings import ReadSecret
 

@@ -26,8 +26,8 @@ from typing import TypeVar
 from zonerelay import durable
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.contract import StoreError, StoreFullError
-from zonerelay.store.keys.object_index import Span
-from zonerelay.store.keys.objects import Object, checked_values
+from zonerelay.store.objects.index import Span
+from zonerelay.store.objects.objects import Object, checked_values
 
 THREADS = 8
 """Syncs of several files at once cost little more than one."""

@@ -25,11 +25,11 @@ from zonerelay.store.common.keeper.space import SpaceWatch
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
 from zonerelay.store.keys.port import KeyRange, Write
-from zonerelay.store.keys.queue_reads import QueueReads
 from zonerelay.store.leveldb import cold_reads, scan
 from zonerelay.store.leveldb.engine import Op
 from zonerelay.store.leveldb.keeper import SpoolKeeper
 from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
 MOST_UNREADABLE = 16

@@ -25,11 +25,11 @@ from zonerelay.store.common import records
 from zonerelay.store.common.keeper.ballast import FILE_NAME as BALLAST
 from zonerelay.store.common.private_directories import lock_configured, make_configured
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.keys.directory import DirectoryPlace, translated
-from zonerelay.store.keys.objects import ObjectEngine, is_large
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
-from zonerelay.store.keys.queue import open_queue
 from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.objects.directory import DirectoryPlace, translated
+from zonerelay.store.objects.objects import ObjectEngine, is_large
+from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.spool_paths import disk_directories
 from zonerelay.store.surroundings import Surroundings
 
