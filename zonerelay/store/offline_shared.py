@@ -8,17 +8,66 @@ An engine is imported when the settings name it, for its driver is an extra.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 from zonerelay.config.settings import Backend, Settings
+from zonerelay.model.clock import SystemClock
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
-from zonerelay.store.common.repairs import kept_beside
 from zonerelay.store.contract import QueueView
-from zonerelay.store.surroundings import driver
+from zonerelay.store.keys.offline import check_engine, repair_engine
+from zonerelay.store.keys.offline import living as living_nodes
+from zonerelay.store.keys.port import Engine
+from zonerelay.store.keys.repair import kept_beside
+from zonerelay.store.queue.view import view_engine
+from zonerelay.store.surroundings import driver, secret_of
+
+OVER_KEYS = frozenset[Backend]()
+"""Those whose queue stands on ordered keys."""
+
+
+@contextlib.asynccontextmanager
+async def _engine(
+    settings: Settings, environment: Mapping[str, str], scratch: Path | None = None
+) -> AsyncIterator[Engine]:
+    """`scratch` is a directory that does not exist and may be made. Raises StoreError."""
+    engine: Engine
+    with tempfile.TemporaryDirectory(dir=scratch and scratch.parent) as place:
+        if settings.spool.backend is Backend.REDIS:
+            with driver("redis", "redis"):
+                from zonerelay.store.keys.redis import RedisEngine
+                from zonerelay.store.redis.open import server_of
+
+            engine = RedisEngine(server_of(settings.redis, environment))
+        elif settings.spool.backend is Backend.POSTGRES:
+            from zonerelay.store.keys.postgres import PostgresEngine
+            from zonerelay.store.postgres.open import access_of
+
+            engine = PostgresEngine(access_of(settings.postgres, environment))
+        else:
+            with driver("s3", "aiobotocore", "botocore"):
+                from zonerelay.store.objects.objects import ObjectEngine
+                from zonerelay.store.objects.s3 import BucketPlace
+
+            read_secret = secret_of("s3.secret_key", settings.s3.secret_key, environment)
+            bucket = BucketPlace(settings.s3, read_secret)
+            engine = ObjectEngine(bucket, Path(place), clock=SystemClock(), lease=settings.s3.lease)
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+def _patience(settings: Settings) -> float:
+    return 1.25 * settings.s3.lease if settings.spool.backend is Backend.S3 else 0.0
 
 
 async def check_shared(settings: Settings, examination: Examination) -> Contents:
     """Raises StoreError."""
+    if settings.spool.backend in OVER_KEYS:
+        async with _engine(settings, examination.environment, examination.scratch) as engine:
+            return await check_engine(engine, examination.findings, examination.tell)
     if settings.spool.backend is Backend.REDIS:
         with driver("redis", "redis"):
             from zonerelay.store.redis.check import check as check_redis
@@ -39,6 +88,17 @@ async def repair_shared(
 ) -> Repaired:
     """Raises StoreError in words, also when relays use the store, and OSError."""
     kept = kept_beside(settings.spool.path)
+    if settings.spool.backend in OVER_KEYS:
+        async with _engine(settings, environment) as engine:
+            return await repair_engine(
+                engine,
+                salvage,
+                tell,
+                kept=kept,
+                carry_out=carry_out,
+                clock=SystemClock(),
+                patience=_patience(settings),
+            )
     if settings.spool.backend is Backend.REDIS:
         with driver("redis", "redis"):
             from zonerelay.store.redis.repair import repair as repair_redis
@@ -64,6 +124,9 @@ async def living(settings: Settings, environment: Mapping[str, str]) -> int:
     """Returns how many relays use the queue, as workers and on any machine; one that was killed counts until
     its lease ends, and the node of these settings does not. Raises StoreError.
     """
+    if settings.spool.backend in OVER_KEYS:
+        async with _engine(settings, environment) as engine:
+            return len(await living_nodes(engine, _patience(settings)))
     if settings.spool.backend is Backend.REDIS:
         with driver("redis", "redis"):
             from zonerelay.store.redis.repair import living as living_redis
@@ -79,6 +142,10 @@ async def view_shared(settings: Settings, environment: Mapping[str, str]) -> Asy
     """The queue, to be read: PostgreSQL's as it is at this moment, the others' message by message as it is
     then. Raises StoreError.
     """
+    if settings.spool.backend in OVER_KEYS:
+        async with _engine(settings, environment) as engine, view_engine(engine) as view:
+            yield view
+        return
     if settings.spool.backend is Backend.REDIS:
         with driver("redis", "redis"):
             from zonerelay.store.redis.view import view as view_redis

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.builders import NOW, body_of, message_id, store_message
-from tests.store.keys.places import PLACES, Place
+from tests.store.keys.places import LEASE, PLACES, Place
 from tests.store.keys.test_queue import around, partition_of
 from tests.store.test_spool_check import FOUR, ONE, mixed
 from zonerelay.model.clock import SystemClock
@@ -71,6 +71,7 @@ class Queue:
             kept=self._kept,
             carry_out=carry_out,
             clock=SystemClock(),
+            patience=1.5 * LEASE,
         )
         return done, found
 

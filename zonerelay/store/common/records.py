@@ -41,6 +41,8 @@ WEBHOOK_PREFIX = b"delivery-webhook "
 """Right before `DELIVERY_PREFIX`, so that both are one range."""
 DEFERRED_PREFIX = b"deferred-zone "
 DOMAIN_PREFIX = b"delivery-domain "
+REQUEST_PREFIX, ANSWER_PREFIX = b"request ", b"answer "
+"""What nodes ask of each other."""
 
 _UNSAFE = re.compile("[^!-$&-~]")
 # Seven decimals tell any two floats of this century apart, so the index orders exactly like the record.

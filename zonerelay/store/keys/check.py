@@ -39,15 +39,17 @@ _TELL_EVERY = 1024 * 1024
 _BATCH = 500
 _META = b"meta "
 _OPEN_COUNTS = b"meta open "
-_KNOWN = (
-    (records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)),
-    (records.DOMAIN_PREFIX, records.after(records.DOMAIN_PREFIX)),
-    (records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)),
-    (records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)),
-    (_META, records.after(_META)),
+_PREFIXES = (
+    records.ANSWER_PREFIX,
+    records.DEFERRED_PREFIX,
+    records.DOMAIN_PREFIX,
+    records.WEBHOOK_PREFIX,
+    records.DELIVERY_PREFIX,
+    records.MESSAGE_PREFIX,
+    _META,
+    records.REQUEST_PREFIX,
 )
-"""The ranges of a queue, in order. What lies between them is nothing that a release has written."""
-_NO_RECORD = "no record of a spool has such a key"
+"""In order. What lies between their ranges is nothing that a release has written."""
 
 Value = bytes | StoreCorruptError
 Told = tuple[Fault, str, str]
@@ -83,13 +85,9 @@ class _Examined:
     kept: dict[bytes, bytes] = field(default_factory=dict)
 
 
-async def compare(
-    reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0, expects: Sequence[bytes] = ()
-) -> Contents:
-    """Check a partition. `octets` is its size if that is known. `expects` are prefixes of keys that other
-    parts of the relay have there. Raises StoreError.
-    """
-    return await _Comparison(reader, findings, tell, octets, expects).run()
+async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> Contents:
+    """Check a partition. `octets` is its size if that is known. Raises StoreError."""
+    return await _Comparison(reader, findings, tell, octets).run()
 
 
 async def mend(
@@ -99,17 +97,16 @@ async def mend(
     write: Apply | None,
     *,
     octets: int = 0,
-    expects: Sequence[bytes] = (),
 ) -> Contents:
     """Make a partition sound that has no other writer; without `write` only say what that takes. Returns
     what was there before. Raises StoreError and OSError; what was mended until then is durable.
     """
-    comparison = _Comparison(reader, Findings(), tell, octets, expects)
+    comparison = _Comparison(reader, Findings(), tell, octets)
     comparison.repair, comparison.write = repair, write
     contents = await comparison.run()
     if write is not None:
         left = Findings()
-        await compare(reader, left, tell, octets=octets, expects=expects)
+        await compare(reader, left, tell, octets=octets)
         if left.is_damaged:
             first = next(each for each in left.kept if each.fault not in HARMLESS)
             raise StoreError(f"the repaired spool is not sound: {first}")
@@ -119,14 +116,11 @@ async def mend(
 class _Comparison:
     """One walk."""
 
-    def __init__(
-        self, reader: KeyReader, findings: Findings, tell: Tell, octets: int, expects: Sequence[bytes]
-    ) -> None:
+    def __init__(self, reader: KeyReader, findings: Findings, tell: Tell, octets: int) -> None:
         self._reader = reader
         self._findings = findings
         self._tell = tell
         self._total = octets
-        self._known = sorted([*_KNOWN, *((each, records.after(each)) for each in expects)])
         self._octets = self._told = 0
         self._index_sum = 0
         self._ids: dict[bytes, array[int]] = {}
@@ -235,7 +229,7 @@ class _Comparison:
         owed = _Sorted(_counted(heapq.merge(*self._ids.values())), self._suspects)
         open_counts = _Sorted(zip(*counts, strict=True), self._suspects)
         current, rows_of = b"", list[tuple[bytes, Value]]()
-        async for page in self._pages(*_KNOWN[3]):
+        async for page in self._pages(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)):
             for key, value in page:
                 identity_of, _, part = key[len(records.MESSAGE_PREFIX) :].partition(b" ")
                 if identity_of != current:
@@ -369,11 +363,11 @@ class _Comparison:
 
     async def _look_between(self) -> None:
         start = b"\x01"
-        for first, end in [*self._known, (b"\xff", b"")]:
-            async for page in pages(self._reader, start, first, values=False):
+        for prefix in (*_PREFIXES, b"\xff"):
+            async for page in pages(self._reader, start, prefix, values=False):
                 for key, _ in page:
-                    await self._remove(key, Fault.BAD_RECORD, _NO_RECORD)
-            start = end
+                    await self._remove(key, Fault.BAD_RECORD, "no record of a spool has such a key")
+            start = records.after(prefix)
 
     # --- mending
 

@@ -18,18 +18,17 @@ from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.keys.port import Engine, NodeTakenError
 from zonerelay.store.keys.repair import RecordRepair
 
-_LOOKS = 8
-"""In one lease: an engine without a clock has to see that a lease does not change."""
+_LOOKS = 10
 
 
-async def _nodes(engine: Engine) -> list[int]:
+async def nodes_of(engine: Engine) -> list[int]:
     return [each.node for each in await engine.peers()] or [0]
 
 
 async def check_engine(engine: Engine, findings: Findings, tell: Tell) -> Contents:
     """Check every partition. Raises StoreError."""
     found = Contents(0, 0, 0)
-    for node in await _nodes(engine):
+    for node in await nodes_of(engine):
         keeper = engine.keeper(node)
         try:
             if await keeper.look() is not None:
@@ -45,17 +44,29 @@ def _numbers(contents: Contents) -> tuple[int, int, int]:
 
 
 async def repair_engine(
-    engine: Engine, salvage: Salvage, tell: Tell, *, kept: Path, carry_out: bool, clock: Clock
+    engine: Engine,
+    salvage: Salvage,
+    tell: Tell,
+    *,
+    kept: Path,
+    carry_out: bool,
+    clock: Clock,
+    patience: float = 0.0,
 ) -> Repaired:
-    """Repair every partition; without `carry_out` say what that would do. `kept` is the file of old records.
+    """Repair every partition; without `carry_out` say what that would do. `kept` is the file of old records,
+    `patience` that of `living`.
 
     Raises StoreError in words, also while relays use the queue, and OSError.
     """
-    await refuse_living(engine)
+    if alive := await living(engine, patience):
+        raise StoreError(
+            f"relays use the queue (node {', '.join(map(str, alive))}): stop them on every machine."
+            " Nothing was changed"
+        )
     repair = RecordRepair(salvage, kept, carry_out=carry_out)
     deliveries = 0
     try:
-        for node in await _nodes(engine):
+        for node in await nodes_of(engine):
             keeper = engine.keeper(node)
             try:
                 if await keeper.look() is None:
@@ -78,21 +89,13 @@ async def repair_engine(
     return repair.repaired(deliveries)
 
 
-async def living(engine: Engine) -> list[int]:
-    """Return the nodes whose writers have a lease that runs. One that was killed counts until it ends."""
-    alive: list[int] = []
-    for _ in range(_LOOKS + 2 if engine.lease else 1):
+async def living(engine: Engine, patience: float = 0.0) -> list[int]:
+    """Return the nodes whose writers have a lease that runs. One that was killed counts until it ends.
+    `patience` is how long, in seconds, an engine without a clock has to see that a lease does not change.
+    """
+    for _ in range(_LOOKS):
         alive = [each.node for each in await engine.peers() if not each.is_left and not each.is_over]
-        if not alive:
+        if not alive or not patience:
             break
-        await asyncio.sleep(engine.lease / _LOOKS)
+        await asyncio.sleep(patience / _LOOKS)
     return alive
-
-
-async def refuse_living(engine: Engine) -> None:
-    """Raise StoreError while a relay uses the queue."""
-    if alive := await living(engine):
-        raise StoreError(
-            f"relays use the queue (node {', '.join(map(str, alive))}): stop them on every machine."
-            " Nothing was changed"
-        )

@@ -26,7 +26,7 @@ from zonerelay.store.keys.port import KeyRange, Write
 from zonerelay.store.queue.reads import QueueReads
 from zonerelay.store.surroundings import Surroundings
 
-REQUESTS, ANSWERS = b"request ", b"answer "
+REQUESTS, ANSWERS = records.REQUEST_PREFIX, records.ANSWER_PREFIX
 PATIENCE = 30.0
 LOOK_AGAIN = 0.25
 MOST = 500
