@@ -35,6 +35,10 @@ async def relay() -> AsyncIterator[Relay]:
 
 @pytest.fixture
 def operations(relay: Relay, tmp_path: Path) -> Operations:
+    return operations_of(relay, tmp_path)
+
+
+def operations_of(relay: Relay, tmp_path: Path) -> Operations:
     return Operations(
         store=relay.store,
         scheduler=relay.scheduler,
@@ -365,3 +369,21 @@ async def test_show_and_trace_tell_what_is_known(relay: Relay, operations: Opera
     assert "mx.example.com [192.0.2.1:25]: 451 4.2.0 later" in steps[2].text
     with pytest.raises(MessageNotFoundError):
         await operations.show(MessageId("0000000000000000"))
+
+
+@pytest.mark.parametrize("hop", ["", "hop"])
+async def test_mail_that_is_being_put_off_is_changed_all_the_same(hop: str, tmp_path: Path) -> None:
+    retry = RetrySettings(jitter=0.0, suspend_min=60.0, suspend_max=60.0)
+    relay = Relay(zones=(ZoneSettings(next_hop=hop, max_connections=1),), retry=retry)
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    operators = operations_of(relay, tmp_path)
+    for n in range(3000):
+        relay.accept(f"u{n}@example.com", tell=False)
+    await relay.scheduler.start()
+    await relay.until(
+        lambda: bool(relay.settler.unsettled_keys()) and not relay.scheduler.active_count("default")
+    )
+    assert await operators.hold(ALL) == Result(matched=3000, changed=3000, busy=0)
+    await asyncio.sleep(0.1)
+    assert all(each.held for each in await relay.stored())
+    await relay.close()

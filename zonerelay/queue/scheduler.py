@@ -31,6 +31,9 @@ from zonerelay.queue.zone.zone import Zone
 from zonerelay.routing.destinations.route import DestinationKey
 
 DEFAULT_ZONE = "default"
+PATIENCE = 5.0
+"""Seconds that an operator's change waits for outcomes to become durable."""
+LOOK = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +237,31 @@ class Scheduler:
         would let them be attempted in the middle of the other change. They are attempted again only after
         `give_back`, which must follow.
         """
-        free = set(keys) - self._settler.unsettled_keys() - self._withdrawn
-        for zone in self._all_zones():
-            free -= zone.plan.active_keys()
+        free = set(keys) - self._settler.unsettled_keys() - self._withdrawn - self._attempted()
         self._withdrawn |= free
         for name, some in _by_zone(free).items():
             self.zone(name).plan.withdraw(some)
         return free
+
+    async def withdraw_settled(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
+        """As `withdraw`, and waits until outcomes are durable: while thousands of deliveries are put off, a
+        change would miss those that are on their way into the store.
+        """
+        free = self.withdraw(keys)
+        try:
+            end = asyncio.get_running_loop().time() + PATIENCE
+            while left := set(keys) - free - self._withdrawn - self._attempted():
+                free |= self.withdraw(left)
+                if left <= free or asyncio.get_running_loop().time() >= end:
+                    break
+                await asyncio.sleep(LOOK)
+        except BaseException:
+            self.give_back(free)
+            raise
+        return free
+
+    def _attempted(self) -> set[DeliveryKey]:
+        return {key for zone in self._all_zones() for key in zone.plan.active_keys()}
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         """The changes are stored: these may be attempted again when they are due."""
@@ -305,10 +326,7 @@ class Scheduler:
 
     def active_keys(self) -> set[DeliveryKey]:
         """Deliveries that are being attempted, or whose outcome is not durable yet."""
-        keys = self._settler.unsettled_keys()
-        for zone in self._all_zones():
-            keys |= zone.plan.active_keys()
-        return keys
+        return self._settler.unsettled_keys() | self._attempted()
 
     # Zones
 

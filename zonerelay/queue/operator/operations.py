@@ -382,7 +382,7 @@ class Operations:
 
     async def _restore(self, entries: Sequence[Entry], act: Act) -> Result:
         wanted = {entry.key._replace(queue=entry.after.queue): entry for entry in entries}
-        free = self._scheduler.withdraw(wanted)
+        free = await self._scheduler.withdraw_settled(wanted)
         states: dict[DeliveryKey, State] = {}
         restored: dict[DeliveryKey, State] = {}
         now = self._clock.now()
@@ -464,7 +464,7 @@ class Operations:
             self._events.operated(verb, result.changed, detail=detail)
 
     async def _one_batch(self, deliveries: Sequence[Delivery], work: _Work) -> Result:
-        free = self._scheduler.withdraw(_keys(deliveries))
+        free = await self._scheduler.withdraw_settled(_keys(deliveries))
         try:
             changed = await work([each for each in deliveries if each.key in free]) if free else 0
         finally:
