@@ -18,11 +18,12 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.check import Contents, Fault, Findings, Repaired, Salvaged
 from zonerelay.store.common import records
-from zonerelay.store.contract import CHUNK_SIZE, Finish, Kept, Store, StoreError
+from zonerelay.store.contract import CHUNK_SIZE, Finish, Kept, MessageNotFoundError, Store, StoreError
 from zonerelay.store.keys.offline import check_engine, repair_engine
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, Write, pages
 from zonerelay.store.queue.queue import open_queue
+from zonerelay.store.queue.view import view_engine
 
 ENGINES = [
     "memory",
@@ -233,6 +234,35 @@ async def test_mail_that_comes_and_goes_is_no_fault(queue: Queue) -> None:
     done = True
     await feeding
     await store.close()
+
+
+async def test_a_view_reads_the_mail_of_all_nodes(queue: Queue) -> None:
+    for node in (0, 1):
+        opened = partial(open_partition, queue.engine, node, token="here", clock=SystemClock(), wait=10.0)
+        store = await open_queue(lambda hooks, opened=opened: opened(hooks=hooks), around())  # type: ignore[misc]
+        await store_message(store, 10 + node, f"r{node}@one.example", body=b"x" * (CHUNK_SIZE * 20 + node))
+        await store.keep_keys([(str(node) * 64, Kept(message_id(10 + node), "digest", NOW + 60))])
+        await store.close()
+    async with view_engine(queue.engine) as view:
+        assert await view.queues() == {queue_of("default")}
+        assert [each.recipient async for each in view.scan()] == ["r0@one.example", "r1@one.example"]
+        assert (await view.read_messages([message_id(10), message_id(11)])).keys() == {
+            message_id(10),
+            message_id(11),
+        }
+        for node in (0, 1):
+            (delivery,) = await view.deliveries_of(message_id(10 + node))
+            assert delivery.recipient == f"r{node}@one.example"
+            body = [each async for each in view.read_body(message_id(10 + node))]
+            assert len(b"".join(body)) == CHUNK_SIZE * 20 + node
+            assert (await view.read_message(message_id(10 + node))).id == message_id(10 + node)
+        with pytest.raises(MessageNotFoundError):
+            await view.read_message(message_id(99))
+        kept, cursor = await view.kept_keys()
+        while cursor:
+            page, cursor = await view.kept_keys(cursor)
+            kept = [*kept, *page]
+        assert [identity[0] for identity, _ in kept] == ["0", "1"]
 
 
 @pytest.mark.parametrize("name", ["memory", "postgres", "redis"])
