@@ -32,6 +32,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     recipients: int = 1
     domains: int = 1
     reuse: bool = False
+    session_messages: int = 0
     pipelining: bool = False
     tls: Tls = Tls.NONE
     users: int = 0
@@ -111,13 +112,15 @@ class DriverSession(ClientSession):
         load, work = self._work.load, self._work
         yield from opening(load, first)
         number: int | None = None if load.greet_only else first
+        left = load.session_messages if load.reuse else 1
         while number is not None:
             began = time.monotonic()
             yield from self._transaction(number)
             ended = time.monotonic()
             work.latencies.append(ended - self._dot_at)
             work.transactions.append(ended - began)
-            number = work.take() if load.reuse else None
+            left -= 1  # without a limit it is never 0
+            number = work.take() if left else None
         yield b"QUIT\r\n", 1
 
     def _transaction(self, number: int) -> Steps:

@@ -20,6 +20,7 @@ from tests.bench.holder import Hold
 from tests.bench.probe import Latencies, Probe
 from tests.bench.rows import SENDER_DOMAIN, Row, Source, sink_address
 from tests.bench.sink import BACKLOG, CounterFile, Counts
+from tests.support.certificates import DAY, make
 from tests.support.debian import REPOSITORY
 from tests.support.ports import LOOPBACK, greets, wait_until
 from tests.support.postfix import PostfixTools
@@ -70,7 +71,13 @@ def own_sink(port: int, directory: Path, row: Row) -> Iterator[CounterFile]:
     addresses = [LOOPBACK, *(sink_address(number) for number in range(row.domains) if row.spread)]
     counters = directory / f"counters-{port}"
     file = CounterFile(counters)
-    with _process([sys.executable, "-m", "tests.bench.sink", str(port), str(counters), *addresses]):
+    certificate: list[str] = []
+    if row.source is Source.SECURE:
+        now = time.time()
+        files = make("sink.test", starts=now - DAY, ends=now + 90 * DAY).write(directory, "sink")
+        certificate = ["--tls", *map(str, files)]
+    command = [sys.executable, "-m", "tests.bench.sink", *certificate, str(port), str(counters), *addresses]
+    with _process(command):
         _await_sink(port)
         try:
             yield file
@@ -118,6 +125,7 @@ def send_with_driver(row: Row, port: int, *, greet_only: bool = False) -> Driver
         recipients=row.recipients,
         domains=row.domains,
         reuse=row.reuse,
+        session_messages=row.session_messages,
         pipelining=row.source is Source.OWN,
         tls=row.tls,
         users=row.users,

@@ -25,6 +25,7 @@ from tests.bench.rows import (
     SENDER_DOMAIN,
     ZONERELAY,
     Row,
+    Source,
     Tls,
     domain,
     sink_address,
@@ -32,6 +33,7 @@ from tests.bench.rows import (
 from tests.bench.spools import SpoolStarter, leveldb
 from tests.support.debian import REPOSITORY
 from tests.support.meters import ProcessGroup
+from tests.support.opendkim import signing_milter
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import PROGRAM, RelayProcess
@@ -105,7 +107,7 @@ def zonerelay_starter(
                 more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
                 tables={
                     **_tables(row, sink_port, papers),
-                    **_signing(directory, keys),
+                    **_signing(directory, keys or ("rsa",) * row.signed),
                     **{name: table for name, table in server.tables.items() if name != "spool"},
                 },
                 launcher=launcher,
@@ -158,7 +160,7 @@ def _security(row: Row, papers: Papers | None) -> dict[str, str | int | list[str
 
 def _tables(row: Row, sink_port: int, papers: Papers | None) -> dict[str, Table | Sequence[Table]]:
     limits: Table = {
-        "tls": "none",
+        "tls": "required" if row.source is Source.SECURE else "none",
         "allow_private_addresses": True,
         "max_connections": row.connections_out,
         "max_connections_per_destination": row.connections_out,
@@ -200,11 +202,26 @@ def postfix_starter(tools: PostfixTools) -> Starter:
             certificate=papers.certificate if papers else None,
             key=papers.key if papers else None,
             users=dict.fromkeys(papers.users, PASSWORD) if papers else {},
+            next_hop_tls="encrypt" if row.source is Source.SECURE else "",
+            milter=str(directory / "opendkim.sock") if row.signed else "",
         )
-        with PostfixInstance(tools, directory, settings, launcher=launcher) as relay:
+        with (
+            _opendkim(directory, launcher) if row.signed else contextlib.nullcontext(),
+            PostfixInstance(tools, directory, settings, launcher=launcher) as relay,
+        ):
             yield Running(relay, relay.smtps_port if row.tls is Tls.IMPLICIT else relay.smtp_port)
 
     return start
+
+
+@contextlib.contextmanager
+def _opendkim(directory: Path, launcher: Sequence[str]) -> Iterator[None]:
+    """OpenDKIM as a milter that signs with a new key of RSA-2048; its CPU is the relay's."""
+    key = _signing(directory, ("rsa",))["dkim"][0]["key_file"]  # type: ignore[index, call-overload]
+    with signing_milter(
+        directory, domain=SENDER_DOMAIN, selector="rsa", key=Path(str(key)), launcher=launcher
+    ):
+        yield
 
 
 def starters(tools: PostfixTools) -> dict[str, Starter]:

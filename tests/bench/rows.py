@@ -22,6 +22,8 @@ ED25519_KEY = "DKIM, Ed25519"
 BOTH_KEYS = "DKIM, both keys"
 
 SESSIONS = 50
+CLIENTS = 20
+"""Sessions at a time in the rows `line-a` to `line-d`."""
 CONNECTIONS_OUT = 50
 DOMAINS = 10
 SENDER_DOMAIN = "example.org"
@@ -33,6 +35,7 @@ class Source(enum.StrEnum):
     POSTFIX = "smtp-source to smtp-sink"
     OWN = "own pipelining driver to own sink"
     DRIVER = "own driver to smtp-sink"
+    SECURE = "own driver to own sink over TLS"
     PROBE = "own one-at-a-time probe"
     TRIAL = "see trials"
 
@@ -71,6 +74,8 @@ class Row:
     recipients: int = 1
     domains: int = 1
     reuse: bool = False
+    session_messages: int = 0  # so many at most in a reused session; 0: no limit
+    signed: bool = False  # with DKIM and RSA-2048: by zonerelay itself, for Postfix by OpenDKIM
     spread: bool = False  # every domain has a next hop of its own
     tls: Tls = Tls.NONE
     users: int = 0  # so many log in, in turn; with 0 nobody does
@@ -104,6 +109,14 @@ _SMALL = (
     Goal(metric="memory_mb", limit=0.5, at_least=False),
     Goal(metric="cpu_ms", limit=0.8, at_least=False, absolute=True),
 )
+
+
+def _line(*, rate: float, cpu: float) -> tuple[Goal, ...]:
+    return (
+        Goal(metric="delivered_rate", limit=rate, at_least=True),
+        Goal(metric="cpu_ms", limit=cpu, at_least=False),
+    )
+
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -191,6 +204,52 @@ ROWS: tuple[Row, ...] = (
         size=4 * KIB,
         tls=Tls.IMPLICIT,
         users=1,
+    ),
+    Row(
+        key="line-a",
+        shape="4 KiB, a new session each with STARTTLS and AUTH, STARTTLS out, DKIM with RSA-2048",
+        source=Source.SECURE,
+        messages=3000,
+        size=4 * KIB,
+        sessions=CLIENTS,
+        tls=Tls.STARTTLS,
+        users=1,
+        signed=True,
+        goals=_line(rate=3.0, cpu=0.22),
+    ),
+    Row(
+        key="line-b",
+        shape="4 KiB, a new session each with STARTTLS and AUTH, STARTTLS out, not signed",
+        source=Source.SECURE,
+        messages=3000,
+        size=4 * KIB,
+        sessions=CLIENTS,
+        tls=Tls.STARTTLS,
+        users=1,
+        goals=_line(rate=2.5, cpu=0.30),
+    ),
+    Row(
+        key="line-c",
+        shape="4 KiB, 100 messages a session with STARTTLS and AUTH, STARTTLS out, DKIM with RSA-2048",
+        source=Source.SECURE,
+        messages=4000,
+        size=4 * KIB,
+        sessions=CLIENTS,
+        reuse=True,
+        session_messages=100,
+        tls=Tls.STARTTLS,
+        users=1,
+        signed=True,
+        goals=_line(rate=4.0, cpu=0.15),
+    ),
+    Row(
+        key="line-d",
+        shape="4 KiB, a new session each in clear text",
+        source=Source.POSTFIX,
+        messages=5000,
+        size=4 * KIB,
+        sessions=CLIENTS,
+        goals=_line(rate=3.0, cpu=0.18),
     ),
     Row(
         key="policy",

@@ -1,15 +1,18 @@
 """A minimal SMTP sink that counts recipients, which smtp-sink does not.
 
-Run as `python -m tests.bench.sink PORT COUNTERS ADDRESS…`: it listens on that port of every address
-and keeps its counters in the shared file COUNTERS, so that reading them costs it nothing. It accepts
-everything and stores nothing. Also used inside the latency probe.
+Run as `python -m tests.bench.sink [--tls CERTIFICATE KEY] PORT COUNTERS ADDRESS…`: it listens on that port of
+every address and keeps its counters in the shared file COUNTERS, so that reading them costs it nothing. It
+accepts everything and stores nothing. With a certificate it offers STARTTLS. Also used inside the latency
+probe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import mmap
+import ssl
 import struct
 import sys
 import time
@@ -24,7 +27,10 @@ BACKLOG = 1024
 MAX_COMMAND = 4096
 _COUNTERS = struct.Struct("=qqqd")
 _END = b"\r\n.\r\n"
-_EHLO = b"250-sink\r\n250-PIPELINING\r\n250-8BITMIME\r\n250-SIZE\r\n250 ENHANCEDSTATUSCODES\r\n"
+_OFFERS = b"250-PIPELINING\r\n250-8BITMIME\r\n250-SIZE\r\n250 ENHANCEDSTATUSCODES\r\n"
+_EHLO = b"250-sink\r\n" + _OFFERS
+_EHLO_TLS = b"250-sink\r\n250-STARTTLS\r\n" + _OFFERS
+_START_TLS = b"220 2.0.0 go ahead\r\n"
 _OK = b"250 2.0.0 Ok\r\n"
 
 # Called with the number of recipients and the time at which the final dot was seen.
@@ -44,7 +50,14 @@ class Counts:
 class SinkProtocol(asyncio.Protocol):
     """One connection: commands answered in order, message content dropped up to its final dot."""
 
-    def __init__(self, arrived: Arrived, connected: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        arrived: Arrived,
+        connected: Callable[[], None] = lambda: None,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._context = context
+        self._handshake: asyncio.Task[None] | None = None
         self._arrived = arrived
         self._connected = connected
         self._pending = b""
@@ -82,6 +95,15 @@ class SinkProtocol(asyncio.Protocol):
             transport.write(b"".join(replies))
             if replies[-1].startswith(b"221"):
                 transport.close()
+            elif replies[-1] is _START_TLS:
+                self._handshake = asyncio.ensure_future(self._start_tls(transport))
+
+    async def _start_tls(self, transport: asyncio.Transport) -> None:
+        context, self._context = self._context, None
+        assert context is not None
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # whoever connects says what is wrong
+            self._transport = await loop.start_tls(transport, self, context, server_side=True)
 
     def _content(self, data: bytes, replies: list[bytes]) -> tuple[bytes, bool]:
         """What is left to read, and whether the message ended."""
@@ -103,7 +125,9 @@ class SinkProtocol(asyncio.Protocol):
             self._in_data = True
             return b"354 go on\r\n"
         if verb == b"EHLO":
-            return _EHLO
+            return _EHLO if self._context is None else _EHLO_TLS
+        if verb == b"STAR" and self._context is not None:
+            return _START_TLS
         if verb == b"QUIT":
             return b"221 2.0.0 bye\r\n"
         if verb in (b"MAIL", b"RSET"):
@@ -130,7 +154,9 @@ class CounterFile:
         self._memory.close()
 
 
-async def serve(port: int, counters: CounterFile, addresses: list[str]) -> None:
+async def serve(
+    port: int, counters: CounterFile, addresses: list[str], context: ssl.SSLContext | None
+) -> None:
     sessions = messages = recipients = 0
     last = 0.0
 
@@ -145,7 +171,7 @@ async def serve(port: int, counters: CounterFile, addresses: list[str]) -> None:
         counters.write(Counts(sessions, messages, recipients, last))
 
     server = await asyncio.get_running_loop().create_server(
-        lambda: SinkProtocol(arrived, connected), addresses, port, backlog=BACKLOG
+        lambda: SinkProtocol(arrived, connected, context), addresses, port, backlog=BACKLOG
     )
     async with server:
         await server.serve_forever()
@@ -153,8 +179,13 @@ async def serve(port: int, counters: CounterFile, addresses: list[str]) -> None:
 
 def main() -> None:
     gc.disable()
-    port, counters, *addresses = sys.argv[1:]
-    uvloop.run(serve(int(port), CounterFile(Path(counters)), addresses))
+    words, context = sys.argv[1:], None
+    if words[0] == "--tls":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(words[1], words[2])
+        words = words[3:]
+    port, counters, *addresses = words
+    uvloop.run(serve(int(port), CounterFile(Path(counters)), addresses, context))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""OpenDKIM from Debian as a judge of signatures: its test mode reads a message and key records from files."""
+"""OpenDKIM from Debian: as a judge of signatures (its test mode reads a message and key records from files),
+and as a milter that signs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.debian import UnpackedPackage
+from tests.support.debian import DebianError, UnpackedPackage
+from tests.support.ports import wait_until
 
 PROGRAM = "usr/sbin/opendkim"
 TIMEOUT = 20.0
@@ -38,3 +42,28 @@ class OpenDkim:
             check=True,
         )
         return {algorithm: verdict for verdict, algorithm in _RESULT.findall(done.stdout.decode("latin-1"))}
+
+
+@contextlib.contextmanager
+def signing_milter(
+    directory: Path, *, domain: str, selector: str, key: Path, launcher: Sequence[str] = ()
+) -> Iterator[None]:
+    """A milter on the Unix socket `opendkim.sock` of the directory, for every user of the machine."""
+    package = UnpackedPackage("opendkim")
+    package.ensure([PROGRAM])
+    socket, config = directory / "opendkim.sock", directory / "opendkim.conf"
+    config.write_text(
+        f"Mode s\nDomain {domain}\nSelector {selector}\nKeyFile {key}\nSocket local:{socket}\nUMask 000\n"
+        "Canonicalization relaxed/relaxed\nInternalHosts 127.0.0.0/8\nRequireSafeKeys no\nSyslog no\n"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": package.library_path()}
+    command = [*launcher, str(package.path(PROGRAM)), "-f", "-x", str(config)]
+    with (directory / "opendkim.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        if not wait_until(socket.exists, timeout=TIMEOUT):
+            raise DebianError(f"OpenDKIM does not start: {(directory / 'opendkim.log').read_text()}")
+        yield
+    finally:
+        process.terminate()
+        process.wait(TIMEOUT)

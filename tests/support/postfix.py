@@ -27,7 +27,10 @@ from tests.support.debian import DebianError, Say, UnpackedPackage
 from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
 from tests.support.sasldb import write_users
 
-DAEMONS = ("master", "smtpd", "smtp", "cleanup", "qmgr", "trivial-rewrite", "scache", "anvil", "postlogd")
+DAEMONS = (
+    *("master", "smtpd", "smtp", "cleanup", "qmgr", "trivial-rewrite", "scache", "tlsproxy", "anvil"),
+    "postlogd",
+)
 TOOLS = ("smtp-source", "smtp-sink", "postqueue")
 OWNERS = ("postfix", "daemon", "bin", "mail")
 GROUPS = ("postdrop", "operator", "mail", "games")
@@ -94,6 +97,7 @@ class PostfixSettings:
     next_hop_name: str = ""  # what the next hop's certificate is for
     next_hop_ca: Path | None = None
     next_hop_implicit_tls: bool = False
+    milter: str = ""  # the path of its Unix socket
     user: str = ""  # AUTH to the next hop
     password: str = ""
     certificate: Path | None = None  # of its server: STARTTLS on the one port, TLS at once on another
@@ -295,6 +299,8 @@ def main_cf(settings: PostfixSettings) -> dict[str, str]:
         # Does not slow down input while mail arrives faster than it leaves.
         "in_flow_delay": "0",
     }
+    if settings.milter:
+        lines |= {"smtpd_milters": f"unix:{settings.milter}", "milter_default_action": "tempfail"}
     if settings.next_hop:
         lines["relayhost"] = settings.next_hop
     if settings.transports:
@@ -309,11 +315,12 @@ def _client_security(settings: PostfixSettings) -> dict[str, str]:
     if settings.next_hop_tls:
         lines |= {
             "smtp_tls_CAfile": str(settings.next_hop_ca or ""),
-            "smtp_tls_secure_cert_match": settings.next_hop_name,
-            "smtp_tls_servername": settings.next_hop_name,
             "smtp_tls_loglevel": "1",
+            "smtp_tls_connection_reuse": "yes",
             "smtp_tls_wrappermode": "yes" if settings.next_hop_implicit_tls else "no",
         }
+    if settings.next_hop_name:
+        lines["smtp_tls_secure_cert_match"] = lines["smtp_tls_servername"] = settings.next_hop_name
     if settings.user:
         # The default, noplaintext, would leave nothing but challenges.
         lines |= {"smtp_sasl_auth_enable": "yes", "smtp_sasl_security_options": "noanonymous"}
@@ -362,6 +369,7 @@ def master_cf(port: int) -> str:
         "retry unix - - n - - error",
         "anvil unix - - n - 1 anvil",
         "scache unix - - n - 1 scache",
+        "tlsproxy unix - - n - 0 tlsproxy",
         "postlog unix-dgram n - n - 1 postlogd",
     )
     return "\n".join(services) + "\n"
