@@ -1,6 +1,6 @@
 """What a message costs in each engine of ordered keys, and in the store of the same name.
 
-    python -m tests.bench.keys [--engines memory,leveldb,…] [--seconds 2] [--sessions 1,8,64] [--no-stores]
+    python -m tests.bench.keys [--engines memory,directory,…] [--seconds 2] [--sessions 1,8,64] [--no-stores]
 
 Each session stores a message of 4 KiB with one recipient (four keys in one write), then finishes its delivery
 (the same keys removed, lazily). `queue` (over ordered keys) and `store` do it by `begin`, `commit`, `claim`

@@ -20,7 +20,6 @@ from zonerelay.store.keys.memory import MemoryEngine
 from zonerelay.store.keys.port import Engine
 from zonerelay.store.keys.postgres import PostgresEngine
 from zonerelay.store.keys.redis import RedisEngine
-from zonerelay.store.leveldb.keys import LevelDbEngine
 from zonerelay.store.objects.directory import DirectoryPlace
 from zonerelay.store.objects.objects import ObjectEngine
 from zonerelay.store.objects.s3 import BucketPlace
@@ -77,20 +76,6 @@ class MemoryPlace(Place):
 
     def restore(self, saved: object) -> None:
         self._engine.mark, self._engine.partitions = copy.deepcopy(saved) if saved else ("", {})  # type: ignore[misc]
-
-
-class LevelDbPlace(Place):
-    name = "leveldb"
-    is_shared = False
-
-    def engine(self) -> Engine:
-        return LevelDbEngine(self.directory / "spool", write_buffer=256 * 1024, reserve=self.reserve)
-
-    def save(self) -> object:
-        return copy_of(self.directory / "spool")
-
-    def restore(self, saved: object) -> None:
-        bring_back(self.directory / "spool", saved)
 
 
 def copy_of(directory: Path) -> Path:
@@ -270,7 +255,7 @@ def index_in(directory: Path) -> Path:
 PLACES: dict[str, type[Place]] = {
     place.name: place
     for place in (
-        *(MemoryPlace, LevelDbPlace, PostgresPlace, RedisPlace),
+        *(MemoryPlace, PostgresPlace, RedisPlace),
         *(DirectoryOfObjects, BucketOfObjects, SqlitePlace),
     )
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("name", "megabytes"), [("leveldb", 40), ("directory", 40)])
+@pytest.mark.parametrize(("name", "megabytes"), [("directory", 40)])
 def test_a_full_disk_can_be_emptied(tmp_path: Path, name: str, megabytes: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.store.keys.full_worker", name, str(tmp_path), str(megabytes)],

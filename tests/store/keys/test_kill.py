@@ -92,7 +92,7 @@ def write_until_the_power_is_cut(place: Place, image: Path, copy: Path, seconds:
 
 @needs_a_disk
 @pytest.mark.parametrize("cut", range(2))
-@pytest.mark.parametrize("name", ["leveldb", "directory", "sqlite"])
+@pytest.mark.parametrize("name", ["directory", "sqlite"])
 def test_acknowledged_batches_survive_a_power_cut(tmp_path: Path, name: str, cut: int) -> None:
     image, copy = tmp_path / "disk", tmp_path / "disk-after-cut"
     place = PLACES[name](tmp_path / "mount")

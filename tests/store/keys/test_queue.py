@@ -5,7 +5,7 @@ failures.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.store import test_contract
 from tests.store.builders import NOW, body_of, envelope_for, message_id, store_message
 from tests.store.keys.places import PLACES
 from tests.store.keys.unreliable import Unreliable
-from tests.store.spools import Spool, until
+from tests.store.spools import until
 from tests.store.test_contract import *  # noqa: F403 - each test of the contract
 from tests.store.test_nothing_is_missed import (  # noqa: F401 - as above
     test_commits_that_overtake_each_other_and_the_claims_are_all_found,
@@ -27,14 +27,12 @@ from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.keys.port import Engine
-from zonerelay.store.leveldb.keys import LevelDbEngine
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.surroundings import Surroundings
 
 ENGINES = [
     "memory",
-    "leveldb",
     *(pytest.param(name, marks=pytest.mark.proof) for name in ("postgres", "redis", "directory", "s3")),
 ]
 
@@ -145,42 +143,3 @@ async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> Non
             await asyncio.sleep(0.01)
     assert await body_of(again, message_id(9))
     await again.close()
-
-
-# --- the layout of the LevelDB spool
-
-
-async def test_a_leveldb_spool_is_the_same_for_both(tmp_path: Path) -> None:
-    """Written by the one, read by the other, and back."""
-    engine = LevelDbEngine(tmp_path / "spool")
-
-    async def by_keys(act: Callable[[Store], Awaitable[None]]) -> None:
-        opened = await open_queue(partial(partition_of, engine), around())
-        await act(opened)
-        await opened.close()
-
-    async with Spool(tmp_path / "spool") as spool:
-        await store_message(spool.store, 1, "a@example.net", "b@example.net", body=b"one" * 50_000)
-
-    async def take_over(store: Store) -> None:
-        assert await body_of(store, message_id(1)) == b"one" * 50_000
-        claimed = await store.claim(queue_of("default"), 10, now=NOW)
-        assert [each.recipient for each in claimed] == ["a@example.net", "b@example.net"]
-        await store.settle([Finish(claimed[0])])
-        await store_message(store, 2)
-
-    await by_keys(take_over)
-    async with Spool(tmp_path / "spool") as spool:
-        claimed = await spool.store.claim(queue_of("default"), 10, now=NOW)
-        assert [(each.message_id, each.recipient) for each in claimed] == [
-            (message_id(1), "b@example.net"),
-            (message_id(2), "to@example.net"),
-        ]
-        await spool.store.settle([Finish(each) for each in claimed])
-
-    async def is_empty(store: Store) -> None:
-        assert await store.queues() == set()
-        assert await store.left_over() == ""
-        assert store.last_message_id() == message_id(2)
-
-    await by_keys(is_empty)
