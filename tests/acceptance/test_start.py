@@ -22,7 +22,6 @@ LATER = {
     "asyncpg",
     "redis",
     "aiobotocore",
-    "zonerelay.store.disk.store",
     "zonerelay.store.keys",
     "zonerelay.outbox.store",
     "zonerelay.supervisor.run",

@@ -165,7 +165,7 @@ def simulated(
         patch("zonerelay.store.leveldb.compaction.LevelDb", SimLevelDb),
         patch("zonerelay.queue.settle.disposition.UNREADABLE_DELAY", 150.0),  # no longer than other pauses
         patch("zonerelay.limits.worker.keeper.TICK", 0.3),  # idle timers are what costs most
-        patch("zonerelay.store.common.keeper.space.INTERVAL", 60.0),
+        patch("zonerelay.store.common.keeper.disk_watch.INTERVAL", 60.0),
         patch("zonerelay.telemetry.metrics.instruments.LoopLag.start", lambda self: None),
         patch("zonerelay.worker.outbound.Resolver", _Resolver),
         patch("zonerelay.store.s3.open.Bucket", SimBucket),

@@ -26,12 +26,9 @@ from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.store.common.claims import index as disk_index
 from zonerelay.store.common.claims import pool as claim_pool
 from zonerelay.store.common.write import batches
 from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
-from zonerelay.store.disk import reader as disk_reader
-from zonerelay.store.disk import states as disk_states
 from zonerelay.store.keys import port
 from zonerelay.store.leveldb import claims as leveldb_claims
 from zonerelay.store.leveldb import in_flight, ready_window
@@ -70,9 +67,6 @@ TINY: dict[object, dict[str, int]] = {
     s3_own_messages: {"HOT_MESSAGES": 4},
     s3_reader: {"GROUP": 2},
     s3_records: {"HEAD_GUESS": 1000},
-    disk_states: {"HOT_DELIVERIES": 3},
-    disk_index: {"_SLACK": 1},
-    disk_reader: {"GROUP": 2},
 }
 
 recipients = st.lists(st.sampled_from(RECIPIENTS), min_size=1, max_size=4, unique=True)
@@ -487,15 +481,10 @@ class KeysComparison(Comparison):
         return [left] if left else []
 
 
-class DiskComparison(Comparison):
+class DiskComparison(KeysComparison):
     """The same with files."""
 
     backend = Backend.DISK
-
-    async def left_behind(self) -> list[object]:
-        await self.spool.store.close()
-        names = {path.name for path in self.spool.settings.path.rglob("*")}
-        return [name for name in names if not name.endswith((".last", ".lock")) and name != "scratch"]
 
 
 class PostgresComparison(Comparison):

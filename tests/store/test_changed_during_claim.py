@@ -20,7 +20,6 @@ from zonerelay.model.message_id import row_id
 from zonerelay.model.queue_name import QueueName, queue_of
 from zonerelay.outbox.joined import JoinedStore
 from zonerelay.store.contract import Finish, Store
-from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb.spool import LevelDb
 from zonerelay.store.postgres.claims import PostgresClaims
@@ -79,7 +78,6 @@ async def test_what_is_given_back_during_a_claim_is_handed_out_once(
     """At each turn of the loop that a claim takes, or at many of them."""
     asks = request.node.callspec.params["store"] in ("postgres", "redis")
     # So that claims have something to read.
-    monkeypatch.setattr(disk_states, "HOT_DELIVERIES", 0)
     monkeypatch.setattr(s3_own_messages, "HOT_MESSAGES", 0)
     monkeypatch.setattr(leveldb_scan, "PAGE_ROWS", 1)
     everything = {(await store_message(store, number))[0].key for number in range(4)}

@@ -25,11 +25,9 @@ from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.queue_name import QueueName, queue_of
-from zonerelay.store.common.claims import index as disk_index
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.write import group_commit
 from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
-from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb.engine import AtomicBatch
 from zonerelay.store.leveldb.spool import LevelDb
 
@@ -207,10 +205,8 @@ async def healthy(store: Store) -> bool:
 async def test_counts_after_calls_that_failed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(health, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
-    monkeypatch.setattr(disk_states, "HOT_DELIVERIES", 6)
-    monkeypatch.setattr(disk_index, "_SLACK", 1)
     faults = Faults(seed)
-    for name in ("rename", "unlink", "fsync", "fdatasync", "stat", "read"):
+    for name in ("rename", "link", "unlink", "fsync", "writev", "pread"):
         error = OSError(errno.EIO, os.strerror(errno.EIO))
         monkeypatch.setattr(os, name, faults.around(getattr(os, name), error))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.store.builders import NOW, message_id, store_message
+from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from zonerelay.config.settings import Backend
 from zonerelay.model.queue_name import queue_of
@@ -37,28 +38,14 @@ async def test_what_is_left_over_is_nothing_when_everything_has_left(
 Damage = Callable[[Path], object]
 
 
-def first(path: Path, suffix: str) -> Path:
-    return path / f"{message_id(1)}{suffix}"
-
-
-def nothing_readable(path: Path) -> None:
-    first(path, ".meta").unlink()
-    first(path, ".env").write_bytes(b"")
-
-
-def only_an_intent(path: Path) -> None:
-    first(path, ".env").unlink()
-    (path / "9.intent").write_bytes(b"")
-
-
-def only_scratch(path: Path) -> None:
-    """Of an intent that cannot be read: this is the only copy."""
-    only_an_intent(path)
-    (path / "scratch" / f"{message_id(7)}.env").write_bytes(b"x")
+def body_in(path: Path) -> Path:
+    return next((path / "messages").glob("message-*"))
 
 
 def foreign(path: Path) -> None:
-    first(path, ".env").unlink()
+    shutil.rmtree(path / "nodes")
+    shutil.rmtree(path / "scratch")
+    body_in(path).unlink()
     (path / "000005.ldb").write_bytes(b"x")
 
 
@@ -84,7 +71,8 @@ def of_a_disk_queue(path: Path) -> None:
     """The backend has been changed: LevelDB would see an empty database beside it."""
     for file in path.iterdir():
         file.unlink()
-    first(path, ".env").write_bytes(b"x")
+    (path / "messages").mkdir()
+    (path / "messages" / "message-0000000000000001-000001.000001-000000000003-0").write_bytes(b"x")
 
 
 def cut_in_the_shelf(path: Path) -> None:
@@ -94,10 +82,6 @@ def cut_in_the_shelf(path: Path) -> None:
 
 
 DAMAGE: list[tuple[Backend, Damage]] = [
-    (Backend.DISK, lambda path: first(path, ".meta").write_bytes(b"")),
-    (Backend.DISK, nothing_readable),
-    (Backend.DISK, only_an_intent),
-    (Backend.DISK, only_scratch),
     (Backend.DISK, foreign),
     (Backend.LEVELDB, lost_record),
     (Backend.LEVELDB, unreadable_key),

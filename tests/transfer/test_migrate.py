@@ -32,7 +32,6 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
 from zonerelay.store.contract import Finish, Kept, Once, StoredBeforeError
-from zonerelay.store.disk.format import HEAD
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.transfer.journal import Journal
 from zonerelay.transfer.stored import TransferError
@@ -209,10 +208,10 @@ def test_a_copy_that_is_not_what_was_copied_is_never_the_only_one(
     story = Story(source, target, random.Random(1))
     story.start(8)
     assert story.is_killed(14), "all are copied, and the journal says so"
-    copies = sorted((tmp_path / "b" / "spool").glob("*.env"))
+    copies = sorted((tmp_path / "b" / "spool" / "messages").glob("message-*"))
     assert len(copies) == 8
     content = bytearray(copies[3].read_bytes())
-    content[len(HEAD) + 1] ^= 1
+    content[1] ^= 1
     copies[3].write_bytes(content)
     assert migrate(source, target) == 1
     assert "is not what the source has, and is discarded" in capsys.readouterr().err

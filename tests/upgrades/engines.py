@@ -12,6 +12,7 @@ import io
 import json
 import subprocess
 import tarfile
+import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,9 @@ from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import queue_of
 from zonerelay.store.common import records
+from zonerelay.store.keys.port import pages
 from zonerelay.store.leveldb.engine import plyvel
+from zonerelay.store.queue.disk import disk_engine
 
 SCHEMA = "zonerelay_fixture"
 PREFIX = "zonerelay-fixture/"
@@ -74,7 +77,7 @@ class _Writing:
             return await mail.write_queue(spool.store)
 
 
-# --- LevelDB, files, shelf
+# --- LevelDB, files
 
 
 class Files(_Writing):
@@ -119,7 +122,7 @@ class LevelDb(Files):
 
 
 class Disk(Files):
-    file = "disk.tar.gz"
+    file = "disk-log.tar.gz"
 
     def spool(self, home: Path) -> Spool:
         return Spool(home / "spool", backend=Backend.DISK, clock=mail.clock())
@@ -129,33 +132,38 @@ class Disk(Files):
         return self.spool(home)
 
     def records(self, spool: Spool) -> Records:
-        home = spool.settings.path
-        found = {str(path.relative_to(home)): path for path in home.rglob("*") if path.is_file()}
-        return {
-            # The mark of the queue ends in a name of its own.
-            name: _text(path.read_bytes() if path.name != "zonerelay.lock" else path.read_bytes()[:18])
-            for name, path in found.items()
-        }
+        return asyncio.run(self._rows(spool))
+
+    async def _rows(self, spool: Spool) -> Records:
+        with tempfile.TemporaryDirectory() as index:
+            engine = disk_engine(spool.settings, mail.clock(), index=Path(index))
+            keeper = engine.keeper(0)
+            found: Records = {}
+            async for rows in pages(keeper, b"\x01", b"\xff"):
+                found |= {_text(key): _text(value) for key, value in rows}
+            await keeper.close()
+            await engine.close()
+            return found
 
 
-class Shelf(Files):
-    """That of 0.1.0, which this release refuses."""
+class OldFiles(Files):
+    """What 0.1.0 has written and this release refuses."""
 
-    file = "shelf.tar.gz"
-
-    def spool(self, home: Path) -> Spool:
-        path = home / "spool"
-        return Spool(path, backend=Backend.MEMORY, clock=mail.clock(), places={"shelve": path / "shelf"})
+    def __init__(self, file: str, backend: Backend) -> None:
+        self.file = file
+        self._backend = backend
 
     def unpack(self, raw: bytes, home: Path) -> Spool:
         unpack_tar(raw, home)
-        return self.spool(home)
+        path = home / "spool"
+        places = {"shelve": path / "shelf"} if self._backend is Backend.MEMORY else {}
+        return Spool(path, backend=self._backend, clock=mail.clock(), places=places)
 
     def records(self, spool: Spool) -> Records:
         return {
             str(path): _text(path.read_bytes())
             for path in spool.settings.path.rglob("*")
-            if path.is_file() and path.suffix != ".lock"
+            if path.is_file() and path.name != "shelf.lock"
         }
 
 
@@ -357,7 +365,7 @@ class S3(_Writing):
         return {key.removeprefix(prefix): text.replace(prefix, PREFIX) for key, text in found.items()}
 
 
-Engine = LevelDb | Disk | Shelf | Redis | Postgres | S3
+Engine = LevelDb | Disk | Redis | Postgres | S3
 
 
 ENGINES: dict[str, Engine] = {
@@ -368,5 +376,8 @@ ENGINES: dict[str, Engine] = {
     "s3": S3(),
 }
 
-REFUSED = {"shelf": Shelf()}
+REFUSED = {
+    "shelf": OldFiles("shelf.tar.gz", Backend.MEMORY),
+    "disk": OldFiles("disk.tar.gz", Backend.DISK),
+}
 """Queues of 0.1.0 that this release refuses."""

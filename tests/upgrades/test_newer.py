@@ -29,7 +29,7 @@ def _leveldb(spool: Spool) -> None:
 
 def _disk(spool: Spool) -> None:
     for lock in spool.settings.path.rglob("zonerelay.lock"):
-        lock.write_bytes(lock.read_bytes().replace(b"queue 1", b"queue 2"))
+        lock.write_bytes(lock.read_bytes().replace(b"queue 2", b"queue 3"))
 
 
 def _redis(spool: Spool) -> None:
@@ -71,7 +71,10 @@ def test_a_newer_queue_is_refused_and_left_alone(name: str, tmp_path: Path) -> N
     assert engine.records(spool) == before
 
 
-OLD = {"shelf": r"it was written by Python's shelve\. Nothing was changed\. Start the release that wrote it"}
+OLD = {
+    "shelf": r"it was written by Python's shelve\. Nothing was changed\. Start the release that wrote it",
+    "disk": r"holds a disk queue of zonerelay 0\.1\.0, .* Nothing was changed\. Start 0\.1\.0 on it until",
+}
 
 
 @pytest.mark.parametrize("name", OLD)

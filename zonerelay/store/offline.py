@@ -20,15 +20,13 @@ from zonerelay.process.threads import STORE
 from zonerelay.store.check import Contents, Examination, Repaired, Salvage, Tell
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import StoreOpenError
-from zonerelay.store.disk.check import check as check_disk
-from zonerelay.store.disk.repair import repair as repair_disk
-from zonerelay.store.disk.snapshot import take_snapshot as snapshot_disk
 from zonerelay.store.leveldb.damage.directory import lock_directory
 from zonerelay.store.leveldb.damage.losses import Losses
 from zonerelay.store.leveldb.snapshot import take_snapshot
 from zonerelay.store.leveldb_check import check as check_leveldb
 from zonerelay.store.leveldb_repair import repair as repair_leveldb
 from zonerelay.store.offline_shared import check_shared, repair_shared
+from zonerelay.store.queue.disk_offline import check_disk, repair_disk, snapshot_disk
 from zonerelay.store.spool_paths import is_shared, spool_of, spools_beyond
 
 T = TypeVar("T")
@@ -86,9 +84,7 @@ async def check_spool(settings: Settings, worker: int, examination: Examination)
                 lambda tell: check_leveldb(spool.path, replace(examination, tell=tell)), examination.tell
             )
         case Backend.DISK:
-            return await _in_thread(
-                lambda tell: check_disk(spool, replace(examination, tell=tell)), examination.tell
-            )
+            return await check_disk(spool, examination)
         case Backend.MEMORY:
             raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no check for {spool.backend.value}")
@@ -104,7 +100,7 @@ async def snapshot_spool(settings: Settings, worker: int, scratch: Path) -> Spoo
             await STORE.run(take_snapshot, spool.path, scratch)
             return replace(spool, path=scratch)
         case Backend.DISK:
-            return await STORE.run(snapshot_disk, spool, scratch)
+            return await snapshot_disk(spool, scratch)
         case Backend.MEMORY:
             raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no snapshot of {spool.backend.value}")
@@ -133,7 +129,7 @@ async def repair_spool(
                 lambda told: repair_leveldb(spool.path, home, salvage, told, carry_out=carry_out), tell
             )
         case Backend.DISK:
-            return await _in_thread(lambda told: repair_disk(spool, salvage, told, carry_out=carry_out), tell)
+            return await repair_disk(spool, salvage, tell, carry_out=carry_out)
         case Backend.MEMORY:
             raise StoreOpenError(_SHELF)
     raise StoreOpenError(f"[spool] backend: there is no repair for {spool.backend.value}")

@@ -42,7 +42,7 @@ async def open_store(
 
             return await open_memory(settings.shelve, around)
         case Backend.DISK:
-            from zonerelay.store.disk.store import open_disk
+            from zonerelay.store.queue.disk import open_disk
 
             return await open_disk(settings, around)
         case Backend.LEVELDB:

@@ -54,9 +54,9 @@ def spool_of(spool: SpoolSettings, worker: int) -> SpoolSettings:
 
 
 def disk_directories(spool: SpoolSettings) -> tuple[Path, Path, Path]:
-    """The directories of messages, states and scratch of a disk queue."""
+    """The directories of bodies, of the log and of the index of a disk queue."""
     return (
-        spool.env_directory or spool.path,
+        spool.env_directory or spool.path / "messages",
         spool.meta_directory or spool.path,
         spool.scratch_directory or spool.path / "scratch",
     )

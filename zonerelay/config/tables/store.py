@@ -92,14 +92,14 @@ class SpoolSettings:
     systemd unit's state directory. A relative path starts at the directory the relay is started in.
     """
     env_directory: Path | None = optional_path()
-    """With disk: where the messages lie (<id>.env). Absent: in path."""
+    """With disk: where the messages lie, each body a file or a few. Absent: "messages" in path."""
     meta_directory: Path | None = optional_path()
-    """With disk: where the states of their deliveries lie (<id>.meta); it may be the same directory. Absent:
-    in path.
+    """With disk: where the log lies, which says what is queued; it may be the same directory as that of the
+    messages, or on another file system. Absent: in path.
     """
     scratch_directory: Path | None = optional_path()
-    """With disk: where files are written before they are renamed into those two, so it has to be on the same
-    file system, and a directory of its own. Absent: "scratch" in path.
+    """With disk: where the index of the log lies, a directory of its own. It is made again when it is not
+    there, so a fast disk without a backup is good enough. Absent: "scratch" in path.
     """
     shelve: Path | None = optional_path()
     """With memory: a file that the queue is written to when the relay stops, so that it survives an orderly
@@ -168,13 +168,11 @@ def check_spool(spool: SpoolSettings, report: Report) -> None:
                 ("spool", key), f'goes with backend = "{backend}" alone: write that, or leave this out'
             )
     if spool.scratch_directory in _kept(spool):
-        report.refuse(
-            ("spool", "scratch_directory"), "needs a directory of its own: it is emptied at every start"
-        )
+        report.refuse(("spool", "scratch_directory"), "needs a directory of its own: it may be emptied")
 
 
 def _kept(spool: SpoolSettings) -> tuple[object, object]:
-    return (spool.env_directory or spool.path, spool.meta_directory or spool.path)
+    return (spool.env_directory or spool.path / "messages", spool.meta_directory or spool.path)
 
 
 def spool_advice(spool: SpoolSettings) -> list[str]:

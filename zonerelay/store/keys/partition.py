@@ -275,7 +275,8 @@ class Partition:
                 raise
             except StoreError as refusal:
                 if self._clock.monotonic() + pause > until or self._is_closing:
-                    raise StoreError(f"it is not known whether the batch was stored: {refusal}") from error
+                    kind = StoreFullError if isinstance(error, StoreFullError) else StoreError
+                    raise kind(f"it is not known whether the batch was stored: {refusal}") from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

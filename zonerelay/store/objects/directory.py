@@ -90,7 +90,7 @@ class DirectoryPlace:
             return await self._run(publish)
         except StoreError:
             self._unsynced |= unsynced
-            await self._run(partial(draft.unlink, missing_ok=True))
+            await self._run(partial(_drop, draft))
             raise
 
     def _publish(self, draft: Path, path: Path, before: Iterable[Path], *, makes_room: bool) -> bool:
@@ -102,7 +102,7 @@ class DirectoryPlace:
             except FileExistsError:
                 return False
             finally:
-                draft.unlink(missing_ok=True)
+                _drop(draft)
             durable.sync_directory(path.parent)
         return True
 
@@ -235,6 +235,12 @@ def _link(draft: Path, path: Path) -> None:
         raise
     except OSError as error:
         raise _store_error(error) from error
+
+
+def _drop(draft: Path) -> None:
+    """A draft that stays is removed when it is listed."""
+    with contextlib.suppress(OSError):
+        draft.unlink()
 
 
 def _remove_stale(draft: Path) -> None:

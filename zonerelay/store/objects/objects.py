@@ -29,7 +29,7 @@ import contextlib
 import logging
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -167,8 +167,13 @@ class ObjectEngine:
         clock: Clock,
         lease: float,
         is_apart: Callable[[bytes, bytes], bool] = is_large,
+        forgive: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`forgive` is for repairs: it is told of each entry of a log that is damaged or missing, which then
+        counts as an empty one.
+        """
         self.is_apart = is_apart
+        self.forgive = forgive
         self.place = place
         self.index = index
         self.clock = clock
@@ -353,8 +358,14 @@ class ObjectKeys:
             for name, data in zip(names, found, strict=True):
                 if data is None:
                     break
-                await self._apply_to_index(unpacked(data, LogEntry, name), data)
+                await self._apply_to_index(self._entry(data, name), data)
             else:
+                continue
+            forgive = self._engine.forgive
+            if forgive is not None and (missing := await self._missing()):
+                for slot in missing:
+                    forgive(self._slot(slot), "it is missing")
+                    await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
                 continue
             if any(found[self._state.slot - first + 1 :]):
                 raise StoreError(
@@ -364,6 +375,23 @@ class ObjectKeys:
             if end is None or end.state.slot <= self._state.slot:
                 return
             await self._rebuild(end)
+
+    def _entry(self, data: bytes, name: str) -> LogEntry:
+        try:
+            return unpacked(data, LogEntry, name)
+        except StoreCorruptError as error:
+            if self._engine.forgive is None:
+                raise
+            self._engine.forgive(name, str(error))
+            return LogEntry(self._state.batch_epoch, self._state.batch)
+
+    async def _missing(self) -> range:
+        """The slots up to the next entry that is there."""
+        behind: list[int] = []
+        async for names in self._place.names(f"{self._base}log/"):
+            numbers = (int(name.rpartition("/")[2]) for name in names)
+            behind += (slot for slot in numbers if slot > self._state.slot)
+        return range(self._state.slot + 1, min(behind, default=0))
 
     async def _fits(self) -> bool:
         """Whether the index was made from this log: its last entry is there, or a snapshot of it."""
@@ -387,7 +415,7 @@ class ObjectKeys:
             name = f"{self._base}snapshot/{end.state.slot:016d}/{number:06d}"
             data = await self._place.read(name)
             if data is None:
-                raise StoreError(f"the object {name} is missing")
+                raise StoreCorruptError(f"the object {name} is missing")
             await self._threads.read(ObjectIndex.load, unpacked(data, list[tuple[bytes, bytes]], name))
         await self._threads.read(ObjectIndex.begin, end.state, end.beginnings)
         self._state = end.state
@@ -529,6 +557,26 @@ class ObjectKeys:
 
     async def _make_snapshot(self) -> None:
         """Write the live keys as they are now, and remove what they replace."""
+        try:
+            state, beginnings = await self.copy_to(self._place)
+            self._state = replace(self._state, log=self._state.log - state.log)
+            await self._remove_before(state.slot, frozenset(beginnings))
+        except StoreError as error:
+            _log.warning(
+                "the log of node %d cannot be replaced by a snapshot this time: %s", self._node, error
+            )
+
+    async def compact(self) -> None:
+        """Replace the log by a snapshot now. Raises StoreError."""
+        state, beginnings = await self.copy_to(self._place)
+        await self._remove_before(state.slot, frozenset(beginnings))
+
+    async def copy_to(
+        self, place: ObjectPlace, without: Collection[bytes] = ()
+    ) -> tuple[LogState, list[int]]:
+        """Write a snapshot of the keys into a place, `without` those that have one of these fields. Values in
+        objects of their own are not copied.
+        """
         async with self._turn:
             state = self._state
             view = await self._threads.read(ObjectIndex.snapshot)
@@ -538,18 +586,21 @@ class ObjectKeys:
             number, start = 0, b"\x01"
             while rows := await self._threads.read(ObjectIndex.piece, start, PIECE, view):
                 number, start = number + 1, rows[-1][0] + b"\0"
-                await self._place.create(f"{base}{number:06d}", packed(rows))
-            await self._place.create(
-                f"{base}end", packed(SnapshotEnd(number, replace(state, log=0), beginnings))
-            )
-            self._state = replace(self._state, log=self._state.log - state.log)
-            await self._remove_before(state.slot, frozenset(beginnings))
-        except StoreError as error:
-            _log.warning(
-                "the log of node %d cannot be replaced by a snapshot this time: %s", self._node, error
-            )
+                if without:
+                    rows = [row for row in rows if not any(each in without for each in row[0].split(b" "))]
+                await place.create(f"{base}{number:06d}", packed(rows))
+            await place.create(f"{base}end", packed(SnapshotEnd(number, replace(state, log=0), beginnings)))
         finally:
             await STORE.run(view.close)
+        return state, beginnings
+
+    async def stems_of(self, names: Collection[str]) -> set[bytes]:
+        """The last but one fields of the keys whose values are in these objects."""
+        return await self._threads.read(ObjectIndex.stems_of, names) if names else set()
+
+    async def value_names(self) -> list[str]:
+        """The names of all objects that have values, as the index knows them."""
+        return await self._threads.read(ObjectIndex.names)
 
     async def _remove_before(self, slot: int, kept: frozenset[int]) -> None:
         for kind in ("log/", "snapshot/"):
@@ -566,7 +617,7 @@ class ObjectKeys:
     async def _sweep(self) -> None:
         """Remove values of earlier epochs that nothing names: their batches never came to be."""
         async for names in self._place.names(f"{self._base}values/"):
-            await self._remove_unnamed([name for name in names if -1 < _epoch_of(name) < self._epoch])
+            await self._remove_unnamed([name for name in names if -1 < epoch_of(name) < self._epoch])
 
     async def _remove_unnamed(self, names: Sequence[str]) -> None:
         own = [each.rpartition("/")[2] for each in names]
@@ -611,8 +662,8 @@ def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, 
     return runs
 
 
-def _epoch_of(name: str) -> int:
-    """The epoch in which a value was made, or -1 for another file that an operator has put there."""
+def epoch_of(name: str) -> int:
+    """The epoch in which a value was made, or -1 of a file that is none."""
     number = name.rpartition(".")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
 

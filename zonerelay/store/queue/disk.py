@@ -14,6 +14,7 @@ import asyncio
 import os
 import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.keys.partition import Hooks, Partition, open_partition
 from zonerelay.store.leveldb.store import LevelDbStore
 from zonerelay.store.objects.directory import DirectoryPlace, translated
-from zonerelay.store.objects.objects import ObjectEngine, is_large
+from zonerelay.store.objects.objects import ObjectEngine, epoch_of, is_large
 from zonerelay.store.queue.queue import open_queue
 from zonerelay.store.spool_paths import disk_directories
 from zonerelay.store.surroundings import Surroundings
@@ -46,14 +47,19 @@ def is_apart(key: bytes, value: bytes) -> bool:
 
 
 def disk_engine(
-    spool: SpoolSettings, clock: Clock, *, index: Path | None = None, reserve: int = 0
+    spool: SpoolSettings,
+    clock: Clock,
+    *,
+    index: Path | None = None,
+    reserve: int = 0,
+    forgive: Callable[[str, str], None] | None = None,
 ) -> ObjectEngine:
     """The engine of a queue's one partition, 0. With an `index` of its own it only reads, and a relay may be
     running.
     """
     env, meta, scratch = disk_directories(spool)
     place = DirectoryPlace(meta, values=env, reserve=reserve, is_reader=index is not None)
-    return ObjectEngine(place, index or scratch, clock=clock, lease=0.0, is_apart=is_apart)
+    return ObjectEngine(place, index or scratch, clock=clock, lease=0.0, is_apart=is_apart, forgive=forgive)
 
 
 async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
@@ -88,6 +94,21 @@ async def open_disk(spool: SpoolSettings, around: Surroundings) -> LevelDbStore:
         ) from error
 
 
+def judge_mark(path: Path, mark: bytes) -> None:
+    """Raise StoreOpenError if the directory with this mark is not one of a queue of this release."""
+    if mark.startswith(_FIRST_FORMAT):
+        raise StoreOpenError(
+            f"{path} holds a disk queue of zonerelay 0.1.0, which this release does not read. Nothing was"
+            " changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay spool"
+            " export of 0.1.0 and import it here; then give this release an empty directory"
+        )
+    if mark and not mark.startswith(_FORMAT):
+        raise StoreOpenError(
+            f"{path / LOCK} is not of a queue that this zonerelay can read: run the release that wrote it, or"
+            " drain the queue there first"
+        )
+
+
 class _Directory(NamedTuple):
     option: str
     path: Path
@@ -111,6 +132,7 @@ class Directories:
                 )
             self.scratch = self._open("scratch_directory", scratch)
             self._compare()
+            self._look_for_log()
         except BaseException:
             self.close()
             raise
@@ -127,17 +149,7 @@ class Directories:
                 f"[spool] {option} {path} cannot be used: {error.strerror}; give it to the user that"
                 " zonerelay runs as, or choose another directory"
             ) from error
-        if directory.mark.startswith(_FIRST_FORMAT):
-            raise StoreOpenError(
-                f"{path} holds a disk queue of zonerelay 0.1.0, which this release does not read. Nothing was"
-                " changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay spool"
-                " export of 0.1.0 and import it here; then give this release an empty directory"
-            )
-        if directory.mark and not directory.mark.startswith(_FORMAT):
-            raise StoreOpenError(
-                f"{path / LOCK} is not of a queue that this zonerelay can read: run the release that wrote"
-                " it, or drain the queue there first"
-            )
+        judge_mark(path, directory.mark)
         return directory
 
     def _compare(self) -> None:
@@ -161,22 +173,37 @@ class Directories:
                     os.fsync(each.lock)
                     durable.sync_directory(each.path)
 
+    def _look_for_log(self) -> None:
+        """Bodies that no log names would be removed."""
+        log, snapshots = (self.meta.path / "nodes/0" / kind for kind in ("log", "snapshot"))
+        if not any(each.is_dir() and any(each.iterdir()) for each in (log, snapshots)):
+            lost = sum(epoch_of(each.name) >= 0 for each in self.env.path.iterdir())
+            if lost:
+                raise StoreOpenError(
+                    f"there is no log in {log}, and {lost} bodies are in {self.env.path}. Nothing was"
+                    " changed. Bring the log back, or move the bodies away to start with an empty queue"
+                )
+
     def foreign(self) -> list[str]:
-        """Files that an empty queue does not have."""
-        known = {LOCK, BALLAST, "mark", "nodes"}
-        with translated():
-            return sorted(
-                str(path)
-                for directory in dict.fromkeys((self.env, self.meta))
-                for path in directory.path.iterdir()
-                if path.name not in known and path not in (self.env.path, self.scratch.path)
-            )
+        return foreign_in(self.env.path, self.meta.path, self.scratch.path)
 
     def close(self) -> None:
         """Give up the locks."""
         for each in self._opened:
             os.close(each.lock)
         self._opened = []
+
+
+def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
+    """Files that an empty queue does not have."""
+    known = {LOCK, BALLAST, "mark", "nodes"}
+    with translated():
+        return sorted(
+            str(path)
+            for directory in dict.fromkeys((env, meta))
+            for path in directory.iterdir()
+            if path.name not in known and path not in (env, scratch)
+        )
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -20,8 +20,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.process.tasks import Tasks
 from zonerelay.store.common import records
 from zonerelay.store.common.counts import Counts
+from zonerelay.store.common.keeper.disk_watch import INTERVAL, SpaceWatch
 from zonerelay.store.common.keeper.health import Health
-from zonerelay.store.common.keeper.space import SpaceWatch
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.keys.partition import Hooks, Partition
 from zonerelay.store.keys.port import KeyRange, Write
@@ -89,9 +89,10 @@ class QueueCommitter:
     not.
     """
 
-    def __init__(self, partition: Partition, space: SpaceWatch) -> None:
+    def __init__(self, partition: Partition, space: SpaceWatch, no_room: Callable[[], None]) -> None:
         self._partition = partition
         self._space = space
+        self._no_room = no_room
 
     def submit(
         self,
@@ -108,8 +109,14 @@ class QueueCommitter:
         write = Write(dict(ops), makes_room=not is_new)
         last = ops[-1][0]
         if is_new and last.startswith(records.MESSAGE_PREFIX) and last.rpartition(b" ")[2].isdigit():
-            return self._partition.stage(write)
+            staged = self._partition.stage(write)
+            staged.add_done_callback(self._ended)
+            return staged
         return self._partition.submit(write, lazy=lazy, applied=applied)
+
+    def _ended(self, staged: asyncio.Future[None]) -> None:
+        if not staged.cancelled() and isinstance(staged.exception(), StoreFullError):
+            self._no_room()
 
 
 class QueueKeeper:
@@ -141,7 +148,7 @@ class QueueKeeper:
         self.partition = partition
         self.reads = QueueReads(partition, self._note_unreadable)
         self.reader = ReadsByName(self.reads, self._left_over)
-        self.committer = QueueCommitter(partition, self.space)
+        self.committer = QueueCommitter(partition, self.space, self._note_no_room)
 
     def sweep(self, last: MessageId | None) -> None:
         """Count what is stored, and remove uploads up to `last` that never ended, in the background."""
@@ -182,8 +189,21 @@ class QueueKeeper:
     async def _left_over(self) -> str:
         return await self.reads.left_over() or await self._foreign()
 
+    def _note_no_room(self) -> None:
+        """An upload found no room."""
+        self.health.set("space", Unhealthy.NO_SPACE)
+
+        async def look_again() -> None:
+            await asyncio.sleep(INTERVAL)
+            await self._look_at_space()
+
+        self._start(look_again, "look after the free space")
+
     async def _look_at_space(self) -> None:
-        if (free := await self.partition.room()) is not None:
+        free = await self.partition.room()
+        if free is None:
+            self.health.set("space", None)
+        else:
             self.space.note(free)
 
     def _note_unreadable(self, text: str) -> None:

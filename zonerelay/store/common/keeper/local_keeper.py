@@ -20,9 +20,9 @@ from typing import Generic, Protocol, TypeVar
 
 from zonerelay.store.common.keeper import health
 from zonerelay.store.common.keeper.ballast import Ballast
+from zonerelay.store.common.keeper.disk_watch import SpaceWatch
 from zonerelay.store.common.keeper.health import Health
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.common.keeper.space import SpaceWatch
 from zonerelay.store.common.write.group_commit import GroupCommitter, WriterThread
 from zonerelay.store.contract import StoreError, StoreFullError, Unhealthy
 from zonerelay.store.surroundings import Surroundings
