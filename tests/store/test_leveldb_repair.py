@@ -115,6 +115,20 @@ def left_beside(home: Path) -> list[Path]:
     return [path for name in ("salvage*", "spool?*", ".*") for path in home.glob(name)]
 
 
+@pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-*"])
+def test_a_repair_that_put_everything_back_exits_0(tmp_path: Path, spool_command: Command, name: str) -> None:
+    asyncio.run(fill(tmp_path / "spool"))
+    (path,) = (tmp_path / "spool").glob(name)
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert spool_command("check").status == 1
+    done = spool_command("repair", "--yes", "--json")
+    report = json.loads(done.out)
+    assert (report["before"], report["after"], report["lost"], done.status) == (60, 60, [], 0)
+    assert len(report["noted"]) == 1
+    assert spool_command("check").status == 0
+    assert found_in(tmp_path / "spool") == {number: text(number) for number in range(1, 61)}
+
+
 def test_what_is_whole_in_the_salvage_is_taken_by_an_import(tmp_path: Path, spool_command: Command) -> None:
     """A message that has lost the record of its delivery is not sent: whether it was before is not known."""
     asyncio.run(fill(tmp_path / "spool"))

@@ -137,8 +137,8 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
     """`before` counts the deliveries that anything in the spool still names, `after` those of the repaired
     spool; `lost` names what could not be saved, a line each, and `more_lost` counts the lines beyond a
     thousand; `repeats` names deliveries of the repaired spool that may have left the damaged one, a line for
-    each message; `salvaged` counts messages that were handed to the salvage; `kept` is where the spool as it
-    was is, "" when nothing was changed.
+    each message; `noted` names damage that costs nothing; `salvaged` counts messages that were handed to the
+    salvage; `kept` is where the spool as it was is, "" when nothing was changed.
     """
 
     before: int
@@ -146,5 +146,6 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[str, ...] = ()
     more_lost: int = 0
     repeats: tuple[str, ...] = ()
+    noted: tuple[str, ...] = ()
     salvaged: int = 0
     kept: str = ""

@@ -123,7 +123,7 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
         )
     old = work / "old"
     old.mkdir(parents=True, mode=0o700)
-    lost = _collect(spool, old, tell)
+    lost, noted = _collect(spool, old, tell)
     if any(old.iterdir()):
         if failed := repair_database(old):
             raise StoreError(f"LevelDB's own repair of {spool} {failed}; nothing was changed")
@@ -143,7 +143,7 @@ def _prepare(spool: Path, work: Path, salvage: Salvage, tell: Tell) -> Repaired:
     finally:
         source.close()
         target.close()
-    return msgspec.structs.replace(done, lost=(*lost, *done.lost), kept="later")
+    return msgspec.structs.replace(done, lost=(*lost, *done.lost), noted=tuple(noted), kept="later")
 
 
 def _refuse_other_formats(spool: Path) -> None:
@@ -169,10 +169,13 @@ def _refuse_foreign(spool: Path, source: LevelDb) -> None:
 # --- what can be read
 
 
-def _collect(spool: Path, old: Path, tell: Tell) -> list[str]:
-    """Give LevelDB's repair tables and logs that it can read; says what is in neither."""
+def _collect(spool: Path, old: Path, tell: Tell) -> tuple[list[str], list[str]]:
+    """Give LevelDB's repair tables and logs that it can read; say what is in neither, and what else is
+    damaged.
+    """
     lost: list[str] = []
-    needed = _needed(spool, lost)
+    noted: list[str] = []
+    needed = _needed(spool, lost, noted)
     highest = needed.highest
     for path in needed.tables:
         tell(0, 0)
@@ -206,7 +209,7 @@ def _collect(spool: Path, old: Path, tell: Tell) -> list[str]:
     lost += [
         f"{number:06d}.log is missing, which held the newest mail" for number in sorted(wanted - present)
     ]
-    return lost
+    return lost, noted
 
 
 def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
@@ -261,7 +264,7 @@ class _Needed(NamedTuple):
     last_sequence: int = 0
 
 
-def _needed(spool: Path, lost: list[str]) -> _Needed:
+def _needed(spool: Path, lost: list[str], noted: list[str]) -> _Needed:
     """What the manifest does not name was replaced, and would bring back what was delivered. Every file is
     taken where there is no manifest, and where the manifest names a file that is not there: its end may be
     missing, and with it the names of newer files.
@@ -271,9 +274,9 @@ def _needed(spool: Path, lost: list[str]) -> _Needed:
     logs = sorted(path for name, path in numbered.items() if name.endswith(".log"))
     highest = max((int(path.stem) for path in numbered.values()), default=0)
     try:
-        manifest = _manifest(spool, lost)
+        manifest = _manifest(spool, noted)
     except (OSError, ValueError) as error:
-        lost.append(f"which tables belong to the database is not known, all are taken: {error}")
+        noted.append(f"which tables belong to the database is not known, all are taken: {error}")
         return _Needed(tables, logs, highest, last_sequence=_FAR)
     belong = {table.number for table in manifest.tables.values()}
     missing = belong - {int(path.stem) for path in tables}
@@ -285,7 +288,7 @@ def _needed(spool: Path, lost: list[str]) -> _Needed:
     return _Needed(tables, logs, highest, manifest.log, manifest.last_sequence)
 
 
-def _manifest(spool: Path, lost: list[str]) -> Manifest:
+def _manifest(spool: Path, noted: list[str]) -> Manifest:
     """The one that CURRENT names, and the newest where it names none. Raises OSError, ValueError."""
     try:
         current = (spool / "CURRENT").read_bytes().decode("ascii").strip()
@@ -297,7 +300,7 @@ def _manifest(spool: Path, lost: list[str]) -> Manifest:
         if not found:
             raise
         path = found[-1]
-        lost.append(f"CURRENT cannot be used ({error}), {path.name} is")
+        noted.append(f"CURRENT cannot be used ({error}), {path.name} is")
     return read_manifest(path.read_bytes())
 
 

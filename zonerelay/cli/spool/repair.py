@@ -54,6 +54,7 @@ class RepairReport(msgspec.Struct, kw_only=True):
     lost: list[str]
     more_lost: int
     repeats: list[str]
+    noted: list[str]
 
 
 def repair(arguments: Namespace) -> int:
@@ -74,6 +75,7 @@ def repair(arguments: Namespace) -> int:
         lost=[line for each in done for line in each.lost],
         more_lost=sum(each.more_lost for each in done),
         repeats=[line for each in done for line in each.repeats],
+        noted=[line for each in done for line in each.noted],
     )
     if arguments.json:
         output.print_document(report)
@@ -159,6 +161,8 @@ def _sheet(salvaged: Salvaged) -> bytes:
 
 def _print(report: RepairReport) -> None:
     console = output.console()
+    for line in report.noted:
+        console.print(f"damaged, and nothing of it is missing: {text.clean(line)}")
     for line in report.lost[:MAX_SHOWN]:
         console.print(f"cannot be put back: {text.clean(line)}")
     if (more := len(report.lost) - MAX_SHOWN + report.more_lost) > 0:
