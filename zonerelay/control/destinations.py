@@ -8,15 +8,18 @@ a count no longer than `PATIENCE` seconds; until the first one has ended, `every
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypedDict
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outcome import Attempt
-from zonerelay.operations.answers import DestinationStatus, hurts
+from zonerelay.operations.answers import DestinationStatus, order_of
 from zonerelay.queue.aio import closing
+from zonerelay.queue.destination.destinations import DestinationStatus as Known
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.smtp.client.reputation import class_of
@@ -27,6 +30,8 @@ FRESH = 2.0
 """Seconds that a count serves at least, and twenty times as long as it took."""
 OTHERS = "(other domains)"
 SLICE = 1000
+ROWS = 100
+"""Rows that are made in one turn of the loop."""
 
 
 @dataclass(slots=True)
@@ -72,13 +77,28 @@ class Destinations:
         self._task: asyncio.Task[None] | None = None
         self.every = 0
 
-    async def rows(self) -> list[DestinationStatus]:
-        """Every destination, those that hurt most first."""
+    async def rows(self, most: int = sys.maxsize) -> tuple[list[DestinationStatus], int]:
+        """The destinations that hurt most, in that order, and how many there are. The loop looks at a slice
+        of them in each turn.
+        """
         if self._task is None and self._clock.monotonic() >= self._fresh_until:
             self._task = asyncio.get_running_loop().create_task(self._count())
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=PATIENCE)
-        return sorted(self._rows(), key=hurts)
+        now, count = self._clock.now(), 0
+        best: list[tuple[tuple[object, ...], int, _Found]] = []
+        found = self._found()
+        while some := list(islice(found, SLICE)):
+            best += ((each.order(now), count + at, each) for at, each in enumerate(some))
+            count += len(some)
+            best = sorted(best)[:most]
+            await asyncio.sleep(0)
+        rows: list[DestinationStatus] = []
+        for _, _, each in best:
+            rows.append(each.row(now))
+            if len(rows) % ROWS == 0:
+                await asyncio.sleep(0)
+        return rows, count
 
     async def close(self) -> None:
         if self._task is not None:
@@ -109,8 +129,7 @@ class Destinations:
             self._fresh_until = ended + max(FRESH, 20 * (ended - began))
             self._task = None
 
-    def _rows(self) -> Iterator[DestinationStatus]:
-        now = self._clock.now()
+    def _found(self) -> Iterator[_Found]:
         waiting: dict[tuple[str, str], Waiting] = {}
         names = dict[tuple[str, str], str]()
         for (zone, domain), mail in self._domains.items():
@@ -118,35 +137,58 @@ class Destinations:
             where = (zone, f"{domain} " if key is None else key)
             names.setdefault(where, domain)
             waiting.setdefault(where, Waiting()).add(mail)
-        for zone_status in self._scheduler.snapshot():
-            for each in zone_status.destinations:
-                mail = waiting.pop((zone_status.zone, each.key), Waiting())
-                yield DestinationStatus(
-                    zone=zone_status.zone,
-                    destination=each.name,
-                    hosts=each.key.partition(" ")[2],
-                    active=each.active,
-                    waiting=each.waiting,
-                    suspended_until=each.suspended_until,
-                    reply=each.reply or mail.reply,
-                    reply_class=each.reply_class or mail.reply_class,
-                    per_minute=each.per_minute,
-                    max_rate=str(each.limits.max_rate or ""),
-                    max_connections=each.limits.max_connections,
-                    next_turn=None if each.turn_in is None else now + each.turn_in,
-                    **_counts(mail, now, each.active, each.waiting),
-                )
+        for zone, each in self._scheduler.destinations():
+            yield _Found(zone, each.key, each.name, waiting.pop((zone, each.key), Waiting()), each)
         for (zone, place), mail in waiting.items():
-            yield DestinationStatus(
-                zone=zone,
-                destination=names[zone, place],
-                hosts=place.partition(" ")[2],
+            yield _Found(zone, place, names[zone, place], mail)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A destination of which a row may be made. `known`: what the scheduler knows of it."""
+
+    zone: str
+    key: str
+    name: str
+    mail: Waiting
+    known: Known | None = None
+
+    def order(self, now: float) -> tuple[object, ...]:
+        """As `hurts`, of the row."""
+        known = self.known
+        active, waiting = (0, 0) if known is None else (known.active, known.waiting)
+        counts = _counts(self.mail, now, active, waiting)
+        until = None if known is None else known.suspended_until
+        return order_of(until, active, **counts)
+
+    def row(self, now: float) -> DestinationStatus:
+        known, mail, hosts = self.known, self.mail, self.key.partition(" ")[2]
+        if known is None:
+            return DestinationStatus(
+                zone=self.zone,
+                destination=self.name,
+                hosts=hosts,
                 active=0,
                 waiting=0,
                 reply=mail.reply,
                 reply_class=mail.reply_class,
                 **_counts(mail, now, 0, 0),
             )
+        return DestinationStatus(
+            zone=self.zone,
+            destination=self.name,
+            hosts=hosts,
+            active=known.active,
+            waiting=known.waiting,
+            suspended_until=known.suspended_until,
+            reply=known.reply or mail.reply,
+            reply_class=known.reply_class or mail.reply_class,
+            per_minute=known.per_minute,
+            max_rate=str(known.limits.max_rate or ""),
+            max_connections=known.limits.max_connections,
+            next_turn=None if known.turn_in is None else now + known.turn_in,
+            **_counts(mail, now, known.active, known.waiting),
+        )
 
 
 class _Counts(TypedDict):

@@ -173,7 +173,7 @@ class StatusBoard:
         await self.refresh()
         surface = self._surface()
         history = surface.history
-        destinations = await self._destinations.rows()
+        destinations, total = await self._destinations.rows(MAX_DESTINATIONS)
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
@@ -185,8 +185,8 @@ class StatusBoard:
             listeners=tuple(surface.listeners),
             inbound_connections=surface.inbound_connections,
             zones=tuple(self._zone(queue) for queue in self.queues()),
-            destinations=tuple(destinations[:MAX_DESTINATIONS]),
-            destinations_total=len(destinations),
+            destinations=tuple(destinations),
+            destinations_total=total,
             problems=tuple(surface.problems),
             source_penalties=self._sources.penalties(),
             limits=self._limits(),

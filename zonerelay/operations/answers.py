@@ -73,8 +73,20 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def hurts(row: DestinationStatus) -> tuple[object, ...]:
     """The order of `status`: suspended before others, then the most deferred mail, then the oldest."""
-    suspended = row.suspended_until is not None
-    return (not suspended, -row.deferred, -row.oldest_seconds, -row.ready, -row.active, -row.held)
+    return order_of(
+        row.suspended_until,
+        row.active,
+        ready=row.ready,
+        deferred=row.deferred,
+        held=row.held,
+        oldest_seconds=row.oldest_seconds,
+    )
+
+
+def order_of(
+    suspended_until: float | None, active: int, *, ready: int, deferred: int, held: int, oldest_seconds: float
+) -> tuple[object, ...]:
+    return (suspended_until is None, -deferred, -oldest_seconds, -ready, -active, -held)
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):

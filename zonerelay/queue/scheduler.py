@@ -309,6 +309,12 @@ class Scheduler:
             for name, zone in self._zones.items()
         )
 
+    def destinations(self) -> Iterator[tuple[str, DestinationStatus]]:
+        """Yields the destinations of each zone, which may change meanwhile."""
+        for name, zone in list(self._zones.items()):
+            for each in zone.each_destination():
+                yield name, each
+
     def destination_counts(self, now: float) -> Iterator[tuple[str, int, int]]:
         """Yields for each zone how many destinations are suspended, and how many others have mail."""
         for name, zone in self._zones.items():

@@ -16,6 +16,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import Priority
+from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.rates import Pace, Rates, Ticket
 from zonerelay.queue.destination.suspension import Suspension
@@ -168,8 +169,7 @@ class Destination(Line):
             active=self.active,
             waiting=self.waiting,
             suspended_until=suspension.until if suspension.is_troubled else None,
-            reply=str(suspension.reply or ""),
-            reply_class="" if suspension.reply is None else class_of(suspension.reply, local=True),
+            last=suspension.reply,
             per_minute=self.per_minute(tick),
             limits=self.limits,
             turn_in=due - tick if due > tick else None,
@@ -209,8 +209,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """For `status`. `reply` is the reason of the last failure to reach any host, `""` if none. `turn_in`:
-    seconds until a rate lets the next one go, where mail waits for that. `per_minute`: transactions of late.
+    """For `status`. `last` is the reason of the last failure to reach any host. `turn_in`: seconds until a
+    rate lets the next one go, where mail waits for that. `per_minute`: transactions of late.
     """
 
     key: DestinationKey
@@ -218,8 +218,17 @@ class DestinationStatus:
     active: int
     waiting: int
     suspended_until: float | None
-    reply: str
-    reply_class: str
+    last: Reply | None
     per_minute: int
     limits: DestinationLimits
     turn_in: float | None = None
+
+    @property
+    def reply(self) -> str:
+        """The reason in words, `""` without one."""
+        return str(self.last or "")
+
+    @property
+    def reply_class(self) -> str:
+        """What it means: to find out takes longer than all else here."""
+        return "" if self.last is None else class_of(self.last, local=True)

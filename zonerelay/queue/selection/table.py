@@ -84,11 +84,13 @@ class Destinations:
         return suspended, usable
 
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
-        return tuple(
-            destination.status(tick)
-            for destination in self.destinations.values()
-            if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
-        )
+        return tuple(self.each_status(now, tick))
+
+    def each_status(self, now: float, tick: float) -> Iterator[DestinationStatus]:
+        """Yields what `status` tells; the destinations may change meanwhile."""
+        for each in list(self.destinations.values()):
+            if each.waiting or each.active or not each.suspension.is_forgettable(now):
+                yield each.status(tick)
 
     def sort(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
         """Of everything that waits what is older than this message is backlog now; how many are new.

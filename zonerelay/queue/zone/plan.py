@@ -106,6 +106,7 @@ class ZonePlan:
         self._table = Destinations(zone, retry, self._rates, self._round_robin)
         self._lines = self._table.lines
         self.clear, self.status = self._table.clear, self._table.status
+        self.each_status = self._table.each_status
         self.count_destinations = self._table.count
         self._works: set[Work] = set()
         self._look_ups = LookUps()

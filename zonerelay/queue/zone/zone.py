@@ -11,7 +11,7 @@ Failure: a router that raises costs its deliveries a deferral and the operator a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -139,6 +139,10 @@ class Zone:
 
     def destinations(self) -> tuple[DestinationStatus, ...]:
         return self.plan.status(self._clock.now(), self._clock.monotonic())
+
+    def each_destination(self) -> Iterator[DestinationStatus]:
+        """Yields them; they may change meanwhile."""
+        return self.plan.each_status(self._clock.now(), self._clock.monotonic())
 
     # Doing what the plan says
 
