@@ -22,9 +22,8 @@ from zonerelay.limits.shared import BookVersion, SharedAuthority
 from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
 from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.postgres.driver import Access, Link
+from zonerelay.store.postgres.driver import Access
 from zonerelay.store.postgres.limits import PostgresShelf
-from zonerelay.store.postgres.schema import migrate
 from zonerelay.store.redis.connection import Server
 from zonerelay.store.redis.limits import RedisShelf
 
@@ -53,9 +52,6 @@ async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIter
         yield lambda holder: SharedAuthority(RedisShelf(to), holder, lease=lease)
     else:
         access = Access(shared_postgres().url, str, f"limits_{name}", "limits", 60.0)
-        link = await Link.open(access)
-        await migrate(link, access.schema)
-        await link.close()
         yield lambda holder: SharedAuthority(PostgresShelf(access), holder, lease=lease)
 
 

@@ -18,9 +18,9 @@ PROGRAM = "usr/sbin/pgbouncer"
 
 
 class PgBouncer:
-    """`mode` is its pool_mode. It refuses to run as root."""
+    """`mode` is its pool_mode, `size` its default_pool_size. It refuses to run as root."""
 
-    def __init__(self, server: PostgresServer, mode: str) -> None:
+    def __init__(self, server: PostgresServer, mode: str, *, size: int = 20) -> None:
         self._package = UnpackedPackage("pgbouncer")
         self._package.ensure([PROGRAM])
         self._port = free_port()
@@ -33,6 +33,7 @@ class PgBouncer:
             f"[databases]\npostgres = host={LOOPBACK} port={server.port} user=mail\n"
             f"[pgbouncer]\nlisten_addr = {LOOPBACK}\nlisten_port = {self._port}\nunix_socket_dir =\n"
             f"auth_type = any\nauth_file = {users}\npool_mode = {mode}\n"
+            f"default_pool_size = {size}\n"
             f"logfile = {self._directory / 'log'}\n"
         )
         self._process: subprocess.Popen[bytes] | None = None

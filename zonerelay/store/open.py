@@ -20,8 +20,9 @@ from zonerelay.config.settings import (
 )
 from zonerelay.limits import shared as shared_limits
 from zonerelay.limits.values import LimitAuthority
-from zonerelay.store.common.queue_mark import QueueMark, place_of
+from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import Store
+from zonerelay.store.shared import open_shared, place_of, postgres_access, postgres_engine
 from zonerelay.store.surroundings import Surroundings, driver
 
 
@@ -35,7 +36,8 @@ async def open_store(
 ) -> Store:
     """Raises StoreOpenError, whose text says what the operator should do."""
     redis, postgres, s3 = redis or RedisSettings(), postgres or PostgresSettings(), s3 or S3Settings()
-    mark = QueueMark(settings.path, place_of(settings.backend, redis=redis, postgres=postgres, s3=s3))
+    place = place_of(settings.backend, redis=redis, postgres=postgres, s3=s3)
+    mark = QueueMark(settings.path, place)
     match settings.backend:
         case Backend.MEMORY:
             from zonerelay.store.queue.shelf import open_memory
@@ -50,9 +52,13 @@ async def open_store(
 
             return await open_leveldb(settings, around)
         case Backend.POSTGRES:
-            from zonerelay.store.postgres.open import open_postgres
-
-            return await open_postgres(postgres, around, mark)
+            return await open_shared(
+                postgres_engine(postgres, around.environment),
+                settings.path,
+                place,
+                around,
+                preferred=postgres.node,
+            )
         case Backend.S3:
             with driver("s3", "aiobotocore", "botocore"):
                 from zonerelay.store.s3.open import open_s3
@@ -90,7 +96,6 @@ def open_books(settings: Settings, environment: Mapping[str, str]) -> shared_lim
         return RedisShelf(server_of(settings.redis, environment))
     if settings.spool.backend is Backend.POSTGRES:
         from zonerelay.store.postgres.limits import PostgresShelf
-        from zonerelay.store.postgres.open import access_of
 
-        return PostgresShelf(access_of(settings.postgres, environment))
+        return PostgresShelf(postgres_access(settings.postgres, environment))
     return None

@@ -207,7 +207,15 @@ async def _assemble(
         return settings if worker is None else worker.settings
 
     queue = await open_queue(
-        settings, context, zones=lambda: zones.names, notify=notify, on_news=on_news, on_lost=on_lost
+        settings,
+        context,
+        zones=lambda: zones.names,
+        notify=notify,
+        on_news=on_news,
+        on_lost=on_lost,
+        # Asked by other nodes of a shared queue, which the store serves once it is open.
+        withdraw=lambda keys: set() if worker is None else scheduler.withdraw(keys),
+        give_back=lambda keys: None if worker is None else scheduler.give_back(keys),
     )
     store = queue.store
     stack.push_async_callback(store.close)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import Settings
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.contract import Lost, News, Store
 from zonerelay.store.open import acknowledge_loss, open_store
@@ -49,6 +50,8 @@ async def open_queue(
     notify: Callable[[QueueName], None],
     on_news: News,
     on_lost: Lost,
+    withdraw: Callable[[Collection[DeliveryKey]], set[DeliveryKey]],
+    give_back: Callable[[Collection[DeliveryKey]], None],
 ) -> MailQueue:
     """Open the queue of a worker. `zones` returns the names of all zones. Raise StoreError, with nothing left
     open.
@@ -65,6 +68,8 @@ async def open_queue(
             on_lost=on_lost,
             environment=context.environment,
             siblings=siblings_of(settings, index),
+            withdraw=withdraw,
+            give_back=give_back,
         ),
         redis=settings.redis,
         postgres=node_of(settings.postgres, index),

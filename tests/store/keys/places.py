@@ -26,7 +26,7 @@ from zonerelay.store.objects.s3 import BucketPlace
 from zonerelay.store.postgres.driver import Access
 from zonerelay.store.redis.connection import Server
 
-LEASE = 1.0
+LEASE = 2.0
 TABLES = ("mark", "partition", "entry")
 
 

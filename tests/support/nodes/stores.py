@@ -114,7 +114,11 @@ class PostgresStore(AbstractContextManager["PostgresStore"]):
         return self._server.pid
 
     def queued(self) -> int:
-        return int(self._server.psql("SELECT count(*) FROM nodes.delivery"))
+        return int(
+            self._server.psql(
+                "SELECT count(*) FROM nodes.entry WHERE key >= 'delivery-' AND key < 'delivery.'"
+            )
+        )
 
 
 class S3Store(AbstractContextManager["S3Store"]):

@@ -292,7 +292,12 @@ class Partition:
     async def _enter(self) -> State:
         asked_at = self._clock.boottime()
         judge(self._seen, await self._keeper.look())
-        state = await self._keeper.enter(self._seen.writer, mark=self._new_mark())
+        try:
+            state = await self._keeper.enter(self._seen.writer, mark=self._new_mark())
+        except NodeTakenError as error:
+            if self._has_entered:
+                raise FencedError(f"another writer has the partition: {error}") from error
+            raise
         judge(self._seen, state)
         if self._lease:
             self._valid_until = asked_at + self._lease

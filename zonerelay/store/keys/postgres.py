@@ -1,14 +1,18 @@
 """Keeps keys in PostgreSQL: one table of keys by node.
 
-    mark       one row: the name of this store partition  a row for each node: epoch, writer, position of the
-    last batch, end of the lease (null: it was left) entry      node, key, value
+    mark         one row: the name of this store
+    partition    a row for each node: epoch, writer, position of the last batch, end of the lease (null: left)
+    entry        node, key, value
+    reservation  what `reserve` has stored
+    limit_book   made by `store/postgres/limits`
+    message, delivery   views of `entry` for people
 
 A batch is one statement, and so one transaction. It updates the row of its partition on the condition that
 epoch and number are those of the batch, and everything else in it depends on that row: a batch of an earlier
 epoch changes nothing. The row's lock makes `enter` wait for a batch that is under way. What a batch relies on
 is set in the batch (`synchronous_commit`), no table is found by `search_path`, and no lock belongs to a
 session, so a pooler in transaction mode does no harm and finds nothing of ours in its connections. A pooler
-shows by its process number: it is not the server's. Then no prepared statement is kept.
+shows by its process number, which is not the server's. Then no prepared statement is kept.
 
 Failure: a connection that broke is replaced at the next call, and each new one is compared with the last
 position that this process has seen, so that a former primary is not read. Leases go by the server's clock;
@@ -22,8 +26,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from zonerelay.process.threads import FILES
-from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.contract import StoreError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.port import (
     NOTHING,
     PAGE_OCTETS,
@@ -41,18 +44,15 @@ from zonerelay.store.keys.port import (
 )
 from zonerelay.store.postgres.driver import (
     COMMAND_TIMEOUT,
-    CONNECT_TIMEOUT,
+    KEEP_IDLE,
     Access,
     ConnectionLostError,
     Fetch,
     Link,
-    load_driver,
-    translated,
 )
 
 OLDEST_VERSION = 13
 LONGEST_LEASE = 3600.0
-APPLICATION = "zonerelay keys"
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS {s}.mark (
@@ -66,7 +66,7 @@ CREATE TABLE IF NOT EXISTS {s}.partition (
     batch_epoch bigint NOT NULL DEFAULT 0,
     batch bigint NOT NULL DEFAULT 0,
     expires timestamptz
-);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE TABLE IF NOT EXISTS {s}.entry (
     node smallint NOT NULL,
     key bytea NOT NULL,
@@ -75,7 +75,36 @@ CREATE TABLE IF NOT EXISTS {s}.entry (
 ) WITH (
     toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000
 );
-ALTER TABLE {s}.entry ALTER COLUMN value SET STORAGE EXTERNAL
+ALTER TABLE {s}.entry ALTER COLUMN value SET STORAGE EXTERNAL;
+CREATE TABLE IF NOT EXISTS {s}.reservation (
+    key bytea PRIMARY KEY,
+    value bytea NOT NULL,
+    until timestamptz NOT NULL
+);
+CREATE INDEX IF NOT EXISTS reservation_until ON {s}.reservation (until);
+CREATE OR REPLACE VIEW {s}.message AS
+SELECT node, split_part(convert_from(key, 'UTF8'), ' ', 2) AS id,
+    convert_from(value, 'UTF8')::json AS metadata
+FROM {s}.entry
+WHERE key >= 'message ' AND key < 'message!' AND substring(key FROM octet_length(key) - 1) = ' *';
+CREATE OR REPLACE VIEW {s}.delivery AS
+SELECT node, split_part(convert_from(key, 'UTF8'), ' ', 2) AS zone,
+    split_part(convert_from(key, 'UTF8'), ' ', 3) AS message,
+    split_part(convert_from(key, 'UTF8'), ' ', 4) AS recipient, convert_from(value, 'UTF8')::json AS record
+FROM {s}.entry WHERE key >= 'delivery-webhook ' AND key < 'delivery-zone!'
+"""
+
+_MISSING = """
+SELECT right_ || ' on ' || c.relname
+FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) right_
+WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p')
+    AND NOT has_table_privilege(c.oid, right_)
+UNION ALL
+SELECT 'rows without a policy on ' || c.relname
+FROM pg_class c
+WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p')
+    AND row_security_active(c.oid)
+ORDER BY 1
 """
 
 _DURABLE = """
@@ -136,6 +165,16 @@ _STATEMENTS = {
     "keys": _PAGE.replace("{value}", "''::bytea").replace("{length}", "0"),
     "last key": """
         SELECT key FROM {s}.entry WHERE node = $1 AND key >= $2 AND key < $3 ORDER BY key DESC LIMIT 1""",
+    "expire": """
+        DELETE FROM {s}.reservation WHERE key IN (
+            SELECT key FROM {s}.reservation WHERE until <= clock_timestamp() ORDER BY until LIMIT 10
+            FOR UPDATE SKIP LOCKED)""",
+    "reserve": """
+        INSERT INTO {s}.reservation AS r (key, value, until) VALUES ($1, $2, to_timestamp($3))
+        ON CONFLICT (key) DO UPDATE SET value = excluded.value, until = excluded.until
+        WHERE r.until <= clock_timestamp() RETURNING {durable}""",
+    "reserved": "SELECT value FROM {s}.reservation WHERE key = $1",
+    "unreserve": "DELETE FROM {s}.reservation WHERE key = $1 AND value = $2",
     "write": "{fence} SELECT 1 FROM fence",
     "write ranges": "{fence} {emptied} SELECT 1 FROM fence",
 }
@@ -161,6 +200,7 @@ class PostgresEngine:
         self.access = access
         self.lease = access.lease
         self._control = _Connection(access)
+        self._sql = statements(access)
 
     def keeper(self, node: int) -> PostgresKeys:
         return PostgresKeys(self.access, node)
@@ -169,8 +209,26 @@ class PostgresEngine:
         async with self._control.use() as link:
             if not await _has_tables(link.fetch, self.access.schema):
                 return []
-            rows = await link.fetch(statements(self.access)["peers"])
+            rows = await link.fetch(self._sql["peers"])
         return [Peer(*row) for row in rows]
+
+    async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
+        """Give the key of the whole store this value until then (seconds of the epoch), unless it has one.
+        Return what it has had before, or None. Durable.
+        """
+        while True:
+            async with self._control.use() as link, link.transaction() as fetch:
+                await fetch(self._sql["expire"])
+                if await fetch(self._sql["reserve"], key, value, until):
+                    return None
+                if rows := await fetch(self._sql["reserved"], key):
+                    found: bytes = rows[0][0]
+                    return found
+
+    async def unreserve(self, key: bytes, value: bytes) -> None:
+        """Free the key, if it has this value."""
+        async with self._control.use() as link:
+            await link.fetch(self._sql["unreserve"], key, value)
 
     async def close(self) -> None:
         await self._control.close()
@@ -200,59 +258,49 @@ class _Connection:
 
     async def _open(self) -> Link:
         if self._is_closed:
-            raise StoreError("the partition is closed")
-        link = await self._connect(cached=True)
+            raise StoreError(Unhealthy.CLOSED)
+        patience = min(COMMAND_TIMEOUT, max(1.0, self._access.lease / 2))
+        link = await Link.plain(self._access, timeout=patience)
         try:
-            ((pid, version, is_standby, fsync, pages),) = await link.fetch(
-                "SELECT pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(),"
-                " current_setting('fsync'), current_setting('full_page_writes')"
-            )
-            self._check(version, is_standby=is_standby, unsafe="off" in (fsync, pages))
-            if pid == link.pid:
-                # Statistics of a queue are always old: a plan must never walk the whole table.
-                await link.fetch(
-                    "SELECT set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false)"
-                )
-                return link
+            ((version, is_standby, off),) = await link.fetch(_SERVER)
+            _check(version, self._access, is_standby=is_standby, off=off)
+            if not link.is_pooled:
+                await link.fetch(KEEP_IDLE)
         except BaseException:
             link.cut()
             raise
-        await link.close()
-        return await self._connect(cached=False)
-
-    async def _connect(self, *, cached: bool) -> Link:
-        driver = load_driver()
-        password = await FILES.run(self._access.read_password)
-        with translated(driver, password):
-            connection = await driver.connect(
-                self._access.url,
-                password=password or None,
-                timeout=CONNECT_TIMEOUT,
-                command_timeout=min(COMMAND_TIMEOUT, max(1.0, self._access.lease / 2)),
-                statement_cache_size=100 if cached else 0,
-                server_settings={"application_name": APPLICATION},
-            )
-        link = Link(connection, driver)
-        link.pid = connection.get_server_pid()
         return link
 
-    def _check(self, version: int, *, is_standby: bool, unsafe: bool) -> None:
-        if version < OLDEST_VERSION * 10_000:
-            raise StoreOpenError(
-                f"the database server is PostgreSQL {version // 10_000}; zonerelay needs {OLDEST_VERSION}"
-            )
-        if is_standby:
-            raise StoreOpenError("the database server is a standby, which only reads: connect to the primary")
-        if unsafe and not self._access.accepts_loss:
-            raise StoreOpenError(
-                "the database server has fsync or full_page_writes off: it would lose mail that was"
-                " acknowledged. Turn them on (docs/postgres.md)"
-            )
+    def give_up(self) -> None:
+        """Let the next caller have a new connection, which is checked. What is under way fails."""
+        if self._link is not None:
+            self._link.cut()
 
     async def close(self) -> None:
         self._is_closed = True
         if self._link is not None and not self._link.is_closed:
             await self._link.close()
+
+
+_SERVER = """
+SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), array_remove(ARRAY[
+    CASE current_setting('fsync') WHEN 'off' THEN 'fsync' END,
+    CASE current_setting('full_page_writes') WHEN 'off' THEN 'full_page_writes' END], NULL)
+"""
+
+
+def _check(version: int, access: Access, *, is_standby: bool, off: Sequence[str]) -> None:
+    if version < OLDEST_VERSION * 10_000:
+        raise StoreOpenError(
+            f"the database server is PostgreSQL {version // 10_000}; zonerelay needs {OLDEST_VERSION}"
+        )
+    if is_standby:
+        raise StoreOpenError("the database server is a standby, which only reads: connect to the primary")
+    if off and not access.accepts_loss:
+        raise StoreOpenError(
+            f"the database server has {' = off and '.join(off)} = off: it would lose mail that was"
+            " acknowledged. Turn it on (docs/postgres.md), or say the words of [postgres] accept_loss"
+        )
 
 
 class PostgresKeys:
@@ -317,6 +365,7 @@ class PostgresKeys:
         async with self._writer.use() as link, link.transaction() as fetch:
             if not await _has_tables(fetch, self._access.schema):
                 await _make_tables(fetch, self._access)
+            await _check_rights(fetch, self._access.schema)
             await fetch(sql["set mark"], mark)
             ((mark,),) = await fetch(sql["mark"])
             rows = await fetch(sql["enter"], self._node, writer, self._access.lease)
@@ -347,6 +396,13 @@ class PostgresKeys:
         self._last = batch.position
 
     async def renew(self) -> None:
+        try:
+            async with self._reader.use() as link:
+                ((version, is_standby, off),) = await link.fetch(_SERVER)
+                _check(version, self._access, is_standby=is_standby, off=off)
+        except StoreOpenError:
+            self._writer.give_up()  # nothing is written until a new connection finds it safe
+            raise
         await self._set_lease("renew", self._access.lease)
 
     async def leave(self) -> None:
@@ -392,8 +448,25 @@ async def _has_tables(fetch: Fetch, schema: str) -> bool:
 
 
 async def _make_tables(fetch: Fetch, access: Access) -> None:
+    schema = f'"{access.schema}"'
+    if (await fetch("SELECT to_regclass($1) IS NOT NULL", f"{schema}.schema_version"))[0][0]:
+        raise StoreOpenError(
+            f"schema {access.schema} of the database holds the queue of zonerelay 0.1.0, which this version"
+            " does not read. Let 0.1.0 deliver what is in it, or name another schema in [postgres] schema"
+        )
     # For the transaction alone: two relays that start together must not both create.
     await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay keys {access.schema}")
-    await fetch(statements(access)["schema"])
-    for statement in _TABLES.format(s=f'"{access.schema}"').split(";"):
+    if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", access.schema):
+        await fetch(statements(access)["schema"])
+    for statement in _TABLES.format(s=schema).split(";"):
         await fetch(statement)
+
+
+async def _check_rights(fetch: Fetch, schema: str) -> None:
+    """Mail would be taken and could not be settled. Raises StoreOpenError."""
+    missing = [row[0] for row in await fetch(_MISSING, schema)]
+    if missing:
+        raise StoreOpenError(
+            f"the role of [postgres] url lacks rights in schema {schema}: {', '.join(missing)}. Grant them,"
+            " or make the role the owner of the tables (docs/postgres.md)"
+        )

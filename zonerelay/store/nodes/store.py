@@ -106,6 +106,7 @@ class NodeStore:
         self._tasks = Tasks()
         self._fenced: set[int] = set()
         self._is_fenced = asyncio.Event()
+        self._replaced = asyncio.Event()
         self._requests = Requests(
             self._update_held, around, lambda: (self.node, self._own.partition), self._others
         )
@@ -179,12 +180,7 @@ class NodeStore:
                 await partition.clear(KeyRange.of_prefix(prefix))
             return partition
 
-        try:
-            queue = await open_queue(opened, around)
-        except BaseException:
-            if partition is None and seen is not None:
-                seen.close()
-            raise
+        queue = await open_queue(opened, around)
         assert partition is not None
         await self._forget_reader(node)
         return HeldPartition(node, partition, queue)
@@ -263,8 +259,16 @@ class NodeStore:
             for node in list(self._fenced):
                 self._fenced.discard(node)
                 lost = self._own if node == self._own.node else self._heirs.pop(node, None)
-                if lost is not None:
+                if lost is None:
+                    continue
+                try:
                     await self._replace(lost)
+                except Exception:  # noqa: BLE001 - as below
+                    # Without this task the node would never take mail again.
+                    _log.exception("the partition that was lost could not be replaced")
+                    self._fenced.add(node)
+                    self._is_fenced.set()
+                    await asyncio.sleep(PAUSE)
 
     async def _replace(self, lost: HeldPartition) -> None:
         keys = lost.queue.claimed_keys()
@@ -272,6 +276,8 @@ class NodeStore:
             self._lost.setdefault(key.message_id, set()).add(key)
         self._adopted = {each: held for each, held in self._adopted.items() if held is not lost}
         _log.error("node %d of the queue has another writer: its lease had ended here", lost.node)
+        with contextlib.suppress(StoreError):
+            await lost.queue.close()
         if lost is self._own:
             while True:
                 try:
@@ -281,8 +287,8 @@ class NodeStore:
                     _log.warning("no partition of the queue can be taken yet: %s", error)
                     await asyncio.sleep(PAUSE)
             self._around.on_health(self._own.queue.unhealthy())
-        with contextlib.suppress(StoreError):
-            await lost.queue.close()
+            replaced, self._replaced = self._replaced, asyncio.Event()
+            replaced.set()
         self._around.on_lost(keys)
         for queue in await self._own.queue.queues():
             self._around.on_news(queue)
@@ -585,7 +591,19 @@ class NodeStore:
         return list(dict.fromkeys(problem for held in self._held() for problem in held.queue.problems()))
 
     async def usable(self) -> bool:
-        return await self._own.queue.usable()
+        was_replaced = False
+        while True:
+            own = self._own
+            waiting = asyncio.ensure_future(own.queue.usable())
+            replaced = asyncio.ensure_future(self._replaced.wait())
+            try:
+                await asyncio.wait({waiting, replaced}, return_when=asyncio.FIRST_COMPLETED)
+                if own is self._own:
+                    return waiting.result() or was_replaced
+            finally:
+                waiting.cancel()
+                replaced.cancel()
+            was_replaced = True
 
     async def probe(self) -> None:
         await self._own.queue.probe()

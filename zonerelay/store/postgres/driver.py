@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -45,6 +45,10 @@ _INSTALL = (
     'backend = "postgres" needs asyncpg, which is not installed; in zonerelay\'s source,'
     " with the relay's own pip: pip install -r locks/postgres.lock"
     " (into the environment that zonerelay runs in)"
+)
+_POOL = (
+    "If a pooler is in front of the database, its pool may have too few connections (default_pool_size): a"
+    " relay needs four, and two more for each node whose mail it takes over"
 )
 _CONNECTION_CLASSES = ("08", "57P")
 _SICK_CLASSES = ("22", "23", "54", "53200")
@@ -122,6 +126,15 @@ class Access:
         }
 
 
+KEEP_IDLE = """
+SELECT set_config(name, value, false) FROM (VALUES
+    ('idle_session_timeout', '0'), ('enable_seqscan', 'off'), ('jit', 'off'),
+    ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')
+) AS s (name, value) WHERE current_setting(name, true) IS NOT NULL
+"""
+"""For a session of our own alone, which the server ends when the machine has died and not before. Statistics
+of a queue are always old: a plan must never walk the whole table."""
+
 _SETTINGS = """
 SELECT pg_backend_pid(), set_config(
     name,
@@ -133,10 +146,13 @@ SELECT pg_backend_pid(), set_config(
 
 
 class Link:
-    """One connection. `pid` is the server's process behind it."""
+    """One connection. `pid` is the server's process behind it; `is_pooled`: that changes, and nothing may be
+    left in its session.
+    """
 
     def __init__(self, connection: asyncpg.Connection, driver: ModuleType) -> None:
         self.pid = 0
+        self.is_pooled = False
         self._connection = connection
         self._driver = driver
         self._lock = asyncio.Lock()
@@ -146,15 +162,41 @@ class Link:
     @classmethod
     async def open(cls, access: Access, *, reads: bool = False) -> Link:
         """Connects. A caller that is cancelled leaves no half-made connection behind. Raises StoreError."""
-        task = asyncio.get_running_loop().create_task(cls._open(access, reads=reads))
+        return await _kept(cls._open(access, reads=reads))
+
+    @classmethod
+    async def plain(cls, access: Access, *, timeout: float = COMMAND_TIMEOUT) -> Link:
+        """Connect, also through a pooler for transactions: the session stays as it is, and no statement is
+        prepared by name in it. Raises StoreError.
+        """
+        return await _kept(cls._plain(access, timeout))
+
+    @classmethod
+    async def _plain(cls, access: Access, timeout: float) -> Link:
+        link = await cls._connect(access, timeout, prepared=0)
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_discard)
+            ((pid,),) = await link.fetch("SELECT pg_backend_pid()", timeout=min(timeout, CONNECT_TIMEOUT))
+        except ConnectionLostError as error:
+            link.cut()
+            raise ConnectionLostError(f"{error}. {_POOL}") from error
+        except BaseException:
+            link.cut()
             raise
+        # A pooler makes a number up.
+        link.is_pooled = pid != link.pid
+        if link.is_pooled:
+            return link
+        await link.close()
+        return await cls._connect(access, timeout, prepared=100)
 
     @classmethod
     async def _open(cls, access: Access, *, reads: bool) -> Link:
+        link = await cls._connect(access, COMMAND_TIMEOUT, prepared=100)
+        await link._set(access.settings(reads=reads))
+        return link
+
+    @classmethod
+    async def _connect(cls, access: Access, timeout: float, *, prepared: int) -> Link:
         driver = load_driver()
         password = await FILES.run(access.read_password)
         with translated(driver, password):
@@ -162,11 +204,12 @@ class Link:
                 access.url,
                 password=password or None,
                 timeout=CONNECT_TIMEOUT,
-                command_timeout=COMMAND_TIMEOUT,
+                command_timeout=timeout,
+                statement_cache_size=prepared,
                 server_settings={"application_name": access.name},
             )
         link = cls(connection, driver)
-        await link._set(access.settings(reads=reads))
+        link.pid = connection.get_server_pid()
         return link
 
     async def _set(self, settings: Mapping[str, str]) -> None:
@@ -205,11 +248,14 @@ class Link:
     async def _fetch(
         self, statement: str, *values: object, timeout: float | None = None
     ) -> Sequence[Columns]:
-        with translated(self._driver):
-            # A Record is a sequence; asyncpg says so in C only.
-            rows = cast(
-                "Sequence[Columns]", await self._connection.fetch(statement, *values, timeout=timeout)
-            )
+        try:
+            with translated(self._driver):
+                # A Record is a sequence; asyncpg says so in C only.
+                rows = cast(
+                    "Sequence[Columns]", await self._connection.fetch(statement, *values, timeout=timeout)
+                )
+        except ConnectionLostError as error:
+            raise ConnectionLostError(f"{error}. {_POOL}") if self.is_pooled else error from None
         self._check_doubt()
         return rows
 
@@ -296,6 +342,15 @@ class Links:
             await self._idle.pop().close()
         for link in self._busy:
             link.cut()
+
+
+async def _kept(opening: Coroutine[None, None, Link]) -> Link:
+    task = asyncio.get_running_loop().create_task(opening)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_discard)
+        raise
 
 
 def _discard(task: asyncio.Task[Link]) -> None:

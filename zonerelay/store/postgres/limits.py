@@ -2,7 +2,8 @@
 
 One statement replaces a row and names the version that was read, so no lock outlives a statement and a
 relay that stops delays no other. The server's clock counts. The limits have one connection of their own,
-which also hears the news of other relays (NOTIFY).
+which also hears the news of other relays (NOTIFY). Through a pooler it hears none, because LISTEN belongs to
+a session: relays then find out at their next exchange.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from collections.abc import Callable, Sequence
 from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import Access, Columns, Link
+from zonerelay.store.postgres.driver import KEEP_IDLE, Access, Columns, Link
 from zonerelay.store.postgres.rows import unword, word
 
 PATIENCE = 5.0
 """Seconds for one statement."""
 
+_TABLE = """
+CREATE TABLE {s}.limit_book (zone text COLLATE "C" PRIMARY KEY, version bigint NOT NULL, book bytea NOT NULL)
+"""
 _READ = """
-SELECT (SELECT book FROM limit_book WHERE zone = $1),
-       (SELECT version FROM limit_book WHERE zone = $1),
+SELECT (SELECT book FROM {s}.limit_book WHERE zone = $1),
+       (SELECT version FROM {s}.limit_book WHERE zone = $1),
        extract(epoch FROM clock_timestamp())::double precision
 """
 _REPLACE = """
 WITH done AS (
-    INSERT INTO limit_book AS old (zone, version, book) VALUES ($1, $2 + 1, $3)
+    INSERT INTO {s}.limit_book AS old (zone, version, book) VALUES ($1, $2 + 1, $3)
     ON CONFLICT (zone) DO UPDATE SET version = $2 + 1, book = $3 WHERE old.version = $2
     RETURNING 1
 )
@@ -42,6 +46,7 @@ class PostgresShelf:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        self._schema = f'"{access.schema}"'
         self._words = f"{access.schema}_limits"
         self._link: Link | None = None
         self._broken = asyncio.Event()
@@ -50,16 +55,22 @@ class PostgresShelf:
         await self.close()
         self._broken.clear()
         try:
-            link = await Link.open(self._access)
-            self._link = link
+            link = self._link = await Link.plain(self._access, timeout=PATIENCE)
             link.on_end(self._broken.set)
-            await link.listen(self._words, lambda said: hear(unword(said)))
+            if not link.is_pooled:
+                await link.fetch(KEEP_IDLE)
+                await link.listen(self._words, lambda said: hear(unword(said)))
+            if not (await link.fetch("SELECT to_regclass($1) IS NOT NULL", f"{self._schema}.limit_book"))[0][
+                0
+            ]:
+                await link.fetch(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+                await link.fetch(_TABLE.format(s=self._schema))
         except StoreError as error:
             await self.close()
             raise AuthorityError(str(error)) from error
 
     async def read(self, zone: str) -> BookVersion:
-        ((data, version, now),) = await self._ask(_READ, zone)
+        ((data, version, now),) = await self._ask(_READ.format(s=self._schema), zone)
         return BookVersion(data or None, version or 0, float(now))
 
     async def replace(
@@ -67,7 +78,8 @@ class PostgresShelf:
     ) -> bool:
         del keep  # a row stays; zones are few
         said = [word(each) for each in words]
-        ((done, _told),) = await self._ask(_REPLACE, zone, page.stamp, data or b"", self._words, said)
+        statement = _REPLACE.format(s=self._schema)
+        ((done, _told),) = await self._ask(statement, zone, page.stamp, data or b"", self._words, said)
         return bool(done)
 
     async def ended(self) -> None:

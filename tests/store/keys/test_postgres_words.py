@@ -1,0 +1,330 @@
+"""PostgreSQL servers, roles and poolers that refuse something: each is told in words that name the cause."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.store.builders import NOW, store_message
+from tests.store.keys.test_postgres_keys import access_to
+from tests.support.pgbouncer import PgBouncer
+from tests.support.postgres import PASSWORD, PostgresServer, shared_postgres
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.keys.partition import Hooks, Partition, open_partition
+from zonerelay.store.keys.port import Write
+from zonerelay.store.keys.postgres import PostgresEngine, PostgresKeys
+from zonerelay.store.postgres.driver import Access
+from zonerelay.store.postgres.limits import PostgresShelf
+from zonerelay.store.queue.queue import open_queue
+from zonerelay.store.surroundings import Surroundings
+
+Opening = Callable[..., Awaitable[Partition]]
+
+LEFT_BEHIND = """
+SELECT string_agg(name || '=' || setting, ' ') FROM pg_settings
+WHERE source = 'session' AND setting IS DISTINCT FROM reset_val
+AND name NOT IN ('client_encoding', 'application_name', 'TimeZone', 'DateStyle')
+"""
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Opening]:
+    async with AsyncExitStack() as stack:
+
+        async def open_one(
+            access: Access, node: int = 0, *, trouble: list[StoreError] | None = None, patience: float = 0.1
+        ) -> Partition:
+            hooks = Hooks(on_trouble=(trouble if trouble is not None else []).append)
+            engine = PostgresEngine(access)
+            made = await open_partition(
+                engine, node, token="here", clock=SystemClock(), hooks=hooks, patience=patience
+            )
+            stack.push_async_callback(made.abandon)
+            return made
+
+        yield open_one
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """Whose settings may be changed."""
+    with PostgresServer(auth="scram-sha-256") as server:
+        yield server
+
+
+@pytest.fixture
+def access(server: PostgresServer) -> Access:
+    return replace(access_to(server.url), read_password=lambda: PASSWORD)
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def written(partition: Partition, key: bytes) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await partition.write(Write({key: b"back"}))
+            except StoreError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+# --- the server
+
+
+async def test_a_server_that_stops_syncing_is_noticed_at_the_next_beat(
+    server: PostgresServer, access: Access, opened: Opening
+) -> None:
+    trouble: list[StoreError] = []
+    partition = await opened(replace(access, lease=1.0), trouble=trouble)
+    server.set("full_page_writes", "off")
+    try:
+        await until(lambda: trouble)
+        assert "full_page_writes = off" in str(trouble[0])
+        with pytest.raises(StoreError):
+            await partition.write(Write({b"a": b"1"}))
+        with pytest.raises(StoreOpenError, match="accept_loss"):
+            await opened(access, 1)
+        await (await opened(replace(access, accepts_loss=True), 1)).write(Write({b"a": b"1"}))
+    finally:
+        server.set("full_page_writes", "on")
+    await written(partition, b"a")
+
+
+async def test_a_standby_is_refused(opened: Opening) -> None:
+    with PostgresServer() as server:
+        server.shut_down()
+        (server.data / "standby.signal").touch()
+        server.start()
+        with pytest.raises(StoreOpenError, match="a standby, which only reads"):
+            await opened(access_to(server.url))
+
+
+async def test_a_batch_that_stopped_waiting_for_its_standby_is_not_acknowledged(
+    server: PostgresServer, access: Access, opened: Opening
+) -> None:
+    partition = await opened(access)
+    waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    server.set("synchronous_standby_names", "elsewhere")
+    try:
+        storing = asyncio.ensure_future(partition.write(Write({b"a": b"1"})))
+        await until(lambda: server.psql(waits))
+        server.psql(f"SELECT pg_cancel_backend(pid) FROM ({waits}) AS waiting")
+        await asyncio.sleep(0.3)
+        assert not storing.done()
+    finally:
+        server.set("synchronous_standby_names", "")
+    await asyncio.wait([storing])
+    if storing.exception() is None:
+        assert await partition.get([b"a"]) == [b"1"]
+
+
+async def test_a_server_that_is_not_there_or_has_gone_is_told(opened: Opening) -> None:
+    with pytest.raises(StoreError, match="the database does not answer"):
+        await opened(access_to("postgresql://mail@127.0.0.1:1/mail"))
+    trouble: list[StoreError] = []
+    with PostgresServer() as server:
+        await opened(access_to(server.url, lease=1.0), trouble=trouble)
+        await asyncio.to_thread(server.kill)
+        await until(lambda: trouble)
+        server.start()
+
+
+async def test_a_server_that_ends_idle_connections_disturbs_nobody(
+    server: PostgresServer, access: Access, opened: Opening, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.set("idle_session_timeout", "300ms")
+    try:
+        partition = await opened(access)
+        shelf = PostgresShelf(access)
+        await shelf.open(lambda _word: None)
+        ended = asyncio.ensure_future(shelf.ended())
+        for number in range(3):
+            await asyncio.sleep(0.7)
+            await partition.write(Write({b"a": b"%d" % number}))
+            assert await partition.get([b"a"]) == [b"%d" % number]
+        assert partition.epoch == 1
+        assert not caplog.records
+        assert not ended.done()
+        ended.cancel()
+        await shelf.close()
+    finally:
+        server.set("idle_session_timeout", "0")
+
+
+# --- the role
+
+
+async def test_the_password_is_read_at_each_connection_and_never_told(
+    server: PostgresServer, access: Access, opened: Opening
+) -> None:
+    role = f"rotated_{uuid.uuid4().hex[:8]}"
+    server.psql(f"CREATE ROLE {role} LOGIN PASSWORD 'old-secret'; CREATE SCHEMA {role} AUTHORIZATION {role}")
+    secret = ["old-secret"]
+    url = server.url.replace("//mail@", f"//{role}@")
+    partition = await opened(replace(access, url=url, schema=role, read_password=lambda: secret[0]))
+    server.psql(f"ALTER ROLE {role} PASSWORD 'new-secret'")
+    server.psql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
+    with pytest.raises(StoreError, match="password authentication failed") as caught:
+        await partition.write(Write({b"a": b"1"}))
+    assert "secret" not in str(caught.value)
+    secret[0] = "new-secret"
+    await written(partition, b"a")
+
+
+async def test_without_the_driver_the_command_that_installs_it_is_said(
+    opened: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(StoreOpenError, match=r"pip install -r locks/postgres\.lock"):
+        await opened(access_to(shared_postgres().url))
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("REVOKE DELETE ON entry FROM {role}", "DELETE on entry"),
+        ("REVOKE UPDATE ON partition FROM {role}", "UPDATE on partition"),
+        ("REVOKE INSERT ON reservation FROM {role}", "INSERT on reservation"),
+        ("REVOKE SELECT ON mark FROM {role}", "permission denied for table mark"),
+        (
+            "ALTER TABLE entry ENABLE ROW LEVEL SECURITY; ALTER TABLE entry FORCE ROW LEVEL SECURITY",
+            "rows without a policy on entry",
+        ),
+        ("ALTER ROLE {role} SET default_transaction_read_only = on", "read-only transaction"),
+    ],
+)
+async def test_a_right_that_is_missing_is_named_and_keeps_the_relay_from_starting(
+    opened: Opening, statement: str, named: str
+) -> None:
+    server = shared_postgres()
+    role = f"lacking_{uuid.uuid4().hex[:8]}"
+    server.psql(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA {role} AUTHORIZATION {role}")
+    access = replace(access_to(server.url.replace("//mail@", f"//{role}@")), schema=role)
+    await (await opened(access)).close()
+    server.psql(f"SET search_path = {role}; {statement.format(role=role)}")
+    with pytest.raises(StoreError, match=named):
+        await opened(access)
+    server.psql(f"DROP SCHEMA {role} CASCADE; DROP ROLE {role}")
+
+
+async def test_a_queue_of_the_first_version_is_refused(opened: Opening) -> None:
+    server = shared_postgres()
+    access = access_to(server.url)
+    server.psql(
+        f"CREATE SCHEMA {access.schema}; CREATE TABLE {access.schema}.schema_version (version integer)"
+    )
+    with pytest.raises(StoreOpenError, match=r"the queue of zonerelay 0\.1\.0"):
+        await opened(access)
+    assert server.psql(f"SELECT count(*) FROM pg_tables WHERE schemaname = '{access.schema}'") == "1"
+
+
+async def test_it_works_over_the_unix_socket(opened: Opening) -> None:
+    await (await opened(access_to(shared_postgres().socket_url))).write(Write({b"a": b"1"}))
+
+
+# --- poolers
+
+
+@pytest.mark.parametrize("mode", ["session", "transaction"])
+async def test_nothing_is_left_behind_in_a_pool(mode: str, opened: Opening) -> None:
+    with PgBouncer(shared_postgres(), mode) as pool:
+        access = access_to(pool.url)
+        partition = await opened(access)
+        shelf = PostgresShelf(access)
+        await shelf.open(lambda _word: None)
+        page = await shelf.read("default")
+        assert await shelf.replace("default", page, b"data", keep=1, words=["word"])
+        await partition.write(Write({b"a": b"1"}))
+        await partition.close()
+        await shelf.close()
+        for _ in range(4):
+            connection = await asyncpg.connect(pool.url, statement_cache_size=0)
+            for statement, left in (
+                (LEFT_BEHIND, None),
+                ("SELECT count(*) FROM pg_prepared_statements WHERE name > ''", 0),
+                ("SELECT count(*) FROM pg_listening_channels()", 0),
+            ):
+                assert [row[0] for row in await connection.fetch(statement)] in (
+                    [left],
+                    [] if left is None else [0],
+                )
+            await connection.close()
+
+
+async def test_a_pool_that_is_too_small_is_told(opened: Opening) -> None:
+    with PgBouncer(shared_postgres(), "session", size=1) as pool:
+        access = access_to(pool.url, lease=2.0)
+        partition = await opened(access)
+        with pytest.raises(StoreError, match="too few connections"):
+            await partition.get([b"a"])
+
+
+# --- for people, and for all nodes
+
+
+async def test_the_queue_is_read_by_sql(tmp_path: Path) -> None:
+    server = shared_postgres()
+    access = access_to(server.url)
+
+    async def partition(hooks: Hooks) -> Partition:
+        return await open_partition(PostgresEngine(access), 3, token="here", clock=SystemClock(), hooks=hooks)
+
+    around = Surroundings(
+        clock=SystemClock(), on_health=lambda _reason: None, observe_commit=lambda _seconds: None
+    )
+    store = await open_queue(partition, around)
+    await store_message(store, 1, "ä b@example.net", body=b"\xff" * 200_000)
+    await store_message(store, 2, "b@example.net", next_attempt=NOW + 60)
+    rows = server.psql(f"SELECT node, zone, message, record FROM {access.schema}.delivery ORDER BY 3")
+    first, second = rows.splitlines()
+    assert first.startswith("3|default|0000000000000001|{")
+    assert json.loads(second.rpartition("|")[2])
+    ids = server.psql(
+        f"SELECT id, metadata -> 'envelope' IS NOT NULL FROM {access.schema}.message ORDER BY 1"
+    )
+    assert [line.partition("|")[0] for line in ids.splitlines()] == [f"{n:016x}" for n in (1, 2)]
+    await store.close()
+
+
+async def test_a_key_is_reserved_once_for_all_nodes(opened: Opening) -> None:
+    access = access_to(shared_postgres().url)
+    await opened(access)
+    one, two = PostgresEngine(access), PostgresEngine(access)
+    found = await asyncio.gather(*(each.reserve(b"key", b"%d" % n, 4e9) for n, each in enumerate((one, two))))
+    assert sorted(found, key=repr) in ([None, b"0"], [None, b"1"])
+    holder = b"0" if found[0] is None else b"1"
+    await two.unreserve(b"key", b"another")
+    assert await one.reserve(b"key", b"2", 4e9) == holder
+    await one.unreserve(b"key", holder)
+    assert await two.reserve(b"key", b"3", SystemClock().now() + 0.05) is None
+    await asyncio.sleep(0.1)
+    assert await two.reserve(b"key", b"4", 4e9) is None
+    await one.reserve(b"short", b"5", 1.0)
+    await one.reserve(b"other", b"6", 4e9)
+    left = shared_postgres().psql(f"SELECT count(*) FROM {access.schema}.reservation")
+    assert left == "2"
+    await one.close()
+    await two.close()
+
+
+async def test_two_relays_that_start_together_both_make_the_tables(opened: Opening) -> None:
+    access = access_to(shared_postgres().url)
+    partitions = await asyncio.gather(*(opened(access, node) for node in range(4)))
+    assert all(isinstance(each._keeper, PostgresKeys) for each in partitions)
+    await asyncio.gather(*(each.write(Write({b"a": b"1"})) for each in partitions))

@@ -1,0 +1,83 @@
+"""Opens the engine of a queue that several nodes share: for a relay, and for operators' commands beside it.
+
+An engine is imported when the settings name it, for its driver is an extra.
+"""
+
+# ruff: noqa: PLC0415  (see above)
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings, RedisSettings, S3Settings
+from zonerelay.store.contract import Store, StoreError, StoreOpenError
+from zonerelay.store.keys.port import SharedEngine
+from zonerelay.store.surroundings import Surroundings, secret_of
+
+if TYPE_CHECKING:
+    from zonerelay.store.postgres.driver import Access
+
+REQUESTS_EVERY = 2.0
+"""Seconds between two looks for what other nodes ask of this one."""
+
+
+def place_of(backend: Backend, *, redis: RedisSettings, postgres: PostgresSettings, s3: S3Settings) -> str:
+    """Return where the shared queue is, without secrets; "" for a spool that is not shared."""
+    match backend:
+        case Backend.REDIS:
+            return f"[redis] url {redis.url} prefix {redis.prefix}"
+        case Backend.POSTGRES:
+            return f"[postgres] url {postgres.url} schema {postgres.schema}"
+        case Backend.S3:
+            return f"[s3] {s3.endpoint_url} bucket {s3.bucket} prefix {s3.prefix}"
+    return ""
+
+
+def seen_directory(spool: Path, place: str) -> Path:
+    """Return where this machine keeps what it has seen of the partitions in one place."""
+    return spool / "nodes" / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
+    """Raises StoreOpenError when the driver is missing."""
+    from zonerelay.store.postgres.driver import Access, load_driver
+
+    load_driver()
+    return Access(
+        settings.url,
+        secret_of("postgres.password", settings.password, environment),
+        settings.schema,
+        f"zonerelay {settings.node}",
+        settings.lease,
+        accepts_loss=settings.accept_loss == LOSS_WORDS,
+    )
+
+
+def postgres_engine(settings: PostgresSettings, environment: Mapping[str, str]) -> SharedEngine:
+    """Raises StoreOpenError when the driver is missing."""
+    from zonerelay.store.keys.postgres import PostgresEngine
+
+    return PostgresEngine(postgres_access(settings, environment))
+
+
+async def open_shared(
+    engine: SharedEngine, spool: Path, place: str, around: Surroundings, *, preferred: int | None = None
+) -> Store:
+    """Open the queue of one node. Raises StoreOpenError."""
+    from zonerelay.store.nodes.store import open_nodes
+
+    try:
+        return await open_nodes(
+            engine,
+            around,
+            directory=seen_directory(spool, place),
+            preferred=preferred,
+            requests_every=REQUESTS_EVERY,
+        )
+    except StoreOpenError:
+        raise
+    except StoreError as error:
+        raise StoreOpenError(f"{place} cannot be used: {error}") from error
