@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.acceptance.submission import Papers
 from tests.support.certificates import DAY, make
+from tests.support.crew import run
 from tests.support.ports import LOOPBACK, free_ports, wait_until
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.prometheus import Prometheus, promtool
@@ -173,6 +174,7 @@ def _let_it_happen(
         *(f"x@dead{n}.example" for n in range(DEAD)),
         *(f"reject-550+{n}@bounces.example" for n in range(25)),
     )
+    run(ill, "suspend", "--zone", "default", "--sender", "nobody@*", "--reason", "a test")
     ill.config.write_text("workers = ?\n")
     ill.signal(signal.SIGHUP)
 

@@ -17,8 +17,10 @@ from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.config.settings import RetrySettings, RouteSettings, Settings, ZoneSettings
+from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations.answers import (
     Changed,
+    DeliveryRow,
     Explanation,
     MessageDetail,
     OrderGiven,
@@ -31,6 +33,7 @@ from zonerelay.operations.requests import (
     Filter,
     Hold,
     Orders,
+    QueueList,
     QueueShow,
     Release,
     Resume,
@@ -304,6 +307,27 @@ async def test_operators_at_the_same_time_do_not_undo_each_other(tmp_path: Path)
         assert sorted(row.domain or "" for row in left) == [names[0], names[-1]]
         given = len(running.log.named("order-given"))
         assert given == len(running.log.named("order-ended")) + 2
+
+
+@pytest.mark.parametrize(
+    "about", [{"zone": "default"}, {"destination": "a.example"}, {"domain": "a.example"}]
+)
+async def test_what_an_order_keeps_is_suspended_everywhere(tmp_path: Path, about: dict[str, str]) -> None:
+    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+        await suspend(running, **about)
+        await send(running, "1@a.example", "2@a.example")
+        (order,) = await running.rows(Orders(), OrderRow)
+        status = await running.status()
+        zone = next(each for each in status.zones if each.name == "default")
+        assert (zone.suspended, zone.ready, zone.deferred) == (2, 0, 0)
+        (row,) = status.destinations
+        assert (row.suspended, row.ready, row.deferred) == (2, 0, 0)
+        assert status.orders == (order,)
+        rows = await running.rows(QueueList(filter=Filter(state=DeliveryState.SUSPENDED)), DeliveryRow)
+        assert [(each.state, each.order) for each in rows] == [("suspended", order.id)] * 2
+        assert await running.rows(QueueList(filter=Filter(state=DeliveryState.READY)), DeliveryRow) == []
+        await resume(running, **about)
+        await running.until_logged("delivered", 2)
 
 
 @pytest.mark.parametrize(

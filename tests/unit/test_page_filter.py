@@ -33,7 +33,7 @@ TYPED = {
 }
 WRONG = {
     "bob": "write for example to:bob",
-    "state:gone": "there are ready, active, deferred, held",
+    "state:gone": "there are ready, active, deferred, held, suspended",
     "age:1h": "age:>1h for older",
     "age:>soon": "duration",
     "who:bob": "no word of a filter",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypedDict
@@ -21,6 +22,7 @@ from zonerelay.operations.answers import DestinationStatus, order_of
 from zonerelay.queue.aio import closing
 from zonerelay.queue.destination.destinations import DestinationStatus as Known
 from zonerelay.queue.operator.operations import MAX_KEYS, SAMPLE
+from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.smtp.client.reputation import class_of
 from zonerelay.store.contract import EveryNth, QueueCounts, Store, StoreError, everybody
@@ -32,6 +34,8 @@ OTHERS = "(other domains)"
 SLICE = 1000
 ROWS = 100
 """Rows that are made in one turn of the loop."""
+Keeping = Callable[[str, str, str], Order | None]
+"""`Orders.keeping`."""
 
 
 @dataclass(slots=True)
@@ -41,14 +45,21 @@ class Waiting:
     counts: QueueCounts = field(default_factory=QueueCounts)
     oldest: float = float("inf")
     last: Attempt | None = None
+    suspended: int = 0
 
-    def count(self, delivery: Delivery, step: int) -> None:
-        self.counts.count(delivery.next_attempt, held=delivery.held, step=step)
+    def count(self, delivery: Delivery, step: int, now: float) -> None:
+        next_attempt = 0.0 if delivery.is_due(now) else delivery.next_attempt
+        self.counts.count(next_attempt, held=delivery.held, step=step)
         self.oldest = min(self.oldest, delivery.created)
         self._attempted(delivery.last)
 
-    def add(self, other: Waiting) -> None:
-        self.counts.add(other.counts)
+    def add(self, other: Waiting, *, kept: bool) -> None:
+        """`kept`: by an order of an operator."""
+        counts = other.counts
+        if kept:
+            self.suspended += counts.ready + counts.deferred
+            counts = QueueCounts(held=counts.held)
+        self.counts.add(counts)
         self.oldest = min(self.oldest, other.oldest)
         self._attempted(other.last)
 
@@ -68,7 +79,8 @@ class Waiting:
 class Destinations:
     """Lives on the worker's event loop; `close` before the store is closed."""
 
-    def __init__(self, store: Store, scheduler: Scheduler, clock: Clock) -> None:
+    def __init__(self, store: Store, scheduler: Scheduler, clock: Clock, keeping: Keeping) -> None:
+        self._keeping = keeping
         self._store = store
         self._scheduler = scheduler
         self._clock = clock
@@ -76,6 +88,8 @@ class Destinations:
         self._fresh_until = 0.0
         self._task: asyncio.Task[None] | None = None
         self.every = 0
+        self.suspended: Counter[str] = Counter()
+        """By zone: what orders of operators keep, as it was last looked at."""
 
     async def rows(self, most: int = sys.maxsize) -> tuple[list[DestinationStatus], int]:
         """The destinations that hurt most, in that order, and how many there are. The loop looks at a slice
@@ -106,7 +120,7 @@ class Destinations:
             await asyncio.wait({self._task})
 
     async def _count(self) -> None:
-        began = self._clock.monotonic()
+        began, now = self._clock.monotonic(), self._clock.now()
         every = max(1, sum(counts.total for counts in self._store.counts().values()) // SAMPLE)
         found: dict[tuple[str, str], Waiting] = {}
         seen = 0
@@ -117,7 +131,7 @@ class Destinations:
                     key = (delivery.zone, delivery.domain)
                     if key not in found and len(found) >= MAX_KEYS:
                         key = (delivery.zone, OTHERS)
-                    found.setdefault(key, Waiting()).count(delivery, every)
+                    found.setdefault(key, Waiting()).count(delivery, every, now)
                     seen += 1
                     if seen % SLICE == 0:
                         await asyncio.sleep(0)
@@ -136,7 +150,11 @@ class Destinations:
             key = self._scheduler.destination_of(zone, domain)
             where = (zone, f"{domain} " if key is None else key)
             names.setdefault(where, domain)
-            waiting.setdefault(where, Waiting()).add(mail)
+            kept = self._keeping(zone, domain, (key or "").partition(" ")[2]) is not None
+            waiting.setdefault(where, Waiting()).add(mail, kept=kept)
+        self.suspended = Counter()
+        for (zone, _), mail in waiting.items():
+            self.suspended[zone] += mail.suspended
         for zone, each in self._scheduler.destinations():
             yield _Found(zone, each.key, each.name, waiting.pop((zone, each.key), Waiting()), each)
         for (zone, place), mail in waiting.items():
@@ -195,6 +213,7 @@ class _Counts(TypedDict):
     ready: int
     deferred: int
     held: int
+    suspended: int
     oldest_seconds: float
 
 
@@ -204,5 +223,6 @@ def _counts(mail: Waiting, now: float, active: int, window: int) -> _Counts:
         ready=max(mail.counts.ready - active, window - mail.counts.deferred, 0),
         deferred=mail.counts.deferred,
         held=mail.counts.held,
+        suspended=mail.suspended,
         oldest_seconds=max(now - mail.oldest, 0.0),
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay import __version__
 from zonerelay.config.settings import Settings, raised_guard
-from zonerelay.control.destinations import Destinations
+from zonerelay.control.destinations import Destinations, Keeping
 from zonerelay.control.explain import SourcePlans, Suspended
 from zonerelay.history.writer import History
 from zonerelay.model.clock import Clock
@@ -71,6 +71,7 @@ class StatusBoard:
         limits: Callable[[], str] = str,
         surface: Callable[[], Surface],
         orders: Callable[[], tuple[OrderRow, ...]],
+        keeping: Keeping,
         clock: Clock,
     ) -> None:
         """`orders` returns the orders of operators in force."""
@@ -84,7 +85,7 @@ class StatusBoard:
         self._sources = sources
         self._limits = limits
         self._name_servers = name_servers
-        self._destinations = Destinations(store, scheduler, clock)
+        self._destinations = Destinations(store, scheduler, clock, keeping)
         self._surface = surface
         self._clock = clock
         self._started = clock.now()
@@ -216,11 +217,16 @@ class StatusBoard:
         return None
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:
+        waiting = queue.ready + queue.deferred
+        suspended = waiting
+        if not self._scheduler.zone(queue.zone).gate.is_closed:
+            suspended = min(self._destinations.suspended[queue.zone], waiting)
         return ZoneStatus(
             name=queue.zone,
-            ready=queue.ready,
+            ready=max(queue.ready - suspended, 0),
             active=queue.active,
-            deferred=queue.deferred,
+            deferred=min(queue.deferred, waiting - suspended),
+            suspended=suspended,
             held=queue.held,
             oldest_seconds=queue.oldest,
         )

@@ -23,6 +23,8 @@ class DeliveryState(enum.StrEnum):
     ACTIVE = "active"
     DEFERRED = "deferred"
     HELD = "held"
+    SUSPENDED = "suspended"
+    """An order of an operator keeps it where it is."""
 
 
 class DeliveryKey(NamedTuple):
@@ -82,7 +84,7 @@ class Delivery:
         return not self.held and self.next_attempt <= now
 
     def state(self, now: float) -> DeliveryState:
-        """Held, deferred or ready; only the scheduler can say that one is active."""
+        """Held, deferred or ready; the scheduler says which are active, orders which are suspended."""
         if self.held:
             return DeliveryState.HELD
         return DeliveryState.READY if self.next_attempt <= now else DeliveryState.DEFERRED

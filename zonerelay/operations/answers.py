@@ -39,6 +39,8 @@ class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
     deferred: int
     held: int
     oldest_seconds: float
+    suspended: int = 0
+    """An order of an operator keeps them."""
 
 
 class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,8 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
     `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+
+    `suspended` are those that an order of an operator keeps; `ready` and `deferred` are without them.
 
     `reply_class` is what the last reply means, of the list in docs/replies.md. `per_minute` transactions have
     begun in the last minute, of `max_rate` ("" without one); `max_connections` is 0 where it is not known.
@@ -68,6 +72,7 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     ready: int = 0
     deferred: int = 0
     held: int = 0
+    suspended: int = 0
     oldest_seconds: float = 0.0
 
 
@@ -79,14 +84,23 @@ def hurts(row: DestinationStatus) -> tuple[object, ...]:
         ready=row.ready,
         deferred=row.deferred,
         held=row.held,
+        suspended=row.suspended,
         oldest_seconds=row.oldest_seconds,
     )
 
 
 def order_of(
-    suspended_until: float | None, active: int, *, ready: int, deferred: int, held: int, oldest_seconds: float
+    suspended_until: float | None,
+    active: int,
+    *,
+    ready: int,
+    deferred: int,
+    held: int,
+    suspended: int,
+    oldest_seconds: float,
 ) -> tuple[object, ...]:
-    return (suspended_until is None, -deferred, -oldest_seconds, -ready, -active, -held)
+    is_suspended = suspended_until is not None or suspended > 0
+    return (not is_suspended, -deferred, -oldest_seconds, -ready, -active, -held)
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):

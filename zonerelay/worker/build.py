@@ -304,6 +304,7 @@ async def _assemble(
         clock=clock,
         journal=journal,
         orders_in_force=orders.ids,
+        keeping=orders.keeping,
     )
     parts = Parts(
         context=context,
@@ -383,7 +384,7 @@ def _build_drop_directory(settings: Settings, context: WorkerContext, listeners:
 def _attach_metrics(worker: Worker, board: StatusBoard) -> None:
     parts, index = worker.parts, worker.identity.index
     metrics, store = worker.metrics, parts.queue.store
-    metrics.attach_orders(parts.orders.in_force)
+    metrics.attach_orders(parts.orders.in_force, parts.orders.endless)
     metrics.attach_queue(board.queues, store.is_counted)
     metrics.attach_store(index, store.unhealthy)
     metrics.attach_space(index, lambda: board.free_space, space_guard(worker.settings.spool))

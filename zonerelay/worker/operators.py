@@ -78,6 +78,7 @@ def build_board(
         limits=lambda: "" if sending.limits is None else sending.limits.status,
         surface=surface,
         orders=orders.rows,
+        keeping=parts.orders.keeping,
         clock=parts.context.clock,
     )
 

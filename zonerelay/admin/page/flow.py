@@ -62,7 +62,10 @@ def flow_of(status: RelayStatus) -> Flow:
     zones: dict[str, list[DestinationStatus]] = defaultdict(list)
     for each in shown:
         zones[each.zone].append(each)
-    totals = {zone.name: zone.ready + zone.active + zone.deferred + zone.held for zone in status.zones}
+    totals = {
+        zone.name: zone.ready + zone.active + zone.deferred + zone.held + zone.suspended
+        for zone in status.zones
+    }
     nodes, bands, left_y, right_y = list[Node](), list[Band](), 20.0, 20.0
     for zone, rows in zones.items():
         height = sum(thick[id(row)] for row in rows)
@@ -91,12 +94,17 @@ def flow_of(status: RelayStatus) -> Flow:
 
 
 def mail_of(row: DestinationStatus) -> int:
-    return row.ready + row.active + row.deferred + row.held
+    return row.ready + row.active + row.deferred + row.held + row.suspended
 
 
 def kind_of(row: DestinationStatus) -> str:
     """What stops most of its mail."""
     if row.suspended_until is not None:
         return "suspended"
-    counts = {"ready": row.ready + row.active, "deferred": row.deferred, "held": row.held}
+    counts = {
+        "ready": row.ready + row.active,
+        "deferred": row.deferred,
+        "held": row.held,
+        "suspended": row.suspended,
+    }
     return max(counts, key=lambda kind: counts[kind])

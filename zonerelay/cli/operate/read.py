@@ -122,7 +122,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "id": row.message_id,
         "age": text.span(now - row.created),
         "state": output.state(row.state + tries),
-        "next": "" if row.state in ("held", "active") else text.until(row.next_attempt, now),
+        "next": "" if row.state in ("held", "active", "suspended") else text.until(row.next_attempt, now),
         "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),

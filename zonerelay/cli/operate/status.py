@@ -144,7 +144,7 @@ def _quotas(rows: Sequence[QuotaStatus]) -> Table:
 
 
 def _matters(each: DestinationStatus) -> bool:
-    waits = each.ready or each.active or each.waiting or each.deferred or each.held
+    waits = each.ready or each.active or each.waiting or each.deferred or each.held or each.suspended
     return bool(waits) or each.suspended_until is not None
 
 
@@ -192,7 +192,7 @@ def _facts(found: RelayStatus, config: Path | None, now: float) -> Iterator[tupl
 
 
 def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
-    columns = ["zone", "ready", "active", "deferred", "held", "oldest"]
+    columns = ["zone", "ready", "active", "deferred", "held", "suspended", "oldest"]
     rows = [
         (
             zone.name,
@@ -200,6 +200,7 @@ def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
             f"{zone.active:,}",
             f"{zone.deferred:,}",
             f"{zone.held:,}",
+            f"{zone.suspended:,}",
             text.span(zone.oldest_seconds) if zone.oldest_seconds else "–",
         )
         for zone in zones
@@ -265,8 +266,13 @@ def _figures(each: DestinationStatus, now: float, every: int) -> Sequence[str]:
         count(each.deferred),
         count(each.held),
         text.span(each.oldest_seconds) if each.oldest_seconds else "–",
-        "" if each.suspended_until is None else text.until(each.suspended_until, now),
+        _suspended(each, now),
     )
+
+
+def _suspended(each: DestinationStatus, now: float) -> str:
+    tried = "" if each.suspended_until is None else text.until(each.suspended_until, now)
+    return f"{each.suspended:,} by order" if each.suspended else tried
 
 
 def _narrow(destinations: Sequence[DestinationStatus], now: float, every: int) -> Text:

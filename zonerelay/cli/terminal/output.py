@@ -177,7 +177,12 @@ def completeness(end: End) -> int:
 def state(text: str) -> Text:
     """A delivery's state in the colour that it has everywhere."""
     word = text.split(" ", maxsplit=1)[0]
-    return Text(text, style={"deferred": "yellow", "held": "magenta", "active": "green"}.get(word, ""))
+    return Text(
+        text,
+        style={"deferred": "yellow", "suspended": "yellow", "held": "magenta", "active": "green"}.get(
+            word, ""
+        ),
+    )
 
 
 def print_document(document: object) -> None:

@@ -73,6 +73,7 @@ AGAIN = 0.5
 TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
+ALL = QueueFilter()
 Selected = tuple[Delivery, Message | None, DeliveryState]
 _Change = Callable[[Delivery], Delivery]
 _Work = Callable[[Sequence[Delivery]], Awaitable[int]]
@@ -127,8 +128,12 @@ class Operations:
         clock: Clock,
         journal: Journal,
         orders_in_force: Callable[[], Collection[str]] = tuple,
+        keeping: Callable[[str, str, str], Order | None] = lambda zone, domain, hosts: None,
     ) -> None:
-        """`orders_in_force` returns the ids of operators' orders that may hold mail."""
+        """`orders_in_force` returns the ids of operators' orders that may hold mail; `keeping` is that of
+        `Orders`.
+        """
+        self._keeping = keeping
         self._journal = journal
         self._store = store
         self._scheduler = scheduler
@@ -180,7 +185,9 @@ class Operations:
         message = await self._store.read_message(message_id)
         now = self._clock.now()
         active = self._scheduler.active_keys()
-        return Shown(message, tuple((delivery, _state(delivery, active, now)) for delivery in deliveries))
+        return Shown(
+            message, tuple((delivery, self._state(delivery, active, now)) for delivery in deliveries)
+        )
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
         """The known history of a message, and its next attempts. Raises MessageNotFoundError."""
@@ -323,8 +330,8 @@ class Operations:
         return count
 
     async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
-        """Apply a change to the deferred deliveries that it alters; returns how many those were."""
-        return (await self._correct(QueueFilter(state=DeliveryState.DEFERRED), change)).changed
+        """Apply a change to the deliveries that it alters, and are not held; returns how many those were."""
+        return (await self._correct(ALL, lambda each: each if each.held else change(each))).changed
 
     async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> Result:
         corrected = Result()
@@ -499,6 +506,15 @@ class Operations:
 
     # Reading
 
+    def _state(self, delivery: Delivery, active: set[DeliveryKey], now: float) -> DeliveryState:
+        if delivery.key in active:
+            return DeliveryState.ACTIVE
+        zone, domain = delivery.zone, delivery.domain
+        hosts = (self._scheduler.destination_of(zone, domain) or "").partition(" ")[2]
+        if not delivery.held and self._keeping(zone, domain, hosts) is not None:
+            return DeliveryState.SUSPENDED
+        return delivery.state(now)
+
     async def _matching(
         self,
         wanted: QueueFilter,
@@ -523,7 +539,7 @@ class Operations:
                 if seen % BATCH == 0:
                     await asyncio.sleep(0)
                     active = self._scheduler.active_keys()
-                state = _state(delivery, active, self._clock.now())
+                state = self._state(delivery, active, self._clock.now())
                 if not matcher.matches(delivery, state):
                     continue
                 if matcher.needs_message and not matcher.matches_sender(
@@ -592,10 +608,6 @@ def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable
         return wanted(recipient)
 
     return counted
-
-
-def _state(delivery: Delivery, active: set[DeliveryKey], now: float) -> DeliveryState:
-    return DeliveryState.ACTIVE if delivery.key in active else delivery.state(now)
 
 
 def _stepped(

@@ -48,15 +48,6 @@ class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
     refuse: bool = False
     stop_clock: bool = False
 
-
-class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
-    """`hosts` are those that `destination` stands for, as far as they were known when the order was given.
-    `ended`: it is over since then.
-    """
-
-    hosts: tuple[str, ...] = ()
-    ended: float | None = None
-
     @property
     def selectors(self) -> tuple[str | None, ...]:
         return tuple(getattr(self, name) for name in SELECTORS)
@@ -67,6 +58,15 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
         given = zip(SELECTORS, self.selectors, strict=True)
         # Not `name=value`: the log's redaction would take that for an address.
         return " ".join(f"{name} {value or '<>'}" for name, value in given if value is not None) or "all mail"
+
+
+class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
+    """`hosts` are those that `destination` stands for, as far as they were known when the order was given.
+    `ended`: it is over since then.
+    """
+
+    hosts: tuple[str, ...] = ()
+    ended: float | None = None
 
     @property
     def needs_envelope(self) -> bool:
@@ -151,6 +151,10 @@ class OrderTable:
     def about(self, mail: Subject) -> list[Order]:
         """Those that keep such mail from being sent."""
         return [order for order in self.orders if _matches(order, mail)]
+
+    def keeping(self, mail: Subject) -> Order | None:
+        """The order for which mail waits where it is, whoever sent it."""
+        return next((each for each in self.orders if not each.needs_envelope and _matches(each, mail)), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:
         """The order under which a delivery that is about to be attempted has to be held. A hold rule lets

@@ -179,6 +179,16 @@ class Orders:
         """Of the orders in force."""
         return {order.id for order in self.table.orders}
 
+    def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
+        """The order that keeps mail to a domain, whose `hosts` are "" while they are not known."""
+        if not self.table.orders:
+            return None
+        return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
+
+    def endless(self) -> int:
+        """How many orders are in force until they are resumed."""
+        return sum(order.until is None for order in self.table.orders)
+
     def in_force(self) -> dict[str, int]:
         """How many orders there are by effect; one that refuses mail counts as that."""
         effects = Counter("refuse" if each.refuse else each.effect for each in self.table.orders)

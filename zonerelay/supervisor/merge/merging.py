@@ -150,13 +150,14 @@ def _usual(parts: Mapping[int, str]) -> str:
 
 
 def _sum(zones: Sequence[ZoneStatus]) -> ZoneStatus:
-    return merged(zones, zones[0], add="ready active deferred held", most="oldest_seconds")
+    return merged(zones, zones[0], add="ready active deferred held suspended", most="oldest_seconds")
 
 
 def _same_queue(zones: Sequence[ZoneStatus]) -> ZoneStatus:
     """Merges counts of a shared queue: each worker counts all of it, and knows its own attempts only."""
-    total = max(zone.ready + zone.active + zone.deferred + zone.held for zone in zones)
-    most = merged(zones, zones[0], add="active", most="deferred held oldest_seconds")
+    total = max(zone.ready + zone.active + zone.deferred + zone.held + zone.suspended for zone in zones)
+    most = merged(zones, zones[0], add="active", most="deferred held suspended oldest_seconds")
+    total -= most.suspended
     active = min(most.active, total)
     deferred = min(most.deferred, max(total - active - most.held, 0))
     ready = max(total - active - most.held - deferred, 0)
@@ -164,7 +165,7 @@ def _same_queue(zones: Sequence[ZoneStatus]) -> ZoneStatus:
 
 
 def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[DestinationStatus, ...]:
-    own, counted = "active waiting per_minute", " ready deferred held"
+    own, counted = "active waiting per_minute", " ready deferred held suspended"
     found = []
     for some in _alike(rows, "zone", "destination", "hosts"):
         later = max(some, key=lambda row: row.suspended_until or 0.0)

@@ -529,8 +529,15 @@ class Metrics:
             "name",
         )
 
-    def attach_orders(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """`read` returns how many orders of operators are in force, by effect."""
+    def attach_orders(self, read: Callable[[], Mapping[str, int]], endless: Callable[[], int]) -> None:
+        """`read` returns how many orders of operators are in force, by effect; `endless` how many of them
+        have no end.
+        """
+        self._gauge(
+            "zonerelay_orders_without_end",
+            "Orders of operators in force until they are resumed.",
+            lambda: (((), endless()),),
+        )
         self._gauge(
             "zonerelay_orders",
             "Orders of operators in force, by their effect.",
