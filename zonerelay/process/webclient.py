@@ -87,7 +87,7 @@ async def request(
     try:
         async with asyncio.timeout(timeout):
             if ssl_context is None:
-                ssl_context = await FILES.run(default_context)
+                ssl_context = await FILES.run(TRUST.context)
             connector = _connector(ssl_context, resolve)
             return await _request(connector, method, url, form, max_size)
     except TimeoutError as error:
@@ -123,6 +123,10 @@ class SystemTrust:
             state = _authorities()
             self._made = state, self._make()
         return self._made[1]
+
+
+TRUST = SystemTrust()
+"""Of all connections here: a context takes megabytes."""
 
 
 def _authorities() -> tuple[FileState, ...]:
@@ -192,7 +196,6 @@ class Poster:
         self._host = urlsplit(url).hostname or ""
         self._timeout = timeout
         self._resolve = resolve
-        self._trust = SystemTrust()
         self._session: ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Response:
@@ -200,9 +203,9 @@ class Poster:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._resolve(self._host)  # of an address no other resolver would be asked
-                if not self._trust.is_current():
-                    await FILES.run(self._trust.context)
-                context = self._trust.context()
+                if not TRUST.is_current():
+                    await FILES.run(TRUST.context)
+                context = TRUST.context()
                 self._session = self._session or _session(
                     _connector(context, self._resolve, force_close=False)
                 )
