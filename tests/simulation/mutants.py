@@ -101,7 +101,7 @@ def ids_forgotten(real: Any) -> Any:
 # DESIGN 2.2: nothing is forgotten before its outcome is stored.
 
 
-@_mutant("2.2: a bounce and its report are one write", "store.common.local_store:LocalStore.settle")
+@_mutant("2.2: a bounce and its report are one write", "store.leveldb.store:LevelDbStore.settle")
 def report_in_a_second_write(real: Any) -> Any:
     async def settle(self: Any, changes: Any, *, lazy: bool = False) -> None:
         reports = [each for each in changes if isinstance(each, Submit)]

@@ -9,8 +9,9 @@ is then read from disk again, and only claims survive, so that nothing is handed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from zonerelay.config.settings import SpoolSettings, space_guard
@@ -19,12 +20,22 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.queue_name import QueueName
 from zonerelay.store.common import records
-from zonerelay.store.common.body.writer import BodyWriter, NewMessage, split
+from zonerelay.store.common.body.cache import BodyCache
+from zonerelay.store.common.body.writer import BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.common.keeper.ballast import Ballast
 from zonerelay.store.common.keeper.reader_threads import ReaderThreads
-from zonerelay.store.common.local_store import LocalStore
 from zonerelay.store.common.once.reservations import Reservations, register_for
-from zonerelay.store.contract import CHUNK_SIZE, KeptKeys, Once, QueueCounts, StoreError, Submit
+from zonerelay.store.common.write.batches import BatchedUpdate, ChangeOne, changed
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    Change,
+    Finish,
+    KeptKeys,
+    Once,
+    QueueCounts,
+    StoreError,
+    Submit,
+)
 from zonerelay.store.leveldb import scan
 from zonerelay.store.leveldb.claims import Zones
 from zonerelay.store.leveldb.cold_reads import ColdReads, read_chunks
@@ -36,14 +47,26 @@ from zonerelay.store.leveldb.write_plan import WritePlan
 from zonerelay.store.surroundings import Surroundings
 
 
-class LevelDbStore(LocalStore[WritePlan]):
+class LevelDbStore(BatchedUpdate):
     """Built by `open_store`; belongs to the event loop that was running then."""
+
+    node = 0
 
     def __init__(
         self, keeper: SpoolKeeper, around: Surroundings, *, last_id: MessageId | None, empty: bool
     ) -> None:
-        super().__init__(keeper, last_id)
         self._keeper = keeper
+        self.check_writable = keeper.check_writable
+        self.unhealthy = keeper.unhealthy
+        self.problems = keeper.problems
+        self.usable = keeper.usable
+        self.probe = keeper.probe
+        self.uploads = 0
+        self._bodies = BodyCache()
+        self._last_id = last_id
+        # Reports whose settle is under way, and those whose settle has failed: these may be stored, too.
+        self._reporting: set[MessageId] = set()
+        self._doubtful: set[MessageId] = set()
         self._committer = keeper.committer
         self._reader = keeper.reader
         self._in_flight = in_flight = InFlight()
@@ -65,6 +88,8 @@ class LevelDbStore(LocalStore[WritePlan]):
             clock=around.clock,
             register=around.register or register_for(around.siblings),
         )
+        self.kept_keys = self._reservations.kept_keys
+        self.submit_once = self._reservations.store
         self.acknowledge = keeper.acknowledge
         self.scan = self._cold.scan
 
@@ -119,6 +144,13 @@ class LevelDbStore(LocalStore[WritePlan]):
         self._bodies.extend(message_id, first, chunks)
         self._note_id(message_id)
 
+    def _note_id(self, message_id: MessageId) -> None:
+        if self._last_id is None or message_id > self._last_id:
+            self._last_id = message_id
+
+    def last_message_id(self) -> MessageId | None:
+        return self._last_id
+
     def begin_keys(self) -> None:
         self._reservations.start()
 
@@ -139,6 +171,49 @@ class LevelDbStore(LocalStore[WritePlan]):
 
     # --- settling
 
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        reports = [change for change in changes if isinstance(change, Submit)]
+        keys = [change.delivery.key for change in changes if not isinstance(change, Submit)]
+        stored: Collection[MessageId] = ()
+        if reports:
+            for report in reports:
+                check_own_message(report)
+            if doubtful := self._doubtful & {report.message.id for report in reports}:
+                stored = await self.read_messages(list(doubtful))
+        plan = await self._plan(keys)
+        for change in changes:
+            if not isinstance(change, Submit):
+                plan.change(change.delivery.key, None if isinstance(change, Finish) else change.delivery)
+            elif change.message.id not in stored:
+                self._add_report(plan, change)
+        written = self._submit(plan, settled=keys, lazy=lazy) if plan.transitions else None
+        if written is None:
+            self._drop_claims(keys)
+        elif reports:
+            await self._wait_for_reports(written, {report.message.id for report in reports})
+        else:
+            await written
+        if reports:
+            self._doubtful.difference_update(report.message.id for report in reports)
+
+    async def _wait_for_reports(self, written: asyncio.Future[None], ids: set[MessageId]) -> None:
+        self._reporting |= ids
+        try:
+            await written
+        finally:
+            self._reporting -= ids
+
+    async def _update_batch(self, keys: Sequence[DeliveryKey], change: ChangeOne) -> int:
+        plan = await self._plan(keys)
+        existing = [old for key in keys if (old := plan.current(key)) is not None]
+        for old in existing:
+            new = changed(old, change)
+            if new != old:
+                plan.change(old.key, new)
+        if plan.transitions:
+            await self._submit(plan)
+        return len(existing)
+
     async def _plan(self, keys: Sequence[DeliveryKey]) -> WritePlan:
         in_flight = self._in_flight
         found = await self._cold.find(keys) if in_flight.unknown(keys, NOTHING) else NOTHING
@@ -146,9 +221,6 @@ class LevelDbStore(LocalStore[WritePlan]):
 
     def _add_report(self, plan: WritePlan, report: Submit) -> None:
         self._add_message(plan, report.message, report.deliveries, split(report.body))
-
-    async def _stored_reports(self, doubtful: Collection[MessageId]) -> Collection[MessageId]:
-        return await self.read_messages(list(doubtful))
 
     def _submit(
         self, plan: WritePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
@@ -225,8 +297,19 @@ class LevelDbStore(LocalStore[WritePlan]):
             return await self._cold.read_message(message_id)
         return known.message
 
-    def _read_chunks(self, message: Message) -> AsyncGenerator[bytes, None]:
-        return read_chunks(self._reader, message.id, message.chunks)
+    def check_claim(self, message_id: MessageId) -> None:
+        """Returns: no other relay has this spool."""
+
+    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        message = await self.read_message(message_id)
+        cached = self._bodies.get(message_id, message.chunks)
+        if cached is not None:
+            for chunk in cached:
+                yield chunk
+            return
+        async with contextlib.aclosing(read_chunks(self._reader, message.id, message.chunks)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
         window = self._zones[queue].window
