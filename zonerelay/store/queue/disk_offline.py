@@ -25,9 +25,9 @@ from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.threads import STORE
 from zonerelay.store.check import Contents, Examination, Fault, Repaired, Salvage, Tell
-from zonerelay.store.common.repairs import kept_beside
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.offline import check_engine, repair_engine
+from zonerelay.store.keys.repair import kept_beside
 from zonerelay.store.objects.directory import DirectoryPlace
 from zonerelay.store.objects.objects import epoch_of
 from zonerelay.store.queue.disk import LOCK, Directories, disk_engine, foreign_in, judge_mark
