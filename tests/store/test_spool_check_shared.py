@@ -12,7 +12,6 @@ import pytest
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
 from tests.store.test_spool_check import mixed
-from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, SECRET, shared_moto
 from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, Settings
@@ -170,61 +169,6 @@ async def test_each_fault_in_redis_is_found(tmp_path: Path, name: str) -> None:
         await mixed(spool.store)
     change, expected = REDIS_CASES[name]
     change(redis_of(spool))
-    assert told((await checked(spool, tmp_path))[1]) == {fault.value: n for fault, n in expected.items()}
-
-
-# --- postgres
-
-
-def sql_of(spool: Spool) -> Callable[[str], str]:
-    assert spool.postgres is not None
-    schema = spool.postgres.schema
-    return lambda statement: shared_postgres().psql(f'SET search_path TO "{schema}"; {statement}')
-
-
-_STOP = "UPDATE pg_index SET indisready = {} WHERE indexrelid = 'delivery_shared'::regclass;"
-POSTGRES_CASES: dict[str, tuple[str, dict[Fault, int]]] = {
-    "a chunk is gone": ("DELETE FROM chunk WHERE message_id = 1 AND number = 2", {Fault.CHUNK_MISSING: 1}),
-    "a chunk is short": (
-        "UPDATE chunk SET data = 'xx' WHERE message_id = 1 AND number = 2",
-        {Fault.WRONG_SIZE: 1},
-    ),
-    "a chunk too many": ("INSERT INTO chunk VALUES (1, 5, 'xx')", {Fault.WRONG_SIZE: 1}),
-    "another number": (
-        "UPDATE chunk SET number = 9 WHERE message_id = 1 AND number = 2",
-        {Fault.WRONG_SIZE: 1},
-    ),
-    "a body is short": ("UPDATE message SET body = 'xx' WHERE id = 3", {Fault.WRONG_SIZE: 1}),
-    "a body is gone": ("UPDATE message SET body = NULL WHERE id = 3", {Fault.CHUNK_MISSING: 1}),
-    "chunks alone": ("INSERT INTO chunk VALUES (99, 1, 'xx')", {Fault.CHUNKS_ALONE: 1}),
-    "no message": ("DELETE FROM message WHERE id = 4", {Fault.DELIVERY_ALONE: 1}),
-    "the last message": (
-        "DELETE FROM message WHERE id = 1",
-        {Fault.DELIVERY_ALONE: 1, Fault.CHUNKS_ALONE: 1},
-    ),
-    "no delivery": ("DELETE FROM delivery WHERE message_id = 2", {Fault.MESSAGE_ALONE: 1}),
-    "one of two is alone": (
-        "UPDATE delivery SET alone = true WHERE message_id = 1 AND recipient LIKE 'a%'",
-        {Fault.WRONG_COUNT: 1},
-    ),
-    "another domain": ("UPDATE delivery SET domain = 'x' WHERE message_id = 2", {Fault.BAD_RECORD: 1}),
-    "a record has no sense": ("UPDATE delivery SET record = '{' WHERE message_id = 2", {Fault.BAD_RECORD: 1}),
-    "metadata has no sense": ("UPDATE message SET metadata = '[]' WHERE id = 1", {Fault.BAD_RECORD: 1}),
-    "an index that was not kept": (
-        f"{_STOP.format('false')} INSERT INTO delivery SELECT zone, message_id, 'z@x', domain, created,"
-        f" next_attempt, held, alone, claimed_by, parked, record FROM delivery WHERE recipient LIKE 'a%';"
-        f" {_STOP.format('true')}",
-        {Fault.INDEX_MISSING: 1, Fault.BAD_RECORD: 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", POSTGRES_CASES)
-async def test_each_fault_in_postgres_is_found(tmp_path: Path, name: str) -> None:
-    async with Spool(tmp_path / "spool", backend=Backend.POSTGRES) as spool:
-        await mixed(spool.store)
-    statement, expected = POSTGRES_CASES[name]
-    sql_of(spool)(statement)
     assert told((await checked(spool, tmp_path))[1]) == {fault.value: n for fault, n in expected.items()}
 
 

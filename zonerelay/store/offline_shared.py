@@ -21,14 +21,15 @@ from zonerelay.store.keys.offline import living as living_nodes
 from zonerelay.store.keys.port import Engine
 from zonerelay.store.keys.repair import kept_beside
 from zonerelay.store.queue.view import view_engine
+from zonerelay.store.shared import postgres_engine
 from zonerelay.store.surroundings import driver, secret_of
 
-OVER_KEYS = frozenset[Backend]()
+OVER_KEYS = frozenset({Backend.POSTGRES})
 """Those whose queue stands on ordered keys."""
 
 
 @contextlib.asynccontextmanager
-async def _engine(
+async def shared_engine(
     settings: Settings, environment: Mapping[str, str], scratch: Path | None = None
 ) -> AsyncIterator[Engine]:
     """`scratch` is a directory that does not exist and may be made. Raises StoreError."""
@@ -41,10 +42,7 @@ async def _engine(
 
             engine = RedisEngine(server_of(settings.redis, environment))
         elif settings.spool.backend is Backend.POSTGRES:
-            from zonerelay.store.keys.postgres import PostgresEngine
-            from zonerelay.store.postgres.open import access_of
-
-            engine = PostgresEngine(access_of(settings.postgres, environment))
+            engine = postgres_engine(settings.postgres, environment)
         else:
             with driver("s3", "aiobotocore", "botocore"):
                 from zonerelay.store.objects.objects import ObjectEngine
@@ -66,17 +64,13 @@ def _patience(settings: Settings) -> float:
 async def check_shared(settings: Settings, examination: Examination) -> Contents:
     """Raises StoreError."""
     if settings.spool.backend in OVER_KEYS:
-        async with _engine(settings, examination.environment, examination.scratch) as engine:
+        async with shared_engine(settings, examination.environment, examination.scratch) as engine:
             return await check_engine(engine, examination.findings, examination.tell)
     if settings.spool.backend is Backend.REDIS:
         with driver("redis", "redis"):
             from zonerelay.store.redis.check import check as check_redis
 
         return await check_redis(settings.redis, examination)
-    if settings.spool.backend is Backend.POSTGRES:
-        from zonerelay.store.postgres.check import check as check_postgres
-
-        return await check_postgres(settings.postgres, examination)
     with driver("s3", "aiobotocore", "botocore"):
         from zonerelay.store.s3.check import check as check_s3
 
@@ -89,7 +83,7 @@ async def repair_shared(
     """Raises StoreError in words, also when relays use the store, and OSError."""
     kept = kept_beside(settings.spool.path)
     if settings.spool.backend in OVER_KEYS:
-        async with _engine(settings, environment) as engine:
+        async with shared_engine(settings, environment) as engine:
             return await repair_engine(
                 engine,
                 salvage,
@@ -106,12 +100,6 @@ async def repair_shared(
         return await repair_redis(
             settings.redis, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
         )
-    if settings.spool.backend is Backend.POSTGRES:
-        from zonerelay.store.postgres.repair import repair as repair_postgres
-
-        return await repair_postgres(
-            settings.postgres, salvage, tell, kept=kept, carry_out=carry_out, environment=environment
-        )
     with driver("s3", "aiobotocore", "botocore"):
         from zonerelay.store.s3.repair import repair as repair_s3
 
@@ -125,25 +113,19 @@ async def living(settings: Settings, environment: Mapping[str, str]) -> int:
     its lease ends, and the node of these settings does not. Raises StoreError.
     """
     if settings.spool.backend in OVER_KEYS:
-        async with _engine(settings, environment) as engine:
+        async with shared_engine(settings, environment) as engine:
             return len(await living_nodes(engine, _patience(settings)))
-    if settings.spool.backend is Backend.REDIS:
-        with driver("redis", "redis"):
-            from zonerelay.store.redis.repair import living as living_redis
+    with driver("redis", "redis"):
+        from zonerelay.store.redis.repair import living as living_redis
 
-        return await living_redis(settings.redis, environment)
-    from zonerelay.store.postgres.repair import living as living_postgres
-
-    return await living_postgres(settings.postgres, environment)
+    return await living_redis(settings.redis, environment)
 
 
 @contextlib.asynccontextmanager
 async def view_shared(settings: Settings, environment: Mapping[str, str]) -> AsyncIterator[QueueView]:
-    """The queue, to be read: PostgreSQL's as it is at this moment, the others' message by message as it is
-    then. Raises StoreError.
-    """
+    """The queue, to be read: message by message as each is then. Raises StoreError."""
     if settings.spool.backend in OVER_KEYS:
-        async with _engine(settings, environment) as engine, view_engine(engine) as view:
+        async with shared_engine(settings, environment) as engine, view_engine(engine) as view:
             yield view
         return
     if settings.spool.backend is Backend.REDIS:
@@ -152,11 +134,6 @@ async def view_shared(settings: Settings, environment: Mapping[str, str]) -> Asy
 
         async with view_redis(settings.redis, environment) as redis:
             yield redis
-    elif settings.spool.backend is Backend.POSTGRES:
-        from zonerelay.store.postgres.view import view as view_postgres
-
-        async with view_postgres(settings.postgres, environment) as postgres:
-            yield postgres
     else:
         with driver("s3", "aiobotocore", "botocore"):
             from zonerelay.store.s3.view import view as view_s3

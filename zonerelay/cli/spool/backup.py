@@ -7,8 +7,8 @@
                           the orders of operators, the history
 
 A backup is made beside a running relay, which waits for nothing: the spools are read from snapshots, all
-taken before the first is read; PostgreSQL in one transaction; Redis and S3 message by message, so that mail
-that leaves meanwhile is left out. The directory appears under its name when everything in it is durable. A
+taken before the first is read; a shared queue message by message, so that mail that leaves meanwhile is left
+out. The directory appears under its name when everything in it is durable. A
 restore takes it into an empty spool of any engine, while the relay is stopped: what left the queue between
 the backup and now is sent again.
 """
@@ -38,7 +38,7 @@ from zonerelay.cli.spool.exchange import check_rooms
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
-from zonerelay.config.settings import Backend, Settings
+from zonerelay.config.settings import Settings
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.routing.zones.zones import Zones
@@ -107,7 +107,7 @@ def backup(arguments: Namespace) -> int:
             f" {text.size(octets)} in {seconds:.1f} s."
         )
         print("A restored backup sends again what has left the queue since it was made.")
-        if settings.spool.backend in (Backend.REDIS, Backend.S3):
+        if is_shared(settings.spool):
             print("What came or left while it was made may not be in it.")
     return FAILED if sheet.unusable or sheet.missing else OK
 

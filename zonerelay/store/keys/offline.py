@@ -7,18 +7,19 @@ the writer of each partition in turn, and is refused while a relay is.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from pathlib import Path
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.check import Contents, Findings, Repaired, Salvage, Tell
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.keys.check import compare, mend
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.keys.port import Engine, NodeTakenError
 from zonerelay.store.keys.repair import RecordRepair
 
 _LOOKS = 10
+_WRITER = "spool repair"
+"""The writer of every repair: the next one need not wait for the lease of one that was killed."""
 
 
 async def nodes_of(engine: Engine) -> list[int]:
@@ -58,7 +59,7 @@ async def repair_engine(
 
     Raises StoreError in words, also while relays use the queue, and OSError.
     """
-    if alive := await living(engine, patience):
+    if alive := await living(engine, patience, besides=_WRITER):
         raise StoreError(
             f"relays use the queue (node {', '.join(map(str, alive))}): stop them on every machine."
             " Nothing was changed"
@@ -77,25 +78,42 @@ async def repair_engine(
             finally:
                 await keeper.close()
             try:
-                partition = await open_partition(engine, node, token=uuid.uuid4().hex, clock=clock)
+                partition = await open_partition(engine, node, token=_WRITER, clock=clock)
             except NodeTakenError as error:
                 raise StoreError(f"relays use the queue: {error}. Nothing was changed") from error
             try:
                 deliveries += (await mend(partition, repair, tell, partition.write)).deliveries
             finally:
                 await partition.close()
+    except StoreCorruptError as error:
+        raise StoreError(
+            f"{error}: what is damaged lies below the queue, and its administrator repairs first. What was"
+            " mended or salvaged until then is kept"
+        ) from error
     finally:
         repair.close()
     return repair.repaired(deliveries)
 
 
-async def living(engine: Engine, patience: float = 0.0) -> list[int]:
+async def living(engine: Engine, patience: float = 0.0, *, besides: str = "") -> list[int]:
     """Return the nodes whose writers have a lease that runs. One that was killed counts until it ends.
     `patience` is how long, in seconds, an engine without a clock has to see that a lease does not change.
+    A writer of the name `besides` does not count.
     """
+    alive: list[int] = []
     for _ in range(_LOOKS):
-        alive = [each.node for each in await engine.peers() if not each.is_left and not each.is_over]
+        held = [each.node for each in await engine.peers() if not each.is_left and not each.is_over]
+        alive = [node for node in held if not besides or await _writer_of(engine, node) != besides]
         if not alive or not patience:
             break
         await asyncio.sleep(patience / _LOOKS)
     return alive
+
+
+async def _writer_of(engine: Engine, node: int) -> str:
+    keeper = engine.keeper(node)
+    try:
+        state = await keeper.look()
+        return "" if state is None else state.writer
+    finally:
+        await keeper.close()

@@ -26,7 +26,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from zonerelay.process.threads import FILES
-from zonerelay.store.contract import StoreError, StoreFullError, StoreLostError, StoreOpenError
+from zonerelay.store.contract import (
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    StoreOpenError,
+)
 from zonerelay.store.surroundings import ReadSecret
 
 if TYPE_CHECKING:
@@ -84,7 +90,7 @@ class ClashError(StoreError):
     """Another transaction was in the way."""
 
 
-class DamagedFilesError(StoreError):
+class DamagedFilesError(StoreCorruptError):
     """Files of the database itself are damaged, or the server has met a bug of its own (class XX)."""
 
 
