@@ -326,6 +326,7 @@ async def test_status_shows_what_needs_attention(shell: Shell) -> None:
     assert "12,345" in ran.out
     assert "421 4.4.1 no answer" in ran.out
     assert "waits for its turn at a rate: in" in ran.out
+    assert "the last of" in ran.out
     assert "2 more destinations" in ran.out
 
 

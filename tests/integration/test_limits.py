@@ -113,6 +113,21 @@ async def test_the_zones_rate_holds_over_its_destinations(tmp_path: Path) -> Non
         assert fullest(sink.mails, rate.seconds) <= rate.count
 
 
+@pytest.mark.parametrize("of", ["zone", "destination"])
+async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path: Path, of: str) -> None:
+    rate = parse_rate("1/1h")
+    slow = [] if of == "zone" else [DestinationSettings(domain=("slow.example",), max_rate=rate)]
+    async with FakeDns(names("slow.example")) as dns, receiver() as sink:
+        zone = to_mx(sink, max_rate=rate) if of == "zone" else to_mx(sink)
+        async with relay_with(chosen(tmp_path, dns, zone, destination=slow)) as running:
+            await send(running, "slow.example", 5)
+            await running.until_logged("delivered", 1)
+            await running.until(lambda: running.queued() == 4, what="the others wait")
+            (row,) = (await running.status()).destinations
+            assert row.next_turn is not None
+            assert (row.ready, row.turns_seconds) == (4, 4 * 3600.0)
+
+
 async def test_a_limited_destination_holds_up_nobody(tmp_path: Path) -> None:
     slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/1d"))
     async with FakeDns(names("slow.example", "quick.example")) as dns, receiver() as sink:

@@ -156,20 +156,25 @@ class Destinations:
         for (zone, _), mail in waiting.items():
             self.suspended[zone] += mail.suspended
         for zone, each in self._scheduler.destinations():
-            yield _Found(zone, each.key, each.name, waiting.pop((zone, each.key), Waiting()), each)
+            rate = self._scheduler.zone(zone).settings.max_rate
+            mail = waiting.pop((zone, each.key), Waiting())
+            yield _Found(zone, each.key, each.name, mail, each, 0.0 if rate is None else rate.interval)
         for (zone, place), mail in waiting.items():
             yield _Found(zone, place, names[zone, place], mail)
 
 
 @dataclass(slots=True)
 class _Found:
-    """A destination of which a row may be made. `known`: what the scheduler knows of it."""
+    """A destination of which a row may be made. `known`: what the scheduler knows of it. `interval`: seconds
+    between two turns of the zone's rate.
+    """
 
     zone: str
     key: str
     name: str
     mail: Waiting
     known: Known | None = None
+    interval: float = 0.0
 
     def order(self, now: float) -> tuple[object, ...]:
         """As `hurts`, of the row."""
@@ -192,6 +197,9 @@ class _Found:
                 reply_class=mail.reply_class,
                 **_counts(mail, now, 0, 0),
             )
+        counts = _counts(mail, now, known.active, known.waiting)
+        own = known.limits.max_rate
+        interval = max(self.interval, 0.0 if own is None else own.interval)
         return DestinationStatus(
             zone=self.zone,
             destination=self.name,
@@ -205,7 +213,8 @@ class _Found:
             max_rate=str(known.limits.max_rate or ""),
             max_connections=known.limits.max_connections,
             next_turn=None if known.turn_in is None else now + known.turn_in,
-            **_counts(mail, now, known.active, known.waiting),
+            turns_seconds=None if known.turn_in is None else counts["ready"] * interval,
+            **counts,
         )
 
 

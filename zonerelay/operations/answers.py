@@ -49,7 +49,8 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     oldest.
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
-    `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
+    `next_turn`: mail waits for its turn at a rate, and that is when the next one is; after `turns_seconds`
+    all that are ready have had theirs, if each has a transaction of its own.
 
     `suspended` are those that an order of an operator keeps; `ready` and `deferred` are without them.
 
@@ -65,6 +66,7 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     suspended_until: float | None = None
     reply: str = ""
     next_turn: float | None = None
+    turns_seconds: float | None = None
     reply_class: str = ""
     per_minute: int = 0
     max_rate: str = ""

@@ -175,7 +175,7 @@ def _destinations(rows: Iterable[DestinationStatus], *, shared: bool) -> tuple[D
             later,
             add=own if shared else own + counted,
             # Of a shared queue each worker counts all.
-            most="oldest_seconds max_connections" + (counted if shared else ""),
+            most="oldest_seconds max_connections turns_seconds" + (counted if shared else ""),
             least="next_turn",
             reply=replying.reply,
             reply_class=replying.reply_class
